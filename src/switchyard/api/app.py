@@ -23,10 +23,11 @@ from switchyard.api.engine import (
     webhooks,
 )
 from switchyard.api.http import errors, openapi
-from switchyard.api.llm import llm
+from switchyard.api.llm import llm, openai_api
 from switchyard.api.middleware.access import check_keys
 from switchyard.api.middleware.bodies import BodyLimits
 from switchyard.api.middleware.edge import RequestMiddleware
+from switchyard.api.middleware.openai_form import OpenAiErrors
 from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
 from switchyard.api.state import open_state
 from switchyard.services.common.instance_ids import new_instance_id
@@ -42,6 +43,7 @@ ROUTERS = (
     events.router,
     llm.router,
     llm.spending_router,
+    openai_api.router,
     documents.router,
     samples.router,
     extract.router,
@@ -114,4 +116,5 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
     probes = RateLimiter(PROBE_RATE, PROBE_BURST)
     app.add_middleware(RequestMiddleware, limiter=limiter, probes=probes, tracer=tracer())
+    app.add_middleware(OpenAiErrors)
     return app

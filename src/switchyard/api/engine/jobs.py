@@ -220,6 +220,14 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
     """Cancel a job. A waiting job will not run. A running job is stopped by its worker, and not
     retried.
     """
+    cancelled = await cancel_job(state, job_id)
+    if cancelled.stopping:
+        response.status_code = 202
+    return cancelled
+
+
+async def cancel_job(state: ApiState, job_id: str) -> models.CancelledJob:
+    """Cancel a job, and tell its worker to stop. Raises Problem, LedgerError."""
     answer = await state.ledger.jobs.cancel(job_id, state.ledger.clock.time())
     if isinstance(answer, NoSuchJob):
         raise UnknownJob(job_id)
@@ -236,7 +244,6 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
         raise try_later(
             "broker-away", "its worker could not be told; nobody runs it again"
         ) from error
-    response.status_code = 202
     return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
 
 
@@ -328,7 +335,7 @@ async def check_same(
         )
 
 
-async def _announce_cancelled(state: Shared, job_id: str) -> None:
+async def _announce_cancelled(state: ApiState, job_id: str) -> None:
     record = await state.ledger.job_reads.get(job_id)
     if state.broker is not None and record is not None:
         announce(

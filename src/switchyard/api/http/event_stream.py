@@ -62,7 +62,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_gone(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         refusing = asyncio.create_task(_refused(admission_of(scope)))
         tasks = (sending, leaving, refusing)
         try:
@@ -90,7 +90,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has gone; its request must have been read."""
     while (await receive())["type"] != "http.disconnect":
         continue
 

@@ -16,10 +16,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from switchyard.api.http.field_descriptions import fill_in
-from switchyard.api.http.problems import (
-    MEDIA_TYPE,
-    responses,
-)
+from switchyard.api.http.openai_errors import documented_in_openai_form
+from switchyard.api.http.problems import MEDIA_TYPE, OPENAI_PREFIX, responses
+from switchyard.api.models.openai import OpenAiError, OpenAiErrorDetails
 from switchyard.api.models.problems import FieldError, ProblemDetails
 
 PIECE_BYTES = 32 * 1024
@@ -79,11 +78,11 @@ async def _pieces(document: bytes) -> AsyncIterator[memoryview]:
 
 def _complete(document: dict[str, Any]) -> None:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, FieldError):
+    for model in (ProblemDetails, FieldError, OpenAiError, OpenAiErrorDetails):
         schema = model.model_json_schema(ref_template=REF + "{model}")
         schema.pop("$defs", None)
         schemas[model.__name__] = schema
-    for operation in _operations(document):
+    for path, operation in _operations(document):
         names = list(WITH_KEY) if "security" in operation else ["rate-limited"]
         if "requestBody" in operation:
             names += WITH_BODY
@@ -94,14 +93,18 @@ def _complete(document: dict[str, Any]) -> None:
             del answers["422"]
         for status, documented in responses(*names).items():
             _merge(answers, str(status), documented)
+        if path.startswith(OPENAI_PREFIX):
+            operation["responses"] = documented_in_openai_form(answers)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     fill_in(document)
 
 
-def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for item in document["paths"].values():
-        yield from item.values()
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each operation behind its path."""
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            yield path, operation
 
 
 def _is_default(answer: dict[str, Any] | None) -> bool:

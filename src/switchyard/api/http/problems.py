@@ -18,6 +18,8 @@ from switchyard.services.common.printable import to_json
 from switchyard.services.engine.publishing.requests import RequestFieldError
 
 MEDIA_TYPE = "application/problem+json"
+OPENAI_PREFIX = "/v1/"
+"""Below it, requests, answers and errors have the form of OpenAI's API."""
 RETRY_AFTER = 5
 """Seconds after which a client should come again when something is away or full."""
 POLL_AFTER = {"Retry-After": "1"}
@@ -53,6 +55,18 @@ class Problem(HTTPException):
             more["Retry-After"] = str(max(1, ceil(retry_after)))
         super().__init__(self.kind.status, detail, more or None)
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """The problem as it is written."""
+        content = {
+            "type": TYPE_BASE + self.kind.name,
+            "title": self.kind.title,
+            "status": self.kind.status.value,
+            "detail": self.text,
+            **self.extra,
+        }
+        return {key: value for key, value in content.items() if value is not None}
+
 
 def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
     """Make the problem of a request with invalid fields, which stand in that part of it."""
@@ -86,15 +100,9 @@ def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
 
 def render(problem: Problem, request_id: str | None) -> Response:
     """Write the answer to a request that ended so."""
-    body: dict[str, Any] = {
-        "type": TYPE_BASE + problem.kind.name,
-        "title": problem.kind.title,
-        "status": problem.kind.status.value,
-        "detail": problem.text,
-        "request_id": request_id,
-        **problem.extra,
-    }
-    content = {key: value for key, value in body.items() if value is not None}
+    content = problem.content
+    if request_id is not None:
+        content["request_id"] = request_id
     return JsonResponse(
         content, problem.kind.status, headers=problem.headers, media_type=MEDIA_TYPE
     )

@@ -3,8 +3,8 @@ have cost."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager, nullcontext
 from datetime import date, timedelta
 from typing import Annotated, Any
 
@@ -205,11 +205,8 @@ async def _streamed(
 async def _opened_stream(
     body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
 ) -> tuple[AnswerStream, LLMQueue]:
-    queue = state.direct
-    if queue is None:
-        broker = state.require_broker()
-        queue = LLMQueue(state.ledger, QueuedRequests(state.ledger, broker.jobs, broker.feed))
-    try:
+    queue = request_queue(state)
+    with refusals():
         written = await queue.open_stream(
             body.type,
             body.payload,
@@ -219,11 +216,28 @@ async def _opened_stream(
             key=idempotency_key,
             source=source,
         )
+    return written, queue
+
+
+def request_queue(state: ApiState) -> LLMQueue:
+    """Return the queue of requests: this process's own in direct mode, else the lanes'. Raises
+    Problem where there is neither."""
+    if state.direct is not None:
+        return state.direct
+    broker = state.require_broker()
+    return LLMQueue(state.ledger, QueuedRequests(state.ledger, broker.jobs, broker.feed))
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what is wrong with a request as InvalidRequest, or as Problem where its lane is
+    full."""
+    try:
+        yield
     except _REFUSALS as error:
         raise refused(error, by_routing_key=False) from error
     except LaneFull as error:
         raise lane_full(error) from error
-    return written, queue
 
 
 async def _frames(
@@ -256,7 +270,7 @@ async def _ask_directly(
     source: str,
     idempotency_key: str | None,
 ) -> models.AnswerOfModel:
-    try:
+    with refusals():
         job_id = await queue.submit(
             body.type,
             body.payload,
@@ -266,8 +280,6 @@ async def _ask_directly(
             key=idempotency_key,
             source=source,
         )
-    except _REFUSALS as error:
-        raise refused(error, by_routing_key=False) from error
     response.headers["Location"] = f"/llm/requests/{job_id}"
     result = LlmResult(job_id, LlmStatus.WAITING)
     if body.wait:

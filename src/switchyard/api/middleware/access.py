@@ -12,7 +12,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from pydantic import BaseModel
 
 from switchyard.api.addresses import is_loopback
-from switchyard.api.http.problems import Problem, try_later
+from switchyard.api.http.problems import OPENAI_PREFIX, Problem, try_later
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.engine.access.api_keys import ApiKeyStore, Principal, Scope
@@ -76,8 +76,9 @@ async def identify(request: Request) -> Principal:
         return known
     state = state_of(request)
     key = key_in(request)
-    if key is None and not await state.keys.has_keys():
+    if (key is None or must_send_key(request.url.path)) and not await state.keys.has_keys():
         _require_this_machine(request)
+        key = None
     principal = await _principal_of(state.keys, key)
     request.state.principal = principal.id
     request.state.asks = principal
@@ -85,6 +86,12 @@ async def identify(request: Request) -> Principal:
     if principal is not ANYBODY:
         limit(request, state.key_limiter.take(principal.id))
     return principal
+
+
+def must_send_key(path: str) -> bool:
+    """Return whether the clients of a path send a key in any case, as those of OpenAI do. Where
+    nobody needs one, theirs means nothing."""
+    return path.startswith(OPENAI_PREFIX)
 
 
 async def _principal_of(keys: ApiKeyStore, key: str | None) -> Principal:

@@ -1,0 +1,501 @@
+"""`/v1`: OpenAI's API in front of the lanes, for programs that know no other.
+
+A request becomes a job `chat_completion`; its client waits, and is woken at the job's end. What is
+not about the lanes goes to the model server, and back, as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import structlog
+from fastapi import Header, Path, Request, Response
+
+from switchyard.api.engine.jobs import IdempotencyKey, cancel_job
+from switchyard.api.http.event_stream import (
+    HEARTBEAT,
+    MEDIA_TYPE,
+    EventStream,
+    wait_for_disconnect,
+)
+from switchyard.api.http.openai_errors import error_of
+from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.llm.llm import refusals, request_queue
+from switchyard.api.middleware.access import Place, needs, own_key, source_of
+from switchyard.api.models import openai as models
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.task_supervisor import end_tasks
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.llm.answer_follower import LlmText
+from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, result_of
+
+router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
+
+MAX_TIME = 7 * 24 * 3600.0
+"""Seconds that a request may ask for."""
+DEFAULT_TIME = 600.0
+"""Seconds in which a request is answered, or not at all: as long as OpenAI's clients wait."""
+DEFAULT_PRIORITY = 5
+"""In the middle: other requests may be more urgent, or less."""
+NO_RETRY = {"x-should-retry": "false"}
+"""For OpenAI's clients: the same request would end in the same way."""
+_STATUS = re.compile(r"the model server answered (\d{3})")
+_TOO_LONG = re.compile(r"context|too long|maximum.{0,40}tokens", re.IGNORECASE)
+STREAMED = (
+    'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
+    '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
+    "data: [DONE]\n\n"
+)
+ANSWER_HEADERS: dict[str, Any] = {
+    "X-Job-Id": {"description": "The job that asked the model.", "schema": {"type": "string"}},
+    "X-Cache": {
+        "description": "`HIT`: a stored answer, which costs nothing; `MISS`: a new one.",
+        "schema": {"type": "string", "enum": ["HIT", "MISS"]},
+    },
+    "X-Job-Cost": {
+        "description": "Cost of the answer, where the model has a price in JOBS_LLM_PRICES.",
+        "schema": {"type": "string"},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """How a request is to be run."""
+
+    lane: str
+    priority: int
+    expires_in: float
+    is_background: bool
+    """Whether it goes on when its client has gone."""
+    source: str
+    idempotency_key: str | None
+
+
+@router.post(
+    "/chat/completions",
+    dependencies=[needs(Scope.PUBLISH)],
+    response_model=dict[str, Any],
+    responses={
+        200: {
+            "description": "A chat completion, or a stream of its chunks.",
+            "headers": ANSWER_HEADERS,
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
+        },
+        **responses(
+            "unknown-model",
+            "model-refused",
+            "request-cancelled",
+            "idempotency-conflict",
+            "lane-full",
+            "too-many-streams",
+            "model-failed",
+            "not-answered",
+            "broker-away",
+            "no-broker",
+        ),
+    },
+)
+async def create_chat_completion(
+    body: models.ChatCompletionRequest,
+    state: Shared,
+    request: Request,
+    x_job_lane: Annotated[
+        Literal["hot", "backfill"], Header(description="Lane of the request's job.")
+    ] = "hot",
+    x_job_priority: Annotated[
+        int, Header(ge=0, le=MAX_PRIORITY, description="A higher number is answered first.")
+    ] = DEFAULT_PRIORITY,
+    x_job_expires_in: Annotated[
+        float,
+        Header(gt=0, le=MAX_TIME, description="Seconds after which nobody wants the answer."),
+    ] = DEFAULT_TIME,
+    x_job_background: Annotated[
+        bool, Header(description="Go on when the client has gone.")
+    ] = False,
+    cache_control: Annotated[
+        str | None,
+        Header(max_length=200, description="`no-cache`: ask anew although an answer is stored."),
+    ] = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Any:
+    """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
+    OpenAI's form, too."""
+    check_model(state.settings, body.model)
+    wishes = _Wishes(
+        lane=x_job_lane,
+        priority=x_job_priority,
+        expires_in=x_job_expires_in,
+        is_background=x_job_background,
+        source=source_of(request, None),
+        idempotency_key=own_key(request, idempotency_key),
+    )
+    payload = payload_of(body, fresh="no-cache" in (cache_control or "").lower())
+    place = Place(request)
+    with ExitStack() as leaving:
+        leaving.callback(place.leave)
+        if not body.stream:
+            return await _answer(payload, wishes, state, request)
+        options = body.stream_options
+        shows_usage = options is not None and bool(options.include_usage)
+        stream = await _start_stream(
+            payload, wishes, state, request, place, shows_usage=shows_usage
+        )
+        if stream is None:
+            return Response()  # nobody reads it
+        leaving.pop_all()
+    return stream
+
+
+@router.get("/models", dependencies=[needs(Scope.PUBLISH, Scope.READ)], responses=responses())
+async def list_models(state: Shared) -> models.ServedModels:
+    """List the models that requests can name: those of JOBS_LLM_PROVIDERS, and their aliases."""
+    return models.ServedModels(data=served_models(state.settings))
+
+
+@router.get(
+    "/models/{model:path}",
+    dependencies=[needs(Scope.PUBLISH, Scope.READ)],
+    responses=responses("unknown-model"),
+)
+async def show_model(
+    state: Shared, model: Annotated[str, Path(max_length=200, pattern=patterns.PLAIN)]
+) -> models.ServedModel:
+    """Show one of the models."""
+    check_model(state.settings, model)
+    return next(each for each in served_models(state.settings) if each.id == model)
+
+
+def served_models(settings: Settings) -> list[models.ServedModel]:
+    """Return the models of all servers, each once."""
+    owners: dict[str, list[str]] = {}
+    for server in settings.llm_servers:
+        for name in (server.model, *server.aliases):
+            owners.setdefault(name, []).append(server.name)
+    return [
+        models.ServedModel(id=name, owned_by=", ".join(dict.fromkeys(servers)))
+        for name, servers in owners.items()
+    ]
+
+
+def check_model(settings: Settings, model: str) -> None:
+    """Raise Problem where no server has the model."""
+    if any(each.serves(model) for each in settings.llm_servers):
+        return
+    known = ", ".join(each.id for each in served_models(settings)[:10])
+    advice = f"one of: {known}" if known else "the operator has to set JOBS_LLM_BASE_URL"
+    raise Problem(
+        "unknown-model",
+        f"no server has the model {model!r}; {advice}",
+        error_code="model_not_found",
+    )
+
+
+def payload_of(body: models.ChatCompletionRequest, *, fresh: bool = False) -> dict[str, Any]:
+    """Return the payload of the job `chat_completion` that asks for the same."""
+    return {
+        "model": body.model,
+        "messages": body.messages,
+        "max_tokens": None,  # with the others, as the client has named it
+        "temperature": None,
+        "extra": dict(body.model_extra or {}),
+        "keep_all": True,
+        "fresh": fresh,
+    }
+
+
+# --- the whole answer -----------------------------------------------------------------------------
+
+
+async def _answer(
+    payload: Mapping[str, Any], wishes: _Wishes, state: ApiState, request: Request
+) -> Response:
+    queue = request_queue(state)
+    with refusals():
+        job_id = await queue.submit(
+            "chat_completion",
+            payload,
+            lane=wishes.lane,
+            priority=wishes.priority,
+            expires_in=wishes.expires_in,
+            key=wishes.idempotency_key,
+            source=wishes.source,
+        )
+    ending = asyncio.create_task(queue.wait_for_end(job_id, timeout=wishes.expires_in))
+    if not await _ends_while_connected(request, ending):
+        await _abandon(state, job_id, wishes)
+        return Response()  # nobody reads it
+    result = _result(await ending, job_id, state)
+    check_answered(result)
+    return JsonResponse(completion_of(result), headers=answer_headers(result, state.settings))
+
+
+def completion_of(result: LlmResult) -> dict[str, Any]:
+    """Return the server's answer with the fields that clients expect."""
+    given = (result.result or {}).get("completion") or {}
+    return {
+        "id": f"chatcmpl-{result.job_id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        **given,
+    }
+
+
+def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
+    """Return what the lanes say of an answer."""
+    found = result.result or {}
+    is_reused = bool(found.get("answer_reused"))
+    headers = {"X-Job-Id": result.job_id, "X-Cache": "HIT" if is_reused else "MISS"}
+    price = settings.prices.of(found.get("model", ""))
+    if price is not None:
+        cost = 0.0 if is_reused else price.cost(found.get("usage", {}))
+        headers["X-Job-Cost"] = f"{cost:.8f} {settings.prices.currency}".rstrip()
+    return headers
+
+
+def check_answered(result: LlmResult) -> None:
+    """Raise Problem where a request has ended, or its time is over, without an answer."""
+    headers = {"X-Job-Id": result.job_id, **NO_RETRY}
+    error = result.error or ""
+    match result.status:
+        case LlmStatus.COMPLETED:
+            return
+        case LlmStatus.TIMEOUT | LlmStatus.WAITING:
+            text = error or "no answer in the time that the request had (X-Job-Expires-In)"
+            raise Problem("not-answered", text, headers=headers)
+        case LlmStatus.CANCELLED:
+            raise Problem("request-cancelled", "somebody has cancelled it", headers=headers)
+        case LlmStatus.FAILED:
+            status = _STATUS.search(error)
+            code = int(status[1]) if status else None
+            if "the model declines to answer" in error:
+                raise Problem("model-refused", error, headers=headers, error_code="content_filter")
+            if code is None or code >= 500 or code in (401, 403, 404):
+                # The server's key and address are the operator's: no fault of the client.
+                raise Problem("model-failed", error, headers=headers)
+            too_long = _TOO_LONG.search(error) is not None
+            error_code = "context_length_exceeded" if too_long else "invalid_request"
+            raise Problem("model-refused", error, headers=headers, error_code=error_code)
+
+
+def _result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult:
+    if record is None:
+        return LlmResult(job_id, LlmStatus.WAITING)
+    return result_of(record, state.ledger.clock.time())
+
+
+async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> bool:
+    """Wait for a result. Returns False, and cancels it, when the client goes before it is there."""
+    leaving = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait((result, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return result.done()
+    finally:
+        await end_tasks(leaving)
+        if not result.done():
+            await end_tasks(result)
+
+
+async def _abandon(state: ApiState, job_id: str, wishes: _Wishes) -> None:
+    """Cancel the request of a client that has gone, unless it is to go on."""
+    if wishes.is_background:
+        return
+    try:
+        await cancel_job(state, job_id)
+    except (Problem, LedgerError) as error:
+        structlog.get_logger("api").info("request not cancelled", job_id=job_id, why=str(error))
+
+
+# --- the answer as it is written ------------------------------------------------------------------
+
+
+async def _start_stream(
+    payload: Mapping[str, Any],
+    wishes: _Wishes,
+    state: ApiState,
+    request: Request,
+    place: Place,
+    *,
+    shows_usage: bool,
+) -> EventStream | None:
+    """Return the stream once something has come, so that a request that fails before is answered
+    with an error; None when the client has gone. Raises Problem."""
+    queue = request_queue(state)
+    with refusals():
+        written = await queue.open_stream(
+            "chat_completion",
+            payload,
+            lane=wishes.lane,
+            priority=wishes.priority,
+            expires_in=wishes.expires_in,
+            key=wishes.idempotency_key,
+            source=wishes.source,
+        )
+    ending = queue.wait_for_end(written.job_id, timeout=wishes.expires_in)
+    events = written.follow(ending, heartbeat=state.settings.api_heartbeat)
+    async with AsyncExitStack() as leaving:
+        leaving.callback(written.close)
+        leaving.push_async_callback(events.aclose)
+        coming = asyncio.create_task(_next(events))
+        if not await _ends_while_connected(request, coming):
+            await _abandon(state, written.job_id, wishes)
+            return None
+        first = await coming
+        if isinstance(first, JobRecord):
+            check_answered(_result(first, written.job_id, state))
+        leaving.pop_all()
+    chunks = ChunkWriter(written.job_id, str(payload["model"]), shows_usage=shows_usage)
+    frames = _frames(state, written.job_id, chunks, _with_first(first, events), wishes)
+
+    def close() -> None:
+        written.close()
+        place.leave()
+
+    return EventStream(frames, closing=close)
+
+
+async def _next(
+    events: AsyncGenerator[LlmText | JobRecord | None, None],
+) -> LlmText | JobRecord | None:
+    return await anext(events, None)
+
+
+async def _with_first(
+    first: LlmText | JobRecord | None, events: AsyncGenerator[LlmText | JobRecord | None, None]
+) -> AsyncGenerator[LlmText | JobRecord | None, None]:
+    yield first
+    async with aclosing(events):
+        async for each in events:
+            yield each
+
+
+async def _frames(
+    state: ApiState,
+    job_id: str,
+    chunks: ChunkWriter,
+    events: AsyncGenerator[LlmText | JobRecord | None, None],
+    wishes: _Wishes,
+) -> AsyncGenerator[bytes, None]:
+    is_ended = False
+    record: JobRecord | None = None
+    try:
+        async with aclosing(events):
+            async for each in events:
+                if each is None:
+                    yield HEARTBEAT
+                elif isinstance(each, LlmText):
+                    for frame in chunks.text(each):
+                        yield frame
+                else:
+                    record = each
+        is_ended = True
+        result = _result(record, job_id, state)
+        check_answered(result)
+        for frame in chunks.end(completion_of(result)):
+            yield frame
+    except LedgerError as error:
+        structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
+        is_ended = True
+        yield chunks.error(Problem("ledger-away", "ask again: a stored answer is not paid again"))
+    except Problem as problem:
+        yield chunks.error(problem)
+    finally:
+        if not is_ended:
+            await _abandon(state, job_id, wishes)
+
+
+@dataclass(slots=True)
+class ChunkWriter:
+    """Writes one answer as the chunks of OpenAI's streams. The text is written as it comes; the
+    rest (tool calls, further choices, log probabilities) when the answer is whole."""
+
+    job_id: str
+    model: str
+    shows_usage: bool = False
+    _created: int = field(default_factory=lambda: int(time.time()))
+    _sent: list[str] = field(default_factory=list)
+    _length: int = 0
+    _is_live: bool = True
+    """False once a piece was left out, or the answer began anew: the rest comes at the end."""
+
+    def text(self, piece: LlmText) -> Iterator[bytes]:
+        """Write a piece of the text, where it follows those before it."""
+        if piece.offset != self._length:
+            self._is_live = False
+        if not self._is_live:
+            return
+        delta: dict[str, Any] = {"content": piece.text}
+        if not self._sent:
+            delta = {"role": "assistant", **delta}
+        self._sent.append(piece.text)
+        self._length += len(piece.text)
+        yield self._chunk({"index": 0, "delta": delta, "finish_reason": None})
+
+    def end(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write what is missing of the whole answer, and the end."""
+        sent = "".join(self._sent)
+        choices = completion.get("choices", [])
+        first = choices[0]["message"].get("content") if choices else None
+        if sent and not (isinstance(first, str) and first.lstrip().startswith(sent)):
+            text = "the answer began anew after a failure, and is another one now: ask again"
+            yield self.error(Problem("model-failed", text))
+            return
+        for choice in choices:
+            delta = dict(choice["message"])
+            if choice["index"] == 0 and sent:
+                del delta["role"]
+                delta["content"] = str(first).lstrip()[len(sent) :]
+                if not delta["content"]:
+                    del delta["content"]
+            calls = delta.get("tool_calls")
+            if isinstance(calls, list):
+                delta["tool_calls"] = [
+                    {"index": number, **call} for number, call in enumerate(calls)
+                ]
+            others = {
+                name: value
+                for name, value in choice.items()
+                if name not in ("index", "message", "finish_reason")
+            }
+            if delta or others:
+                yield self._chunk(
+                    {"index": choice["index"], "delta": delta, "finish_reason": None, **others}
+                )
+            reason = {"delta": {}, "finish_reason": choice["finish_reason"]}
+            yield self._chunk({"index": choice["index"], **reason})
+        if self.shows_usage:
+            yield self._chunk(None, usage=completion.get("usage"))
+        yield b"data: [DONE]\n\n"
+
+    def error(self, problem: Problem) -> bytes:
+        """Write why a stream that has begun has no end."""
+        return _data(error_of(problem.content)[1])
+
+    def _chunk(self, choice: Mapping[str, Any] | None, **others: Any) -> bytes:
+        return _data(
+            {
+                "id": f"chatcmpl-{self.job_id}",
+                "object": "chat.completion.chunk",
+                "created": self._created,
+                "model": self.model,
+                "choices": [] if choice is None else [choice],
+                **others,
+            }
+        )
+
+
+def _data(value: Any) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()

@@ -1,0 +1,72 @@
+"""Errors below `/v1` as OpenAI's API writes them, so that its clients raise the right exceptions.
+
+The outermost layer: whatever answers with a problem, a route, a limit or a defect, is rewritten
+here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from switchyard.api.http.openai_errors import error_of
+from switchyard.api.http.problems import MEDIA_TYPE, OPENAI_PREFIX
+
+MAX_PROBLEM = 1_000_000
+"""Bytes of a problem that is rewritten."""
+_LIMITS = {
+    "RateLimit-Limit": "x-ratelimit-limit-requests",
+    "RateLimit-Remaining": "x-ratelimit-remaining-requests",
+    "RateLimit-Reset": "x-ratelimit-reset-requests",
+}
+
+
+class OpenAiErrors:
+    """Rewrites problems, and names the limits of requests as OpenAI does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(OPENAI_PREFIX):
+            send = _Rewriting(send)
+        await self._app(scope, receive, send)
+
+
+class _Rewriting:
+    """`send` of one request."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self._body = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, openai_name in _LIMITS.items():
+                if name in headers:
+                    unit = "s" if name == "RateLimit-Reset" else ""
+                    headers[openai_name] = headers[name] + unit
+            if headers.get("content-type", "").startswith(MEDIA_TYPE):
+                self._head = message
+                return
+        elif self._head is not None:
+            self._body += message.get("body", b"")
+            if message.get("more_body", False) and len(self._body) <= MAX_PROBLEM:
+                return
+            head, self._head = self._head, None
+            await self._send_error(head)
+            return
+        await self._send(message)
+
+    async def _send_error(self, head: Message) -> None:
+        status, error = error_of(json.loads(self._body))
+        body = json.dumps(error).encode()
+        headers = MutableHeaders(scope=head)
+        headers["content-type"] = "application/json"
+        headers["content-length"] = str(len(body))
+        await self._send({**head, "status": status.value})
+        await self._send({"type": "http.response.body", "body": body})

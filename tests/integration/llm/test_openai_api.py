@@ -1,0 +1,428 @@
+"""`/v1` as OpenAI's own client uses it, in front of the lanes and in direct mode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.engine.records.states import State
+from tests.support.api_server import RunningApi, connected, serving
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer, answers, fails, says, streams
+from tests.support.site import Behaviour, Exchange, Request
+from tests.support.system import System, open_system
+
+MODEL = "llama"
+KEY = "a-secret-of-32-characters-00000"
+CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "tide_at",
+            "parameters": {"type": "object", "properties": {"port": {"type": "string"}}},
+        },
+    }
+]
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
+) -> AsyncIterator[System]:
+    modules = ("switchyard.services.llm.job_types",)
+    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
+        own = Provider(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
+        given = {"llm_providers": (own,), "llm_timeout": 60.0}
+        opened.settings = opened.settings.model_copy(update=given)
+        yield opened
+
+
+@pytest.fixture(params=[False, True], ids=["lanes", "direct"])
+async def api(request: pytest.FixtureRequest, system: System) -> AsyncIterator[RunningApi]:
+    async with served(system, direct=request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def queued_api(system: System) -> AsyncIterator[RunningApi]:
+    async with served(system) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def served(system: System, *, direct: bool = False, **more: Any) -> AsyncIterator[RunningApi]:
+    if not direct:
+        await system.start_worker("llm")
+    async with serving(system.settings, llm_direct=direct, **more) as api:
+        await connected(api)
+        yield api
+
+
+def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"{api.url}/v1",
+        api_key=key,
+        max_retries=0,
+        timeout=60,
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+    )
+
+
+def whole(*choices: dict[str, Any], **more: Any) -> Behaviour:
+    said = {"id": "c1", "object": "chat.completion", "model": "m", "choices": choices, **more}
+    return says(json.dumps(said).encode())
+
+
+async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm: LlmServer) -> None:
+    message = {
+        "role": "assistant",
+        "content": "The sea rises.",
+        "reasoning_content": "The moon pulls.",
+        "annotations": [{"type": "x"}],
+    }
+    logprobs = {"content": [{"token": "The", "logprob": -0.1, "bytes": None, "top_logprobs": []}]}
+    first = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
+    second = {"index": 1, "message": {"role": "assistant", "content": "It falls."}}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    llm.next(whole(first, second, usage=usage, system_fingerprint="fp"))
+    asked: dict[str, Any] = {
+        "n": 2,
+        "logprobs": True,
+        "seed": 7,
+        "stop": ["\n"],
+        "temperature": 0.7,
+        "max_completion_tokens": 50,
+        "response_format": {"type": "json_object"},
+        "user": "me",
+    }
+    async with client_of(api) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=CHAT, extra_body={"top_k": 5, "odd": {"a": [1]}}, **asked
+        )
+    answer = raw.parse()
+    assert [each.message.content for each in answer.choices] == ["The sea rises.", "It falls."]
+    assert answer.choices[0].message.model_extra == {"reasoning_content": "The moon pulls."}
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[1].finish_reason == "stop"  # where the server says nothing
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 7
+    assert (answer.id, answer.system_fingerprint) == ("c1", "fp")
+    assert raw.headers["x-cache"] == "MISS"
+    sent = llm.requests[-1].json
+    assert sent.pop("stream") is True
+    assert sent.pop("stream_options") == {"include_usage": True}
+    assert sent == {"model": MODEL, "messages": CHAT, "top_k": 5, "odd": {"a": [1]}, **asked}
+
+
+async def test_nothing_is_sent_that_the_client_has_not_sent(
+    api: RunningApi, llm: LlmServer
+) -> None:
+    async with client_of(api) as client:
+        await client.chat.completions.create(model="org/small", messages=CHAT)
+    sent = llm.requests[-1].json
+    assert sent.keys() == {"model", "messages", "stream", "stream_options"}
+    assert sent["model"] == MODEL  # an alias is ours, and not the server's
+
+
+async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
+    api: RunningApi, llm: LlmServer
+) -> None:
+    async with client_of(api) as client:
+        create = client.chat.completions.with_raw_response.create
+        first = await create(model=MODEL, messages=CHAT)
+        second = await create(model="small", messages=CHAT)
+        assert second.headers["x-cache"] == "HIT"
+        assert second.headers["x-job-id"] != first.headers["x-job-id"]
+        assert second.parse().choices == first.parse().choices
+        assert len(llm.requests) == 1
+        anew = await create(model=MODEL, messages=CHAT, extra_headers={"Cache-Control": "no-cache"})
+        assert anew.headers["x-cache"] == "MISS"
+        assert len(llm.requests) == 2
+
+
+CALL_PIECES = (
+    {"role": "assistant", "content": None},
+    {
+        "tool_calls": [
+            {
+                "index": 0,
+                "id": "a",
+                "type": "function",
+                "function": {"name": "tide_at", "arguments": ""},
+            }
+        ]
+    },
+    {"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": '{"port": '}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '"Brest"}'}}]},
+    {
+        "tool_calls": [
+            {
+                "index": 1,
+                "id": "b",
+                "type": "function",
+                "function": {"name": "tide_at", "arguments": "{}"},
+            }
+        ]
+    },
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_are_called(api: RunningApi, llm: LlmServer, stream: bool) -> None:
+    llm.next(streams(*CALL_PIECES, reason="tool_calls"))
+    async with client_of(api) as client:
+        if stream:
+            async with client.chat.completions.stream(
+                model=MODEL, messages=CHAT, tools=TOOLS
+            ) as events:
+                answer: Any = await events.get_final_completion()
+        else:
+            answer = await client.chat.completions.create(model=MODEL, messages=CHAT, tools=TOOLS)
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        calls = [
+            (each.id, each.function.name, each.function.arguments)
+            for each in choice.message.tool_calls
+        ]
+        assert calls == [("a", "tide_at", '{"port": "Brest"}'), ("b", "tide_at", "{}")]
+        assert llm.requests[-1].json["tools"] == TOOLS
+
+        spoken = [each.model_dump(exclude_none=True) for each in choice.message.tool_calls]
+        for each in spoken:
+            each.pop("index", None)
+            each["function"].pop("parsed_arguments", None)
+        results: Any = [
+            {"role": "assistant", "content": None, "tool_calls": spoken},
+            {"role": "tool", "tool_call_id": "a", "content": "high"},
+        ]
+        await client.chat.completions.create(model=MODEL, messages=[*CHAT, *results], tools=TOOLS)
+        assert llm.requests[-1].json["messages"][1:] == results
+
+
+async def test_pictures_are_sent(api: RunningApi, llm: LlmServer) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "What?"}, picture]}]
+    async with client_of(api) as client:
+        await client.chat.completions.create(model=MODEL, messages=messages)
+    assert llm.requests[-1].json["messages"] == messages
+
+
+def writes(*deltas: dict[str, Any], wait: threading.Event) -> Behaviour:
+    """A stream that waits for the test after its first piece."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        exchange.send_response(200)
+        exchange.send_header("Content-Type", "text/event-stream")
+        exchange.end_headers()
+        exchange.close_connection = True
+        for number, delta in enumerate([*deltas, {}]):
+            reason = "stop" if number == len(deltas) else None
+            choice = {"index": 0, "delta": delta, "finish_reason": reason}
+            exchange.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            exchange.wfile.flush()
+            if number == 0:
+                assert wait.wait(60)
+        usage = {"prompt_tokens": 5, "completion_tokens": 6}
+        exchange.wfile.write(b"data: " + json.dumps({"usage": usage, "choices": []}).encode())
+        exchange.wfile.write(b"\n\ndata: [DONE]\n\n")
+
+    return behave
+
+
+async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: LlmServer) -> None:
+    seen = threading.Event()
+    llm.next(writes({"content": "The tide "}, {"content": "rises."}, wait=seen))
+    text, usages, reasons = "", [], []
+    async with client_of(api) as client:
+        chunks = await client.chat.completions.create(
+            model=MODEL, messages=CHAT, stream=True, stream_options={"include_usage": True}
+        )
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reasons.append(choice.finish_reason)
+            if text:
+                seen.set()  # the server writes on only when its first words were read
+            usages.append(chunk.usage)
+        assert text == "The tide rises."
+        assert reasons[-1] == "stop"
+        assert usages[-1] is not None
+        assert usages[-1].completion_tokens == 6
+
+        again = await client.chat.completions.create(model=MODEL, messages=CHAT, stream=True)
+        parts = [each.choices[0].delta.content or "" async for each in again if each.choices]
+        assert "".join(parts) == "The tide rises."
+        assert len(llm.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("behaviour", "error", "code"),
+    [
+        (
+            fails(400, "This model's maximum context length is 4096 tokens"),
+            openai.BadRequestError,
+            "context_length_exceeded",
+        ),
+        (fails(400, "no such format"), openai.BadRequestError, "invalid_request"),
+        (fails(401, "bad key sk-1"), openai.InternalServerError, "model_failed"),
+    ],
+)
+async def test_what_a_server_refuses_is_an_error_of_openais_kind(
+    queued_api: RunningApi,
+    llm: LlmServer,
+    stream: bool,
+    behaviour: Behaviour,
+    error: type[openai.APIStatusError],
+    code: str,
+) -> None:
+    llm.next(behaviour)
+    async with client_of(queued_api) as client:
+        with pytest.raises(error) as caught:
+            await client.chat.completions.create(model=MODEL, messages=CHAT, stream=stream)
+    assert caught.value.code == code
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_a_request_without_an_answer_in_its_time_is_a_timeout(system: System) -> None:
+    async with serving(system.settings) as api, client_of(api) as client:
+        await connected(api)  # no worker is there
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(
+                model=MODEL, messages=CHAT, extra_headers={"X-Job-Expires-In": "0.5"}
+            )
+    assert caught.value.status_code == 504
+    assert caught.value.code == "not_answered"
+
+
+async def test_what_is_wrong_with_a_request_is_told_as_openai_does(
+    queued_api: RunningApi, llm: LlmServer
+) -> None:
+    async with client_of(queued_api) as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(model="other", messages=CHAT)
+        assert unknown.value.code == "model_not_found"
+        assert "llama, small" in unknown.value.message
+        wrong: Any = [{"role": "king", "content": "x"}]
+        with pytest.raises(openai.BadRequestError) as invalid:
+            await client.chat.completions.create(model=MODEL, messages=wrong)
+        assert invalid.value.param == "messages.0.role"
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model=MODEL, messages=[])
+        with pytest.raises(openai.NotFoundError):
+            await client.post("/nothing", cast_to=object)
+        wanted = {"X-Job-Priority": "11"}
+        with pytest.raises(openai.BadRequestError) as priority:
+            await client.chat.completions.create(model=MODEL, messages=CHAT, extra_headers=wanted)
+        assert priority.value.param == "x-job-priority"
+    assert llm.requests == []
+
+
+async def test_models_are_those_of_the_settings(queued_api: RunningApi) -> None:
+    async with client_of(queued_api) as client:
+        listed = [(each.id, each.owned_by) async for each in client.models.list()]
+        assert listed == [(MODEL, "own"), ("small", "own"), ("org/small", "own")]
+        assert (await client.models.retrieve("org/small")).id == "org/small"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+
+
+async def test_a_model_is_asked_where_it_is(system: System, llm: LlmServer) -> None:
+    with LlmServer() as other:
+        one = Provider(name="one", base_url=llm.url, model=MODEL)
+        two = Provider(name="two", base_url=other.url, model="large", order=1)
+        system.settings = system.settings.model_copy(update={"llm_providers": (one, two)})
+        other.next(answers("from the large one"))
+        async with served(system) as api, client_of(api) as client:
+            answer = await client.chat.completions.create(model="large", messages=CHAT)
+            assert answer.choices[0].message.content == "from the large one"
+            await client.chat.completions.create(model=MODEL, messages=CHAT)
+        assert [len(llm.requests), len(other.requests)] == [1, 1]
+
+
+async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
+    async with (
+        serving(system.settings, api_keys=SecretStr(f"{KEY}:publish")) as api,
+        client_of(api, KEY) as client,
+    ):
+        await connected(api)
+        headers = {
+            "X-Job-Lane": "backfill",
+            "X-Job-Priority": "3",
+            "X-Job-Expires-In": "0.5",
+            "X-Job-Background": "true",
+        }
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=CHAT, extra_headers=headers)
+        job = await system.ledger.job_reads.get(caught.value.response.headers["x-job-id"])
+        assert job is not None
+        assert (job.lane, job.priority) == ("backfill", 3)
+        assert job.source is not None
+        assert job.source.startswith("api:")
+        async with client_of(api, "another") as stranger:
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await stranger.models.list()
+            assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_cancels_its_request(system: System, stream: bool) -> None:
+    async with serving(system.settings) as api:
+        await connected(api)
+
+        async def states() -> list[State]:
+            page = await system.ledger.job_reads.list_jobs(limit=10)
+            return [each.state for each in page.items]
+
+        for background, end in ((False, State.CANCELLED), (True, State.QUEUED)):
+            headers = {"X-Job-Background": str(background)}
+            before = len(await states())
+            async with client_of(api) as client:
+                asking = asyncio.create_task(
+                    client.chat.completions.create(
+                        model=MODEL, messages=CHAT, stream=stream, extra_headers=headers
+                    )
+                )
+
+                async def is_asked(before: int = before) -> bool:
+                    return len(await states()) > before
+
+                await eventually(is_asked, what="the job")
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+
+            async def has_ended(end: State = end) -> bool:
+                return (await states())[0] is end
+
+            await eventually(has_ended, what=f"a job that is {end}")
+
+
+async def test_a_running_request_is_stopped_when_its_stream_is_left(
+    queued_api: RunningApi, llm: LlmServer, system: System
+) -> None:
+    never = threading.Event()
+    llm.next(writes({"content": "The"}, {"content": " end"}, wait=never))
+    async with client_of(queued_api) as client:
+        chunks = await client.chat.completions.create(model=MODEL, messages=CHAT, stream=True)
+        assert (await anext(aiter(chunks))).choices[0].delta.content == "The"
+        await chunks.close()
+
+    async def is_cancelled() -> bool:
+        page = await system.ledger.job_reads.list_jobs(limit=1)
+        return page.items[0].state is State.CANCELLED
+
+    await eventually(is_cancelled, what="the end of the job")
+    never.set()
