@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from switchyard.api.models.jobs import JobDetails
 
 MAX_RECONNECTS = 8
-"""How often in a row a stream of events is opened in vain."""
+"""Failed attempts in a row after which a stream of events is not opened again."""
 
 T = TypeVar("T")
 

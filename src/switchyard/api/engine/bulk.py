@@ -19,12 +19,12 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 
 V = TypeVar("V", bound=BaseModel)
-"""An operation as the API tells of it."""
+"""The model of an operation in answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkRoutes(Generic[V]):
-    """The requests on operations of one kind."""
+    """The routes of the operations of one kind."""
 
     kind: str
     path: str
@@ -38,7 +38,7 @@ class BulkRoutes(Generic[V]):
     """Model of a page of operations, in a field named by the kind's plural, such as `redrives`."""
     resume: Callable[[Ledger, str], Awaitable[BulkOperation]]
     reads: Sequence[Depends] = ()
-    """What a key must allow for looking, beside what the router asks for."""
+    """Scopes that a key needs for reading, in addition to the router's."""
     changes: Sequence[Depends] = ()
 
     async def found(self, state: ApiState, operation_id: str) -> V:

@@ -23,8 +23,8 @@ from switchyard.services.engine.access.rate_limit import Allowance, RateLimiter
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 PROBES = frozenset({"/health", "/health/live", "/health/ready"})
-"""Paths that have a limit of their own, so that whoever looks whether the process runs is answered
-also where its address has used up the other one."""
+"""Paths with a rate limit of their own: a health check is answered even if its address has used up
+the general limit."""
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

@@ -19,6 +19,18 @@ from switchyard.services.engine.records.states import State
 EXAMPLE_ID = "backfill-3fa9c01b22"
 
 
+RATE = Field(
+    default=None,
+    ge=MIN_RATE,
+    le=MAX_RATE,
+    description="Maximum number of jobs published per second; null: no limit.",
+)
+MAX_OPEN = Field(
+    default=None,
+    ge=1,
+    le=2_000_000_000,
+    description="Maximum number of its jobs that are unfinished at the same time; null: no limit.",
+)
 BUDGET = Field(
     default=None,
     gt=0,
@@ -107,19 +119,8 @@ class BackfillPlan(RequestModel):
         description="Address that gets a signed HTTP POST when the backfill has ended "
         "(docs/notices.md).",
     )
-    rate: float | None = Field(
-        default=None,
-        ge=MIN_RATE,
-        le=MAX_RATE,
-        description="Maximum number of jobs published per second; null: no limit.",
-    )
-    max_open: int | None = Field(
-        default=None,
-        ge=1,
-        le=2_000_000_000,
-        description="Maximum number of its jobs that are unfinished at the same time; null: "
-        "no limit.",
-    )
+    rate: float | None = RATE
+    max_open: int | None = MAX_OPEN
     budget: float | None = BUDGET
     reason: str | None = Field(default=None, max_length=1000, pattern=patterns.PLAIN)
 
@@ -131,13 +132,8 @@ class BackfillLimits(RequestModel):
         extra="forbid", json_schema_extra={"example": {"rate": 5, "max_open": None}}
     )
 
-    rate: float | None = Field(
-        default=None,
-        ge=MIN_RATE,
-        le=MAX_RATE,
-        description="Maximum number of jobs published per second; null: no limit.",
-    )
-    max_open: int | None = Field(default=None, ge=1, le=2_000_000_000)
+    rate: float | None = RATE
+    max_open: int | None = MAX_OPEN
     budget: float | None = BUDGET
 
 

@@ -34,15 +34,15 @@ UNREADABLE = "UnreadableProperties"
 BROKER = "Broker"
 """The error type of what the broker itself has dead-lettered."""
 UNBOUND = "Unbound"
-"""The error type of a recorded job that no queue was bound to the key of, and goes back."""
+"""The error type of a recorded job whose routing key had no queue; it goes back to its lane."""
 FOREIGN = ForeignCopy.__name__
-"""The error type of a message with the id of a job that it is not."""
+"""The error type of a message with the id of another job."""
 MAX_ATTEMPTS = 1_000_000
-"""That a certificate can say."""
+"""Largest number of attempts that the headers can state."""
 MAX_NAME_LENGTH = 255
 """Bytes of a routing key, as AMQP has it."""
 PROPERTIES_HEADER = "x-dead-properties"
-"""Where they are kept."""
+"""The header that keeps properties that can't be read."""
 _PREFIX = "x-dead-"
 _TEXTS = {
     "error_type": MAX_NAME_LENGTH,

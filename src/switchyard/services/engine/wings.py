@@ -22,7 +22,7 @@ WING_MODULES = (
     "switchyard.services.llm.wing",
     "switchyard.services.pipeline.wing",
 )
-"""The wings that come along, lowest first."""
+"""The wings of this package, lowest first."""
 ENTRY_POINTS = "switchyard.wings"
 
 
@@ -37,8 +37,7 @@ class Wing:
 
     name: str
     libraries: tuple[str, ...] = ()
-    """Modules of others that it can't do without: where one is not installed, the wing is left
-    out."""
+    """Third-party modules that the wing needs: if one is not installed, the wing is left out."""
     extra: str = ""
     """The extra of this package that brings them."""
     job_modules: tuple[str, ...] = ()

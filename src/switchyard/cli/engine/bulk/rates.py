@@ -1,4 +1,4 @@
-"""Rates, as a user writes them: the same for every operation."""
+"""Options for the rate of an operation and its reason, and how a rate is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def per_second_of(text: str) -> float:
-    """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
+    """Parse `50/s`, `100/m`, `20/h` or `50` into a number per second. Raises WrongUsage."""
     from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE
 
     number, slash, unit = text.partition("/")

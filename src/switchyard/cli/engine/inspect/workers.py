@@ -1,4 +1,4 @@
-"""`jobctl workers`: who works, and who has fallen silent."""
+"""`jobctl workers`: which workers run, and which have stopped sending heartbeats."""
 
 from __future__ import annotations
 

@@ -34,8 +34,9 @@ def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 OrOff = Annotated[Value | None, BeforeValidator(_off_is_none)]
-"""None where the variable says `off`: for a setting with a default. Empty, it is unset."""
+"""A value, or None if the variable is `off`: for a setting with a default, which an empty variable
+leaves in place."""
 Listed = Annotated[tuple[Value, ...], NoDecode, BeforeValidator(_split)]
-"""Several, with commas between them."""
+"""Several values, separated by commas."""
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_with_ports)]
 """Hosts with their ports, comma-separated."""

@@ -13,11 +13,11 @@ from switchyard.services.engine.records.bulk import ACTIVE, BulkDeaths, BulkOper
 from switchyard.services.engine.records.states import FINISHED, State
 
 RECENT = (60.0, 600.0)
-"""Seconds over which rates are taken, beside that since the start."""
+"""Seconds over which rates are averaged, in addition to the rate since the start."""
 UNATTENDED = 5.0
-"""Seconds without a scheduler after which it is worth a word."""
+"""Seconds without a scheduler after which the progress says so."""
 MIN_SPAN = 5.0
-"""Seconds of its course without which nothing is foretold."""
+"""Seconds that a backfill must have run before its end is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class BackfillProgress:
     published: int
     skipped: int
     repeated: int
-    """Items whose key another one had before; known once all is published."""
+    """Items with the key of an earlier item; known once all items are published."""
     exhausted: bool
-    """All is published that will be."""
+    """The source was read to its end: nothing more will be published."""
     notes: tuple[str, ...]
     """Why items were skipped; the first 50."""
     jobs: Mapping[State, int]

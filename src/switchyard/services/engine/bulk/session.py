@@ -1,5 +1,5 @@
-"""One process's hold of one bulk operation: its progress, its rate, and changes that people make
-meanwhile; and the protocol of what runs the operations of a kind."""
+"""A bulk operation while one process runs it: its lease, progress and rate, and the changes that
+people make meanwhile; and the protocol of the handlers that run operations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SessionEnded(Exception):
 
 
 class BulkSession:
-    """One process's hold of one operation."""
+    """One operation while this process runs it."""
 
     def __init__(
         self, ledger: Ledger, operation: BulkOperation, holder: str, lease: float = LEASE_SECONDS
@@ -37,7 +37,7 @@ class BulkSession:
         self.operation = operation
         """The record as it was last seen."""
         self.holder = holder
-        """Who holds it: what the ledger's writes for this operation are fenced by."""
+        """The id of this process's lease: the ledger refuses other processes' writes."""
         self.clock = ledger.clock
         self._ledger = ledger
         self._lease = lease

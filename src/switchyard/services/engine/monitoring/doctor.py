@@ -1,4 +1,4 @@
-"""Is everything as it must be, and if not, what is to be done: all checks, one by one."""
+"""The doctor: runs all checks in order, and collects their findings and remedies."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ Check = Callable[[DoctorContext], Awaitable[list[Diagnostic]]]
 
 @dataclass(frozen=True, slots=True)
 class DoctorStep:
-    """One subject."""
+    """One check of the doctor, and what has to be reachable for it."""
 
     check: Check
     broker: bool = False
-    """It is asked only where the broker was reached; so with the two that follow."""
+    """Run it only if the broker was reached."""
     management: str = ""
-    """What the management API is asked for."""
+    """What the check asks the management API for, in words; empty: nothing."""
     ledger: bool = False
     on_demand: bool = False
-    """It is asked only where a person waits for it: it opens what costs too much to be opened every
-    few minutes."""
+    """Run it only for a person who waits for it: it costs too much to run every few minutes."""
 
     def can_be_asked(self, system: DoctorContext) -> bool:
         return not (

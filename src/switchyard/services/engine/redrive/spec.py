@@ -21,13 +21,13 @@ from switchyard.services.engine.records.states import RedriveOutcome
 KIND = "redrive"
 UNFINISHED = (BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING, BulkState.PAUSED)
 HALT_WINDOW = 200
-"""Letters that may be unfinished at once where failures are to halt the redrive: else all would
+"""Letters that may be unfinished at once in a redrive that halts on failures: otherwise all would
 be sent before the first one fails."""
 _START = "start of redrives"
 
 
 class RedriveConflict(bulk_control.BulkConflict):
-    """Another redrive, which is not finished, takes some of the same letters."""
+    """Another unfinished redrive has some of the same letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class RedriveSpec:
     which: LetterFilter
     change: Change = field(default_factory=Change)
     limit: int | None = None
-    """The oldest so many."""
+    """Maximum number of letters, oldest first; None: no limit."""
     canary: int | None = None
-    """So many go first; the others only when all of these have succeeded."""
+    """Number of letters to send first; the others follow only after all of these have succeeded."""
     halt_on: float | None = None
-    """Part of the letters, above 0 and at most 1, that may fail again before it stops itself."""
+    """Fraction of the letters (above 0, at most 1) that may fail again before the redrive halts."""
     from_ledger: bool = False
-    """Letters that the broker has no longer, from what the ledger keeps of them."""
+    """Also redrive letters that the broker no longer has, from the ledger's copy."""
     remote: bool = True
-    """Somebody outside has asked for it: what its change may say is held against that, also
-    later, when a scheduler runs it."""
+    """The redrive was requested over HTTP: its change may not set local-only fields, also later
+    when a scheduler runs it."""
 
     def check(self) -> None:
-        """Raises InvalidRedrive for what can't be meant."""
+        """Raise InvalidRedrive for values that make no sense."""
         self.change.check()
         for name, value in (("limit", self.limit), ("canary", self.canary)):
             if value is not None and value < 1:

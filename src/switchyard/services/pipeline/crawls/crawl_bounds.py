@@ -20,12 +20,12 @@ _HOST = re.compile(r"(\*\.)?[a-z0-9\[\]:._-]{1,255}", re.IGNORECASE)
 
 
 class InvalidCrawl(InvalidInput):
-    """The crawl can't be done as it was asked for; the text says what to change."""
+    """The request for a crawl is invalid; the text says what to change."""
 
     def __init__(self, text: str, *, at: str) -> None:
         super().__init__(text)
         self.at = at
-        """Which part of it: the name of a field."""
+        """The name of the invalid field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class UploadMetadata:
     title: str | None = None
     lane: Literal["hot", "backfill"] = "hot"
     notify_url: str | None = None
-    """Is told of the end."""
+    """Address that is notified of the end."""
     asked_by: str = "api"
     """The source of the job: fair shares and spend go by it. `source` is that of the file."""
     may_read: bool = True

@@ -8,7 +8,7 @@ from typing import TypeVar
 from switchyard.services.common.errors import RetryableError
 
 MAX_COMMIT_TRIES = 8
-"""Times that a write which lost against another one is tried, some seconds in all."""
+"""Attempts at a write that conflicts with others; some seconds in all."""
 FIRST_RETRY_DELAY = 0.05
 """Seconds."""
 _CONFLICT_WORDS = ("conflict", "concurrent", "incompatible transaction", "too many")
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The write, again while other writers win. LanceDB's conflicts have no type of their own."""
+    """Run a write, again while other writers win. LanceDB's conflicts have no type of their own."""
     from tenacity import (
         AsyncRetrying,
         RetryError,

@@ -1,4 +1,4 @@
-"""The kinds of documents that can be made up: each fills a canvas."""
+"""The kinds of sample documents: each draws one on a canvas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SampleKind:
     """A kind of document."""
 
     fill: Callable[[Canvas, str], None]
-    """Draws it, under a title."""
+    """Draws the document on a canvas, with that title."""
     columns: int = 1
     has_running_head: bool = False
     is_scan: bool = False

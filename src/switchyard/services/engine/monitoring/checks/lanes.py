@@ -1,8 +1,8 @@
-"""Check the lanes: they have room, somebody works what waits in them, and the broker still has what
-waits there by the ledger.
+"""Check the lanes: they have room, workers consume them, and the broker still has the jobs that the
+ledger lists as waiting.
 
-Somebody who deletes or purges a queue deletes its jobs with it, those that wait in a retry queue
-for their next attempt, too. The broker tells nobody, and the ledger has them as waiting for ever.
+Deleting or purging a queue deletes its jobs, also those in a retry queue that wait for their next
+attempt. The broker tells nobody, and the ledger would list them as waiting for ever.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.records.results import WorkerRecord
 
 FILLING = 80.0
-"""Percent of a queue's limit from which it is told."""
+"""Percent of a queue's limit from which the doctor warns."""
 STALLED = 60.0
 """Seconds that a job may wait beside free slots."""
 
 
 async def lanes(system: DoctorContext) -> list[Diagnostic]:
-    """Every queue of every lane."""
+    """Check every queue of every lane."""
     report = await lane_report(system.settings, system.registry, None, clock=system.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     diagnostics = _full(queues) + await _unworked(system, queues) + await missing(system, report)
