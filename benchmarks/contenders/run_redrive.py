@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE, LANES
 from switchyard.broker.message import JobMessage, Metadata

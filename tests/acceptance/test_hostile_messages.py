@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.dead.certificate import PROPERTIES_HEADER
+from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 from tests.acceptance.conftest import CommandLine
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata

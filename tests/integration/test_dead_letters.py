@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE, retry_name

@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage

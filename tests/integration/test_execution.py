@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import MESSAGE_LIMIT, TRACEBACK_LIMIT, Reason
+from switchyard.broker.dead.dead_letter_headers import MESSAGE_LIMIT, TRACEBACK_LIMIT, Reason
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.brokers import TestBroker

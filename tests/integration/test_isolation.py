@@ -5,7 +5,7 @@ import os
 import signal
 from typing import Any
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.execution import Executor
 from tests.support.eventually import eventually

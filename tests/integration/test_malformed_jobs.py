@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from switchyard.broker.dead.certificate import Reason, letter_id
+from switchyard.broker.dead.dead_letter_headers import Reason, letter_id
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
 from switchyard.broker.wire.envelope import Envelope

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.errors import MessageTooLarge
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.bulk.runner import BulkRunner

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.engine.ledger.sql.tables import jobs as jobs_table
 from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.records.errors import RowRejected

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.errors import BrokerUnavailable, LaneFull, Unroutable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher

@@ -11,7 +11,7 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology import differences

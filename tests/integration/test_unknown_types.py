@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import now
 from switchyard.cli.engine.jobs.jobs import hints
 from switchyard.cli.engine.jobs.publishing import failure

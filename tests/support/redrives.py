@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.broker.publish.outcome import envelope_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.broker.dead.certificate import (
+from switchyard.broker.dead.dead_letter_headers import (
     MAX_NAME_LENGTH,
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,

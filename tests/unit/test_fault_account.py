@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import examine
+from switchyard.broker.dead.dead_letter_headers import examine
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.message import JobMessage, Metadata
 from tests.support.chaos import Effect

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pamqp import decode, encode
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import letter_id, unreadable_properties
+from switchyard.broker.dead.dead_letter_headers import letter_id, unreadable_properties
 from switchyard.broker.wire.envelope import (
     BASIC,
     DELIVER,

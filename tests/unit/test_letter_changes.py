@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import PROPERTIES_HEADER, DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER, DeadLetterInfo, Reason
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.services.engine.dead.changes import (
     Change,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.backfill.files import FileSource
 from switchyard.services.engine.backfill.sources import Item, Source

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from switchyard.api.models.dead import NewRedrive
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.wire.channel import PipelinedChannel

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.common.durations import MAX_RETRY_DELAY
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
 
-from switchyard.broker.dead.certificate import (
+from switchyard.broker.dead.dead_letter_headers import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,
     DeadLetterInfo,

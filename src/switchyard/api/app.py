@@ -26,8 +26,8 @@ from switchyard.api.http import errors, openapi
 from switchyard.api.llm import llm, openai_api
 from switchyard.api.middleware.access import check_keys
 from switchyard.api.middleware.bodies import BodyLimits
-from switchyard.api.middleware.edge import RequestMiddleware
 from switchyard.api.middleware.openai_form import OpenAiErrors
+from switchyard.api.middleware.request_middleware import RequestMiddleware
 from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
 from switchyard.api.state import open_state
 from switchyard.services.common.instance_ids import new_instance_id

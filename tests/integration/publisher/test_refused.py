@@ -10,7 +10,7 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
-from switchyard.broker.dead.certificate import Reason, read
+from switchyard.broker.dead.dead_letter_headers import Reason, read
 from switchyard.broker.errors import (
     Blocked,
     BrokerUnavailable,

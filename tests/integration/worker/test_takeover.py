@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.retry import MAX_DEATHS
 from switchyard.services.engine.records.requests import FinishRequest

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 

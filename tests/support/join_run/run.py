@@ -9,7 +9,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.engine.publishing.preparing import THEN, job_id_of
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker, fresh_vhost, new_node

@@ -152,7 +152,7 @@ def install(app: FastAPI) -> None:
             except Problem as too_large:
                 problem = too_large
         if problem.kind.name == "internal-error" and not isinstance(error, StarletteHTTPException):
-            raise error  # to `entry.edge`, which logs it with its traceback
+            raise error  # to `request_middleware`, which logs it with its traceback
         trouble = error.__cause__ if isinstance(error, Problem) else error
         if isinstance(trouble, LedgerError | BrokerError | TemporarilyUnavailable):
             request.state.trouble = f"{type(trouble).__name__}: {trouble}"

@@ -29,7 +29,7 @@ class Delivery:
     """Seconds, on the monotonic clock."""
     unreadable: str
     """Why its properties could not be read; empty where they could. It is no job then, whatever
-    its body says: see `broker.dead.certificate.unreadable_properties`."""
+    its body says: see `broker.dead.dead_letter_headers.unreadable_properties`."""
     properties: bytes = field(repr=False)
     """All properties as they came, flags first."""
     _tag: int = field(repr=False)

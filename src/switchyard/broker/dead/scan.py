@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from aiormq import Connection
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import (
+from switchyard.broker.dead.dead_letter_headers import (
     DeadLetterInfo,
     examine,
     had_own_expiry,
@@ -55,7 +55,7 @@ class QueuedDeadLetter:
     delivery: Delivery
     certificate: DeadLetterInfo
     message: JobMessage | None
-    """None when it is no job message: see `broker.dead.certificate.job_in`."""
+    """None when it is no job message: see `broker.dead.dead_letter_headers.job_in`."""
     again: list[QueuedDeadLetter] = field(default_factory=list, compare=False, repr=False)
     """Further letters of the same death, which go when this one does."""
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.errors import (
     Blocked,
     BrokerUnavailable,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.errors import NotFoundError

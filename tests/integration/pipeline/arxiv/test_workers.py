@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.registry import InvalidPayload

@@ -206,7 +206,7 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
         echo(letter.body.decode("utf-8", "backslashreplace"))
     else:
         echo(shown_json(message))
-    from switchyard.broker.dead.certificate import PROPERTIES_HEADER
+    from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 
     # Those of the certificate stand above, in words.
     others = {
@@ -236,7 +236,7 @@ def _describe_time(moment: float) -> str:
 
 def hints(letter: DeadLetter, message: object) -> list[str]:
     """Return the exact commands with which one can go on."""
-    from switchyard.broker.dead.certificate import PROPERTIES_HEADER
+    from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 
     again = f"jobctl dead redrive {letter.id}"
     if letter.state != WAITING:

@@ -132,7 +132,7 @@ def with_ids(which: LetterFilter, ids: list[str] | None, *, everything: bool) ->
 
 def require_reason(reason: str | None) -> None:
     """Raise WrongUsage for a reason that there is not."""
-    from switchyard.broker.dead.certificate import Reason
+    from switchyard.broker.dead.dead_letter_headers import Reason
 
     if reason is not None and reason not in list(Reason):
         raise WrongUsage(f"--reason {reason!r}: choose one of {', '.join(Reason)}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from switchyard.broker.dead.certificate import (
+from switchyard.broker.dead.dead_letter_headers import (
     BROKER,
     MAX_NAME_LENGTH,
     UNBOUND,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, read
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, read
 from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from switchyard.broker.dead.certificate import (
+from switchyard.broker.dead.dead_letter_headers import (
     MAX_ATTEMPTS,
     MAX_NAME_LENGTH,
     PROPERTIES_LIMIT,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from switchyard.broker.dead.certificate import FOREIGN, Reason
+from switchyard.broker.dead.dead_letter_headers import FOREIGN, Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.message import JobMessage

@@ -13,7 +13,7 @@ from aiormq.connection import Connection
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import end_of, keep_listening, until_event
-from switchyard.broker.dead.certificate import UNBOUND, Reason
+from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter, scanning
 from switchyard.broker.lanes import (
     DEAD_LOG_QUEUE,

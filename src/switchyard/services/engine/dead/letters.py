@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from switchyard.broker.dead.certificate import DeadLetterInfo
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
 from switchyard.broker.times import moment_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.engine.bulk import control as bulk_control

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason, job_in
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason, job_in
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.times import to_datetime
 from switchyard.services.engine.dead.letters import LetterFilter

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
 from switchyard.broker.wording import writable
 from switchyard.services.common.durations import bounded_delay, retry_after

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
 from switchyard.services.common.files.errors import StorageUnavailable

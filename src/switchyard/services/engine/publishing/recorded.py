@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.errors import LaneFull, NeverTaken
 from switchyard.broker.lanes import queue_name
 from switchyard.broker.message import JobMessage

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from switchyard.broker.dead.certificate import UNBOUND, Reason, read
+from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason, read
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.errors import NeverTaken, PublishError, Refused
 from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name

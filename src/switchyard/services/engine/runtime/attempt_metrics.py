@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from switchyard.broker.consume.consumer import LaneConsumer
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Died, Succeeded

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from switchyard.broker.dead.certificate import MESSAGE_LIMIT
+from switchyard.broker.dead.dead_letter_headers import MESSAGE_LIMIT
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, Succeeded
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.monitoring.job_events import PROGRESS, TEXT

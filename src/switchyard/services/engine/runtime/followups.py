@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import (
+from switchyard.broker.dead.dead_letter_headers import (
     DeadLetterInfo,
     Reason,
     letter_id,

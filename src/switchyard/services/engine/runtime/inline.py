@@ -19,7 +19,7 @@ from itertools import count
 import structlog
 
 from switchyard.broker.closeable import AsyncCloseable
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings

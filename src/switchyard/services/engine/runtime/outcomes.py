@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.jobs.limits import LimitRefused

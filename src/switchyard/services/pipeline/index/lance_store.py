@@ -26,7 +26,6 @@ from switchyard.services.pipeline.index.chunk_index import (
     IndexUnavailable,
     recovery_hint,
 )
-from switchyard.services.pipeline.index.commits import FIRST_RETRY_DELAY
 from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
@@ -34,6 +33,7 @@ from switchyard.services.pipeline.index.generations import (
     decoded,
     encoded,
 )
+from switchyard.services.pipeline.index.lance_commits import FIRST_RETRY_DELAY
 from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
 from switchyard.services.pipeline.index.native_memory import limit_malloc_arenas
 from switchyard.services.pipeline.index.words import TOKENIZER_VERSION, add_word_index

@@ -30,7 +30,7 @@ from switchyard.services.pipeline.index.chunk_index import (
     require_pairs,
     unit,
 )
-from switchyard.services.pipeline.index.commits import retry_on_conflict
+from switchyard.services.pipeline.index.lance_commits import retry_on_conflict
 from switchyard.services.pipeline.index.lance_vectors import add_up, cosines
 from switchyard.services.pipeline.index.native_memory import trim_heap
 from switchyard.services.pipeline.index.words import (

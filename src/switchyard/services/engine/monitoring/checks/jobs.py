@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from switchyard.broker.dead.certificate import UNBOUND, Reason
+from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.jobs.registry import UnknownJobType
 from switchyard.services.engine.monitoring.check import (

@@ -7,7 +7,7 @@ attempt. The broker tells nobody, and the ledger would list them as waiting for 
 
 from __future__ import annotations
 
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.lanes import retry_name
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import pluralize
