@@ -113,6 +113,17 @@ async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_fr
             assert journal.runs(child) == 1
 
 
+async def test_one_pipeline_ends_before_the_next_begins(system: System) -> None:
+    """Where one kind of worker runs several stages, whatever waits there already."""
+    spread = {"count": 1, "job_type": "noop"}
+    firsts = [await system.publish("hot.spread", spread) for _ in range(4)]
+    await system.start_worker("llm", slots=1)
+    lasts = [job_id_of(first, "noop", 0) for first in firsts]
+    await system.wait_until_all(lasts, State.SUCCEEDED)
+    order = [start.job_id for start in journal.starts]
+    assert order == [job_id for pair in zip(firsts, lasts, strict=True) for job_id in pair]
+
+
 async def test_a_repeated_stage_publishes_the_same_jobs_and_they_run_once(system: System) -> None:
     """The worker was lost after it had published what follows, and before it could say so."""
     await system.start_worker("llm", "embed")

@@ -1,12 +1,14 @@
 """Making a job out of a request: what is checked before anything is sent."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from switchyard.broker.message import MAX_NEW_BODY_BYTES, JobMessage, Metadata
+from switchyard.broker.publish.outcome import envelope_of
 from switchyard.services.engine.backfill.spec import item_job_id, then_id_of
 from switchyard.services.engine.jobs.outcomes import Job
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
@@ -184,6 +186,32 @@ def test_next_jobs_carry_on_what_the_first_one_began() -> None:
         "parent",
     )
     assert grandchild.message.priority == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "is_later"),
+    [
+        (Job("noop", {}), True),
+        (Job("received", {}), False),  # another kind of worker
+        (Job("noop", {}, priority=7), False),  # its handler has said where it belongs
+        (Job("noop", {}, own_pipeline=True), False),
+        (Job("spread", {}), False),  # it goes on in pieces, between which others are to come
+    ],
+)
+def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
+    job: Job, is_later: bool
+) -> None:
+    for priority in range(11):
+        parent = PARENT.model_copy(update={"priority": priority})
+        job = replace(job, priority=None if job.priority is None else priority)
+        (child,) = children_of(REGISTRY, parent, "hot", [job])
+        assert child.message.priority == priority
+        first, next_stage = (
+            envelope_of(JobMessage.decode(each.encode())).priority
+            for each in (parent, child.message)
+        )
+        assert (next_stage > first) is is_later
+        assert max(first, next_stage) <= 10
 
 
 @pytest.mark.parametrize(

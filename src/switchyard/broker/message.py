@@ -27,6 +27,9 @@ from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.times import bounded, nearest
 
 MAX_PRIORITY = 10
+MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
+"""Highest AMQP priority of a job that begins a pipeline: queues know none above MAX_PRIORITY, and
+later stages go before it."""
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_BODY_BYTES = 1024 * 1024
 """Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
@@ -88,6 +91,9 @@ class Metadata(BaseModel):
     parent_id: JobId | None = None
     pipeline: JobId | None = None
     """Identifies the run of a pipeline that the job belongs to (the first job's id)."""
+    is_later_stage: bool = False
+    """The same kind of worker has run a job of another type just before it in its pipeline. It is
+    delivered before jobs that begin there, so that documents end one after the other."""
     operation_id: JobId | None = None
     """The backfill that the job, or the job that it follows from, was published by."""
     reply_to: str | None = None
@@ -128,6 +134,13 @@ class JobMessage(BaseModel):
     def with_metadata(self, **changes: Any) -> JobMessage:
         """Return a copy whose metadata has `changes`."""
         return self.model_copy(update={"metadata": self.metadata.model_copy(update=changes)})
+
+    @property
+    def delivery_priority(self) -> int:
+        """The AMQP priority, 0 to MAX_PRIORITY: `priority`, and one more for a later stage."""
+        if self.metadata.is_later_stage:
+            return min(self.priority + 1, MAX_PRIORITY)
+        return min(self.priority, MAX_FIRST_PRIORITY)
 
     @property
     def generation(self) -> tuple[int, int]:

@@ -97,7 +97,7 @@ def envelope_of(
         body=encoded,
         message_id=message.job_id,
         type=message.job_type,
-        priority=message.priority,
+        priority=message.delivery_priority,
         timestamp=max(int(message.metadata.created_at.timestamp()), 0),  # unsigned on the wire
         headers=headers,
     )

@@ -204,13 +204,10 @@ def children_of(
 
     Raises InvalidJob, UnknownJobType or InvalidPayload.
     """
-    children = [
-        _child(registry.get(job.job_type), parent, parent_lane, job, index)
-        for index, job in enumerate(jobs)
-    ]
+    children = [_child(registry, parent, parent_lane, job, index) for index, job in enumerate(jobs)]
     if then is None:
         return children
-    last = _child(registry.get(then.job_type), parent, parent_lane, then, THEN)
+    last = _child(registry, parent, parent_lane, then, THEN)
     if not children:
         return [last]  # there is nothing to wait for
     joined = [replace(each, join_id=last.message.job_id) for each in children]
@@ -218,12 +215,21 @@ def children_of(
 
 
 def _child(
-    job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, index: int | str
+    registry: Registry, parent: JobMessage, parent_lane: str, job: Job, index: int | str
 ) -> NewJob:
+    job_type = registry.get(job.job_type)
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
     _require_lane(job_type, lane)
     job_type.validate(job.payload)
     moment = now()
+    # Not where the handler has said where it belongs, nor where a job goes on in pieces, between
+    # which others are to come.
+    is_later_stage = (
+        job.priority is None
+        and not job.own_pipeline
+        and job.job_type != parent.job_type
+        and job_type.worker == registry.get(parent.job_type).worker
+    )
     message = _message(
         job_type,
         job.payload,
@@ -236,6 +242,7 @@ def _child(
         expires_at=parent.metadata.expires_at,
         parent_id=parent.job_id,
         pipeline=None if job.own_pipeline else parent.metadata.pipeline or parent.job_id,
+        is_later_stage=is_later_stage,
         operation_id=parent.metadata.operation_id,
         traceparent=current_traceparent() or parent.metadata.traceparent,
     )
