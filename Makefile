@@ -29,7 +29,7 @@ help: ## Show this list
 
 .PHONY: demo
 demo: libraries ## Run real jobs from end to end, and show what happens (FILES="a.pdf b.pdf")
-	@$(BIN)/jobctl demo $(FILES)
+	@$(BIN)/jobctl demo $(ARGS) $(FILES)
 
 .PHONY: up
 up: libraries ## Run the whole system until Ctrl-C, and print its addresses

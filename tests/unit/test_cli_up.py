@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.process.up import ApiStart, _await_api, _print_addresses
+from switchyard.cli.process.up import ApiStart, _print_addresses, await_api
 from switchyard.cli.system.local_broker import FoundBroker
 from switchyard.cli.system.local_system import assemble
 from switchyard.cli.system.supervisor import Supervisor
@@ -68,11 +68,11 @@ def test_an_api_that_starts_late_is_told_of_and_told_again_when_it_has_started(
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         api = ApiStart(*server.getsockname())
-        _await_api(api, supervisor)
+        await_api(api, supervisor)
         told = f"The HTTP API is still starting; its log: {tmp_path / 'api.log'}\n"
         assert capsys.readouterr().err == told
         server.listen()
         assert [api.look(), api.look()] == [True, False]
         assert capsys.readouterr().err == ""
-        _await_api(ApiStart(*server.getsockname()), supervisor)
+        await_api(ApiStart(*server.getsockname()), supervisor)
         assert capsys.readouterr().err == ""

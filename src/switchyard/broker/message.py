@@ -139,8 +139,8 @@ class JobMessage(BaseModel):
     def delivery_priority(self) -> int:
         """The AMQP priority, 0 to MAX_PRIORITY: `priority`, and one more for a later stage."""
         if self.metadata.is_later_stage:
-            return min(self.priority + 1, MAX_PRIORITY)
-        return min(self.priority, MAX_FIRST_PRIORITY)
+            return self.priority + (self.priority < MAX_PRIORITY)
+        return MAX_FIRST_PRIORITY if self.priority == MAX_PRIORITY else self.priority
 
     @property
     def generation(self) -> tuple[int, int]:

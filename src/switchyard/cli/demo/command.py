@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,14 +22,21 @@ from switchyard.cli.base.output import echo, say
 if TYPE_CHECKING:
     from switchyard.cli.system.local_broker import FoundBroker
     from switchyard.cli.system.local_system import System
+    from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.common.settings import Settings
 
 VHOST = "switchyard-demo"
 JOBS_MODULE = "switchyard.cli.demo.jobs"
 RETRY_DELAYS = "1,2,4"
 """Seconds, so that nobody has to wait for 5 and 10 as in production."""
+OPTIONS = {"llm": ("--concurrency", "4", "--reserve", "1")}
+"""Of the workers, whatever the environment says: what the demo shows depends on it."""
 GRACE = "3"
 """Seconds that running jobs get when the demo is interrupted."""
+STOP_TIMEOUT = 15.0
+POLL_INTERVAL = 0.3
+PAGES = (("Dashboard", "/dashboard"), ("API", "/docs"), ("API", "/openapi.json"))
+"""What a browser can show, where the API has it; of each name the first."""
 
 
 def demo(
@@ -36,6 +46,10 @@ def demo(
             metavar="FILE", help="Your own PDFs. Default: eight samples that are included."
         ),
     ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Leave everything running until Ctrl-C, with the HTTP API."),
+    ] = False,
     keep_data: Annotated[
         bool,
         typer.Option(
@@ -45,8 +59,9 @@ def demo(
 ) -> None:
     """Run documents through all stages on real queues, and show what happens.
 
-    Needs no configuration: it finds or starts a broker, starts workers, publishes a job that fails
-    twice and one that dies and is redriven, searches the result, and stops everything it started.
+    Needs no configuration: it finds or starts a broker and starts workers. A hot job overtakes a
+    backfill, a job fails twice, one dies and is redriven, and a worker is killed in the middle of
+    its jobs. Then it searches the documents, and stops everything it started.
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.demo.play import play
@@ -58,44 +73,65 @@ def demo(
     settings = load_settings()
     directory = Path(tempfile.mkdtemp(prefix="switchyard-demo-"))
     try:
-        with _system(settings, directory) as system:
-            story = run(play(system, directory, [Path(file) for file in files or ()]))
-            print_summary(story, time.monotonic() - started)
+        with (
+            _system(settings, directory, keep=keep) as system,
+            _processes(system, directory, keep=keep) as supervisor,
+        ):
+            story = run(play(system, supervisor, directory, [Path(file) for file in files or ()]))
+            print_summary(story)
+            problems = judge(story)
+            if not problems:
+                echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
+            if keep:
+                _stay(system, supervisor, directory, story.query)
     finally:
         if keep_data:
             say(f"Kept in {directory}: ledger.db, files, index, logs")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-    problems = judge(story)
     if problems:
         raise CommandFailed(f"not as it should be: {'; '.join(problems)}")
-    echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
+    if not keep:
+        _print_next()
 
 
 @contextmanager
-def _system(settings: Settings, directory: Path) -> Iterator[System]:
+def _system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[System]:
     """The system on a virtual host of its own, set up; what was started ends with the context."""
     from switchyard.cli.system.local_broker import any_broker
     from switchyard.cli.system.local_system import prepare
     from switchyard.cli.system.vhosts import temporary_vhost
 
+    api = _api_settings(settings) if keep else {}
     with any_broker(settings, directory / "broker", say) as found:
         say(f"Broker: {found.what}")
         if found.is_private:
-            system = _assemble(found, found.amqp_url, directory)
+            system = _assemble(found, found.amqp_url, directory, api)
             run(prepare(system))
             yield system
             return
         with temporary_vhost(found, VHOST) as url:
             if url is None:
                 url = run(_unused_vhost(found))
-            system = _assemble(found, url, directory)
+            system = _assemble(found, url, directory, api)
             say(f"Virtual host: {system.settings.vhost}")
             run(prepare(system))
             yield system
 
 
-def _assemble(found: FoundBroker, amqp_url: str, directory: Path) -> System:
+def _api_settings(settings: Settings) -> dict[str, str]:
+    """Those of an API on loopback, at its usual port where that is free."""
+    from switchyard.cli.process.up import free_port
+    from switchyard.cli.system.free_ports import LOOPBACK
+
+    try:
+        port = free_port(settings.api_port)
+    except CommandFailed:
+        port = free_port(0)
+    return {"api_host": LOOPBACK, "api_port": str(port), "api_url": f"http://{LOOPBACK}:{port}"}
+
+
+def _assemble(found: FoundBroker, amqp_url: str, directory: Path, more: dict[str, str]) -> System:
     from switchyard.cli.system.local_system import assemble
 
     return assemble(
@@ -105,8 +141,74 @@ def _assemble(found: FoundBroker, amqp_url: str, directory: Path) -> System:
         only_in_data_dir=True,
         modules=[JOBS_MODULE],
         retry_delays=RETRY_DELAYS,
+        # More than there are processors would end more documents at once, and none sooner.
+        worker_concurrency=str(max(2, os.cpu_count() or 1)),
         shutdown_grace=GRACE,
+        **more,
     )
+
+
+@contextmanager
+def _processes(system: System, directory: Path, *, keep: bool) -> Iterator[Supervisor]:
+    """The processes of the system; they end with the context."""
+    from switchyard.cli.system.local_system import start_all
+    from switchyard.cli.system.supervisor import Supervisor
+
+    supervisor = Supervisor(directory / "logs", system.environment)
+    try:
+        start_all(supervisor, system.registry, options=OPTIONS)
+        if keep:
+            supervisor.start("api", "api")
+        yield supervisor
+    finally:
+        supervisor.stop(STOP_TIMEOUT)
+
+
+def _stay(system: System, supervisor: Supervisor, directory: Path, query: str) -> None:
+    """Print where to look, and keep everything running until Ctrl-C."""
+    from switchyard.cli.process.up import ApiStart, await_api, write_env
+
+    settings = system.settings
+    await_api(ApiStart(settings.api_host, settings.api_port), supervisor)
+    jobctl = "jobctl" if shutil.which("jobctl") else shlex.quote(str(Path(sys.argv[0]).absolute()))
+    echo("")
+    for name, address in _pages(str(settings.api_url)).items():
+        echo(f"{name:<11} {address}")
+    echo("In another terminal:")
+    echo("")
+    echo(f"  source {shlex.quote(str(write_env(system, directory)))}")
+    echo(f"  {jobctl} jobs list")
+    echo(f"  {jobctl} lanes --watch")
+    if query:
+        echo(f"  {jobctl} search {shlex.quote(query)}")
+    echo("")
+    echo("Ctrl-C stops everything.")
+    with suppress(KeyboardInterrupt):
+        while True:
+            for line in supervisor.heal():
+                say(line)
+            time.sleep(POLL_INTERVAL)
+    say("Stopping.")
+
+
+def _pages(api_url: str) -> dict[str, str]:
+    """The pages that the API has, by name."""
+    import httpx
+
+    found: dict[str, str] = {}
+    with httpx.Client(base_url=api_url, trust_env=False) as client:  # no proxy for loopback
+        for name, path in PAGES:
+            with suppress(httpx.HTTPError):
+                if name not in found and client.get(path).is_success:
+                    found[name] = f"{api_url}{path}"
+    return found
+
+
+def _print_next() -> None:
+    by_make = "MAKELEVEL" in os.environ
+    echo("")
+    echo(f"Look around in it:  {'make demo ARGS=--keep' if by_make else 'jobctl demo --keep'}")
+    echo(f"Use it:             {'make up' if by_make else 'jobctl up'}")
 
 
 async def _unused_vhost(found: FoundBroker) -> str:

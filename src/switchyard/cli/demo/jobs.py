@@ -1,6 +1,9 @@
-"""Two job types that fail on purpose, for `jobctl demo`."""
+"""Job types of `jobctl demo`: one that takes a moment, two that fail on purpose, and two that load
+what documents need last while their first stages run."""
 
 from __future__ import annotations
+
+import asyncio
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,6 +11,21 @@ from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import job
+
+
+class NoPayload(BaseModel):
+    """No fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class DemoPage(BaseModel):
+    """Payload of `demo_page`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seconds: float = Field(default=0.2, ge=0, le=60)
+    """How long the work takes."""
 
 
 class DemoFlaky(BaseModel):
@@ -28,6 +46,13 @@ class DemoStrict(BaseModel):
     """Into how many parts to divide; 0 can't be done, now or later."""
 
 
+@job("demo_page", worker="llm", lanes=("hot", "backfill"), timeout=120)
+async def demo_page(payload: DemoPage, ctx: JobContext) -> Outcome:
+    """Take some time, as a request to a model does."""
+    await asyncio.sleep(payload.seconds)
+    return Done({"attempt": ctx.attempt})
+
+
 @job("demo_flaky", worker="llm", lanes=("hot", "backfill"), timeout=30)
 async def demo_flaky(payload: DemoFlaky, ctx: JobContext) -> Outcome:
     """Fail the first attempts, as a server does that is restarting."""
@@ -42,3 +67,25 @@ async def demo_strict(payload: DemoStrict, ctx: JobContext) -> Outcome:
     if payload.parts == 0:
         raise PermanentError("nothing can be divided into 0 parts")
     return Done({"part": 1 / payload.parts})
+
+
+@job("demo_load_embed", worker="embed", lanes=("hot",), timeout=120)
+async def demo_load_embed(payload: NoPayload, ctx: JobContext) -> Outcome:
+    """Open the index and load the embedder."""
+    return await _load_index(ctx)
+
+
+@job("demo_load_link", worker="link", lanes=("hot",), timeout=120)
+async def demo_load_link(payload: NoPayload, ctx: JobContext) -> Outcome:
+    """Open the index."""
+    return await _load_index(ctx)
+
+
+async def _load_index(ctx: JobContext) -> Outcome:
+    from switchyard.services.pipeline.index.embedder import is_offline
+    from switchyard.services.pipeline.index.opening import index_of
+
+    async with index_of(ctx) as index, index.searched() as (_, embedder):
+        if is_offline(embedder.name):
+            await embedder.embed(["ready"])
+    return Done()

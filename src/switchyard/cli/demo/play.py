@@ -1,17 +1,19 @@
-"""What happens in `jobctl demo`: jobs are published, watched, and one is redriven."""
+"""What happens in `jobctl demo`: jobs are published and watched, one is redriven, and a worker is
+killed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.demo.story import DemoDocument, DemoRun, has_ended
+from switchyard.cli.demo.story import DemoDocument, DemoRun, KilledWorker, Overtaking, has_ended
 from switchyard.cli.demo.view import View, demo_view
-from switchyard.cli.system.local_system import System, start_all
+from switchyard.cli.system.local_system import System, worker_name
 from switchyard.cli.system.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -19,20 +21,29 @@ if TYPE_CHECKING:
     from switchyard.services.engine.publishing.publisher import JobPublisher
     from switchyard.services.engine.records.results import JobRecord
 
-POLL_INTERVAL = 0.4
+POLL_INTERVAL = 0.1
 STUCK_TIMEOUT = 60.0
 """Without any change for so long, the demo gives up and says where it stands."""
-STOP_TIMEOUT = 15.0
 HOT_DOCUMENTS = 200
 """More documents than that go through the backfill lane, which holds ten times as many jobs."""
+BACKFILL_JOBS = 40
+PAGE_SECONDS = 0.2
+"""How long each job of the backfill takes."""
+BUSY_SLOTS = 3
+"""Jobs of the backfill that run at once: a worker has four slots and keeps one for hot jobs."""
+WORKER_KIND = "llm"
+"""Of the demo's own jobs, and so of the worker that is killed."""
+LOADING_JOBS = ("hot.demo_load_embed", "hot.demo_load_link")
 FAILURES = 2
 FIXED_PARTS = 4
 SAMPLE_QUERY = "why does the sea rise and fall twice a day"
 HITS = 3
 
 
-async def play(system: System, directory: Path, files: list[Path]) -> DemoRun:
-    """Run the demo; at its end, and also when it is interrupted, all workers have stopped."""
+async def play(
+    system: System, supervisor: Supervisor, directory: Path, files: list[Path]
+) -> DemoRun:
+    """Run the demo with workers that have been started."""
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.publishing.publisher import JobPublisher
@@ -42,22 +53,19 @@ async def play(system: System, directory: Path, files: list[Path]) -> DemoRun:
         from switchyard.services.pipeline.samples.articles import write_samples
 
         files = await asyncio.to_thread(write_samples, directory / "samples")
-    supervisor = Supervisor(directory / "logs", system.environment)
     ledger = await Ledger.open(system.settings.ledger_url, check=True)
     try:
-        start_all(supervisor, system.registry)
         story = DemoRun([DemoDocument(str(file.name)) for file in files], are_samples)
         async with Publisher(system.settings, name="demo") as publisher:
             fair_from = system.settings.fair_from
             jobs = JobPublisher(system.registry, ledger, publisher, fair_from=fair_from)
-            with demo_view(system, ledger, story) as view:
+            with demo_view(system, ledger) as view:
                 await _DemoRunner(system, supervisor, ledger, jobs, story, view).run(files)
         await _collect(ledger, story)
         await _search(system, story)
         return story
     finally:
         await ledger.close()
-        supervisor.stop(STOP_TIMEOUT)
 
 
 @dataclass(slots=True)
@@ -70,7 +78,10 @@ class _DemoRunner:
     view: View
     flaky_id: str = ""
     strict_id: str = ""
+    hot_id: str | None = None
     redrive_id: str | None = None
+    told: set[str] = field(default_factory=set)
+    """Texts, and ids of documents' jobs, that are not to be told again."""
 
     async def run(self, files: list[Path]) -> None:
         await self._publish(files)
@@ -80,14 +91,15 @@ class _DemoRunner:
             if (progress := self._progress()) != seen:
                 seen, changed_at = progress, time.monotonic()
             self._check_alive(time.monotonic() - changed_at)
-            await self.view.show()
+            await self.view.draw()
             await asyncio.sleep(POLL_INTERVAL)
-        await self.view.show()
 
     async def _publish(self, files: list[Path]) -> None:
         from switchyard.services.engine.publishing.preparing import JobRequest
         from switchyard.services.engine.publishing.publisher import Published
 
+        for key in LOADING_JOBS:
+            await self.publisher.publish(JobRequest(key, {}, source="demo"))
         lane = "hot" if len(files) <= HOT_DOCUMENTS else "backfill"
         for document, file in zip(self.story.documents, files, strict=True):
             path = str(file.absolute())
@@ -102,35 +114,61 @@ class _DemoRunner:
                 document.job_id = outcome.job_id
             else:
                 document.problem = str(outcome)
+        page = {"seconds": PAGE_SECONDS}
+        pages = [JobRequest("backfill.demo_page", page, source="demo")] * BACKFILL_JOBS
+        for outcome in await self.publisher.publish_many(pages):
+            if not isinstance(outcome, Published):
+                raise CommandFailed(f"a job of the backfill was not published: {outcome}")
+            self.story.backfill_ids.append(outcome.job_id)
         flaky = JobRequest("hot.demo_flaky", {"failures": FAILURES}, source="demo")
         strict = JobRequest("hot.demo_strict", {"parts": 0}, source="demo")
         self.flaky_id = (await self.publisher.publish(flaky)).job_id
         self.strict_id = (await self.publisher.publish(strict)).job_id
         self.view.tell(
-            f"Published {len(files)} documents, a job that fails {FAILURES} times, and one that "
-            "dies"
+            f"Published {len(files)} documents, a backfill of {BACKFILL_JOBS} jobs, a job that "
+            "fails twice, and one that dies"
         )
+        self._tell_documents()
 
     async def _look(self) -> bool:
-        """Read how things stand; True when all has ended."""
-        from switchyard.services.engine.records.states import State
-
+        """Read how things stand, and do what is due; True when all has ended."""
+        reads = self.ledger.job_reads
         for document in self.story.documents:
-            if document.job_id is not None and not document.is_over:
-                document.jobs = await self.ledger.job_reads.pipeline(document.job_id)
-        self.story.flaky = await self.ledger.job_reads.get(self.flaky_id)
-        strict = self.story.strict = await self.ledger.job_reads.get(self.strict_id)
-        if self.redrive_id is None and strict is not None and strict.state is State.DEAD:
-            await self._redrive(strict)
-        if self.redrive_id is not None and self.story.redriven is None:
-            await self._look_at_redrive(self.redrive_id)
+            if document.job_id is not None and document.job_id not in self.told:
+                document.jobs = await reads.pipeline(document.job_id)
+                if document.is_over:
+                    self.told.add(document.job_id)
+                    self._tell_documents(f" ({document.name})")
+        self.story.flaky = await reads.get(self.flaky_id)
+        self.story.strict = await reads.get(self.strict_id)
+        await self._look_at_strict()
+        await self._look_at_backfill()
         return (
             all(document.is_over for document in self.story.documents)
             and all(
                 job is not None and has_ended(job) for job in (self.story.flaky, self.story.strict)
             )
             and self.story.redriven is not None
+            and self.story.backfill_done == len(self.story.backfill_ids)
         )
+
+    def _tell_documents(self, last: str = "") -> None:
+        story = self.story
+        self.view.tell(f"documents done: {story.documents_done} of {len(story.documents)}{last}")
+
+    # --- the job that dies ------------------------------------------------------------------
+
+    async def _look_at_strict(self) -> None:
+        from switchyard.services.engine.records.states import State
+
+        strict = self.story.strict
+        if self.redrive_id is None:
+            if strict is not None and strict.state is State.DEAD:
+                await self._redrive(strict)
+        elif self.story.redriven is None:
+            await self._look_at_redrive(self.redrive_id)
+        elif strict is not None and has_ended(strict):
+            self._tell_once(f"demo_strict, redriven: {strict.state}")
 
     async def _redrive(self, dead: JobRecord) -> None:
         """Begin a redrive with another payload; the demo's scheduler runs it."""
@@ -161,19 +199,90 @@ class _DemoRunner:
             self.story.redriven = RedriveProgress.from_operation(operation)
             self.story.strict = await self.ledger.job_reads.get(self.strict_id)
 
-    def _progress(self) -> tuple[int, int, int]:
+    # --- the backfill, the hot job that overtakes it, and the worker that is killed ---------
+
+    async def _look_at_backfill(self) -> None:
+        from switchyard.services.engine.records.states import State
+
+        story = self.story
+        states = await self.ledger.job_reads.states(story.backfill_ids)
+        running = frozenset(job_id for job_id, state in states.items() if state is State.RUNNING)
+        story.backfill_done = sum(state is State.SUCCEEDED for state in states.values())
+        if self.hot_id is None:
+            if len(running) >= BUSY_SLOTS:
+                await self._publish_hot()
+        elif story.overtaking is None:
+            waiting = sum(state is State.QUEUED for state in states.values())
+            await self._look_at_hot(self.hot_id, waiting)
+        elif story.killed is None:
+            is_busy = len(running) >= BUSY_SLOTS
+            if is_busy or (running and State.QUEUED not in states.values()):
+                await self._kill_worker()
+        else:
+            story.rerun = sum(
+                states.get(job_id) is State.SUCCEEDED for job_id in story.killed.job_ids
+            )
+            if story.rerun == len(story.killed.job_ids):
+                self._tell_once(f"{pluralize(story.rerun, 'cut-off job')} ran again and succeeded")
+        if story.backfill_done == len(story.backfill_ids):
+            self._tell_once(f"backfill done: {story.backfill_done} of {len(story.backfill_ids)}")
+
+    async def _publish_hot(self) -> None:
+        from switchyard.services.engine.publishing.preparing import JobRequest
+
+        hot = JobRequest("hot.demo_page", {"seconds": 0}, source="demo")
+        self.hot_id = (await self.publisher.publish(hot)).job_id
+
+    async def _look_at_hot(self, job_id: str, waiting: int) -> None:
+        hot = await self.ledger.job_reads.get(job_id)
+        if hot is None or hot.started_at is None or not has_ended(hot):
+            return
+        wait_ms = (hot.started_at - hot.created_at) * 1000
+        self.story.overtaking = Overtaking(wait_ms, waiting)
+        self.view.tell(
+            f"a hot job overtook the backfill: it waited {wait_ms:.0f} ms; "
+            f"{pluralize(waiting, 'earlier job')} still waiting"
+        )
+
+    async def _kill_worker(self) -> None:
+        from switchyard.services.engine.records.states import State
+
+        name = worker_name(WORKER_KIND, 1)
+        self.supervisor.kill(name)
+        # What it was at can be read now that it can't go on.
+        states = await self.ledger.job_reads.states(self.story.backfill_ids)
+        cut_off = frozenset(job_id for job_id, state in states.items() if state is State.RUNNING)
+        if cut_off:
+            self.story.killed = KilledWorker(name, cut_off)
+            jobs = pluralize(len(cut_off), "job")
+            self.view.tell(f"killed {name} (SIGKILL) in the middle of {jobs}")
+
+    # --- watching ---------------------------------------------------------------------------
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self.told:
+            self.told.add(text)
+            self.view.tell(text)
+
+    def _progress(self) -> tuple[int, ...]:
         """Changes when something has been done. A job that starts over and over does not."""
         jobs = [job for document in self.story.documents for job in document.jobs]
         jobs += [job for job in (self.story.flaky, self.story.strict) if job is not None]
         return (
+            self.story.backfill_done,
             len(jobs),
             sum(has_ended(job) for job in jobs),
             sum(job.attempts + 1_000 * job.redrives for job in jobs),
         )
 
     def _check_alive(self, unchanged_for: float) -> None:
+        killed = worker_name(WORKER_KIND, 1)
         for child in self.supervisor.dead():
-            raise CommandFailed(f"{child.name} ended before its time; its last words: {child.tail}")
+            if self.hot_id is None or child.name != killed:
+                raise CommandFailed(
+                    f"{child.name} ended before its time; its last words: {child.tail}"
+                )
+        self.supervisor.heal()
         limit = STUCK_TIMEOUT
         if self.system.settings.llm_base_url is not None:
             limit += self.system.settings.llm_timeout

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.output import add_row, cell, console, echo, styled, table
 from switchyard.cli.demo.play import FAILURES, FIXED_PARTS
-from switchyard.cli.demo.story import DemoDocument, DemoRun
+from switchyard.cli.demo.story import ENDED, DemoDocument, DemoRun
 
 if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 NEEDS_OCR = "needs OCR"
 
 
-def print_summary(story: DemoRun, seconds: float) -> None:
-    """Print documents, jobs, what failed on purpose, and the search."""
+def print_summary(story: DemoRun) -> None:
+    """Print documents, jobs, what was done to them on purpose, and the search."""
     screen = console()
     rows = table(
         "DOCUMENT",
@@ -40,7 +41,18 @@ def print_summary(story: DemoRun, seconds: float) -> None:
     states = ", ".join(
         f"{number} {styled(state)}" for state, number in sorted(story.states.items())
     )
-    screen.print(f"Jobs: {states}; {_retries(story)} retries; in {seconds:.0f} s")
+    accepted = sum(story.states.values())
+    screen.print(f"Jobs: {accepted} accepted, {states}, {_lost(story)} lost")
+    if story.overtaking is not None:
+        screen.print(
+            f"A hot job waited {story.overtaking.wait_ms:.0f} ms; "
+            f"{pluralize(story.overtaking.overtaken, 'earlier job')} of a backfill waited longer"
+        )
+    if story.killed is not None:
+        screen.print(
+            f"{story.killed.name} was killed in the middle of "
+            f"{pluralize(len(story.killed.job_ids), 'job')}; {story.rerun} ran again and succeeded"
+        )
     if story.flaky is not None:
         delays = "after 1 s and 2 s, in production 5 s and 10 s"
         screen.print(
@@ -75,6 +87,12 @@ def judge(story: DemoRun) -> list[str]:
         problems.append("demo_strict was not redriven")
     elif story.strict is None or story.strict.state != "succeeded":
         problems.append("demo_strict did not succeed after its redrive")
+    if story.overtaking is None:
+        problems.append("no hot job overtook the backfill")
+    if story.killed is None or story.rerun < len(story.killed.job_ids):
+        problems.append("the jobs of the killed worker did not run again")
+    if _lost(story):
+        problems.append(f"{_lost(story)} jobs were lost")
     if story.search_problem:
         problems.append(f"the search failed: {story.search_problem}")
     elif story.query and not story.hits:
@@ -125,10 +143,9 @@ def _failures(record: JobRecord) -> int:
     return sum(1 for attempt in record.timeline if attempt.outcome == "retry")
 
 
-def _retries(story: DemoRun) -> int:
-    records = [record for document in story.documents for record in document.records.values()]
-    records += [record for record in (story.flaky, story.strict) if record is not None]
-    return sum(_failures(record) for record in records)
+def _lost(story: DemoRun) -> int:
+    """Jobs that have come to no end."""
+    return sum(number for state, number in story.states.items() if state not in ENDED)
 
 
 def _shortened(text: str, limit: int) -> str:

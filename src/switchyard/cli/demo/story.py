@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from switchyard.services.engine.redrive.spec import RedriveProgress
     from switchyard.services.pipeline.index.chunk_search import Hit
 
+ENDED = ("succeeded", "dead", "cancelled")
+"""States after which nothing more becomes of a job."""
+
 
 @dataclass(slots=True)
 class DemoDocument:
@@ -30,11 +33,37 @@ class DemoDocument:
 
 
 @dataclass(slots=True)
+class Overtaking:
+    """A hot job that is published while a backfill fills every other slot."""
+
+    wait_ms: float
+    """From its publication to its start."""
+    overtaken: int
+    """Jobs of the backfill that still waited when it had ended."""
+
+
+@dataclass(slots=True)
+class KilledWorker:
+    """A worker that is killed in the middle of jobs."""
+
+    name: str
+    job_ids: frozenset[str]
+    """Jobs that it ran in that moment."""
+
+
+@dataclass(slots=True)
 class DemoRun:
     """Everything that the summary tells."""
 
     documents: list[DemoDocument]
     are_samples: bool
+    backfill_ids: list[str] = field(default_factory=list)
+    backfill_done: int = 0
+    """Jobs of the backfill that have succeeded."""
+    overtaking: Overtaking | None = None
+    killed: KilledWorker | None = None
+    rerun: int = 0
+    """Jobs that were running in the killed worker and have succeeded in another."""
     flaky: JobRecord | None = None
     strict: JobRecord | None = None
     death: str = ""
@@ -45,7 +74,11 @@ class DemoRun:
     hits: list[Hit] = field(default_factory=list)
     search_problem: str = ""
 
+    @property
+    def documents_done(self) -> int:
+        return sum(document.is_over for document in self.documents)
+
 
 def has_ended(job: JobSummary) -> bool:
     """Whether nothing more will become of the job."""
-    return job.state in ("succeeded", "dead", "cancelled")
+    return job.state in ENDED

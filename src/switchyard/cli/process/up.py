@@ -103,7 +103,7 @@ def up(
     make_private(directory)
     with _alone_in(directory):
         try:
-            port = _port(settings.api_port if api_port is None else api_port)
+            port = free_port(settings.api_port if api_port is None else api_port)
             _run_until_interrupted(
                 directory, include or [], port, scale or [], autoscale or [], adopt
             )
@@ -124,7 +124,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def _port(wanted: int) -> int:
+def free_port(wanted: int) -> int:
     """Return a loopback port for the API. Raises CommandFailed for one that is taken."""
     from switchyard.cli.system.free_ports import LOOPBACK
 
@@ -194,7 +194,7 @@ def _run_until_interrupted(
             start_all(supervisor, system.registry, processes)
             supervisor.start("api", "api")
             api = ApiStart(LOOPBACK, api_port)
-            _await_api(api, supervisor)
+            await_api(api, supervisor)
             _print_addresses(found, system, directory)
             scaler = Autoscaler(system, supervisor, spans) if spans else None
             _watch(found, supervisor, scaler, api)
@@ -221,7 +221,7 @@ class ApiStart:
         return self.is_done
 
 
-def _await_api(api: ApiStart, supervisor: Supervisor) -> None:
+def await_api(api: ApiStart, supervisor: Supervisor) -> None:
     """Return when the API takes connections, so that its address can be used once it is printed;
     where that takes too long, say so: `_watch` tells when it does."""
     deadline = time.monotonic() + API_START_TIMEOUT
@@ -289,6 +289,16 @@ def _watch(
             say(line)
 
 
+def write_env(system: System, directory: Path) -> Path:
+    """Write the file that another terminal reads to mean the same system; only its owner can."""
+    from switchyard.cli.system.rabbitmq_config import write_private
+
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in _exported(system).items()]
+    env_file = directory / "env"
+    write_private(env_file, "\n".join(lines) + "\n")
+    return env_file
+
+
 def _exported(system: System) -> dict[str, str]:
     """Return, by variable, what another terminal needs to use the same system: addresses, and what
     commands there depend on, such as prices, budgets, servers and limits."""
@@ -306,12 +316,9 @@ def _exported(system: System) -> dict[str, str]:
 
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
     from switchyard.broker.addresses import address_of, without_login
-    from switchyard.cli.system.rabbitmq_config import write_private
 
     settings = system.settings
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in _exported(system).items()]
-    env_file = directory / "env"
-    write_private(env_file, "\n".join(lines) + "\n")
+    env_file = write_env(system, directory)
     ledger = settings.ledger_url.rpartition("@")[2]
     echo(f"Broker      {found.what}")
     echo(f"API         {settings.api_url}")

@@ -107,13 +107,17 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
 
 
 def start_all(
-    supervisor: Supervisor, registry: Registry, scale: Mapping[str, int] | None = None
+    supervisor: Supervisor,
+    registry: Registry,
+    scale: Mapping[str, int] | None = None,
+    options: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Start the scheduler and, for each kind of worker with job types, as many processes as `scale`
-    says; by default one."""
+    says, by default one, with `options` of `jobctl worker`."""
     for kind in kinds_of(registry):
+        arguments = ("worker", kind, *(options or {}).get(kind, ()))
         for number in range(1, (scale or {}).get(kind, 1) + 1):
-            supervisor.start(worker_name(kind, number), "worker", kind)
+            supervisor.start(worker_name(kind, number), *arguments)
     supervisor.start("scheduler", "scheduler")
 
 

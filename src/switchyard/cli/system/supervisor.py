@@ -86,6 +86,13 @@ class Supervisor:
                 child.retires, child.restart_at = True, None
                 _signal(child, RETIRE_SIGNAL)
 
+    def kill(self, name: str) -> None:
+        """Kill a process as the kernel does when memory runs out; `heal` starts it again."""
+        for child in self.children:
+            if child.name == name and child.process is not None:
+                _signal(child, signal.SIGKILL)
+                child.process.wait()
+
     def heal(self) -> list[str]:
         """Start again, each after its backoff, what has died; says what happened, in lines."""
         news = []
