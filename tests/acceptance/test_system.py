@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.conftest import JOBCTL, CommandLine, clean_environment
 from tests.support.brokers import TestBroker
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 DEMO_TIMEOUT = 170
 
 
