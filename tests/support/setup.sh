@@ -1,9 +1,9 @@
 #!/bin/bash
 # Installs what the tests run against, where it is missing: RabbitMQ 3.10 and 4.3, PostgreSQL; and
-# promtool, which checks the alert rules; and the object stores, of S3's and Azure's kind, in
+# promtool, which checks the alert rules; Chromium, in which the dashboard is looked at; and the object stores, of S3's and Azure's kind, in
 # directories of their own: what they need does not go together with what the project needs.
 # Does nothing, and quickly, where all is there. Without root's rights it says what is missing,
-# and the tests that need it are skipped. `setup.sh brokers` leaves out promtool and the object stores.
+# and the tests that need it are skipped. `setup.sh brokers` leaves out promtool, Chromium and the object stores.
 set -euo pipefail
 only=${1:-everything}
 
@@ -26,6 +26,7 @@ missing=()
 have_postgres || missing+=(postgresql)
 if [ "$only" = everything ]; then
     command -v promtool >/dev/null || missing+=(prometheus)
+    { command -v chromium && command -v chromedriver; } >/dev/null || missing+=(chromium chromium-driver fonts-dejavu-core)
     have_object_stores || command -v npm >/dev/null || missing+=(npm)
 fi
 { have_rabbitmq 3.10 && have_rabbitmq 4.3; } || command -v debootstrap >/dev/null \

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from switchyard.api.dashboard.views import ROUTERS as DASHBOARD_ROUTERS
+from switchyard.api.dashboard.views import open_dashboard
 from switchyard.api.engine import (
     admin,
     backfills,
@@ -59,6 +61,7 @@ ROUTERS = (
     admin.router,
     health.router,
     webhooks.router,
+    *DASHBOARD_ROUTERS,
 )
 
 PROBE_RATE, PROBE_BURST = 50.0, 200
@@ -91,6 +94,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 open_document_services(
                     settings, state.registry, state.ledger, publisher, state.metrics
                 ) as desks,
+                open_dashboard(app, state),
             ):
                 app.state.api = state
                 app.state.desks = desks

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from switchyard.api.app import create_app
+from switchyard.api.dashboard.pages import Dashboard
 from switchyard.api.middleware.connections import bounded_http
 from switchyard.api.state import ApiState
 from switchyard.services.common.settings import Settings
@@ -67,6 +68,9 @@ class ApiServer(uvicorn.Server):
         if state is not None and state.broker is not None:
             # Clients that follow events come again, perhaps to another process.
             state.broker.feed.end()
+        pages: Dashboard | None = getattr(self.app.state, "dashboard", None)
+        if pages is not None:
+            pages.feeds.end()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from pydantic import BaseModel
 
 from switchyard.api.addresses import is_loopback
+from switchyard.api.http.event_stream import StreamAdmission
 from switchyard.api.http.problems import OPENAI_PREFIX, Problem, try_later
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.common.errors import Misconfigured
@@ -77,15 +78,20 @@ async def identify(request: Request) -> Principal:
     state = state_of(request)
     key = key_in(request)
     if (key is None or must_send_key(request.url.path)) and not await state.keys.has_keys():
-        _require_this_machine(request)
+        require_this_machine(request)
         key = None
     principal = await _principal_of(state.keys, key)
+    admit_principal(request, principal, KeyAdmission(state.keys, key))
+    return principal
+
+
+def admit_principal(request: Request, principal: Principal, admission: StreamAdmission) -> None:
+    """Note who makes this request, and what lets it in. Raises Problem (429)."""
     request.state.principal = principal.id
     request.state.asks = principal
-    request.state.admission = KeyAdmission(state.keys, key)
+    request.state.admission = admission
     if principal is not ANYBODY:
-        limit(request, state.key_limiter.take(principal.id))
-    return principal
+        limit(request, state_of(request).key_limiter.take(principal.id))
 
 
 def must_send_key(path: str) -> bool:
@@ -270,7 +276,7 @@ def _unauthorized(detail: str) -> Problem:
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _require_this_machine(request: Request) -> None:
+def require_this_machine(request: Request) -> None:
     """Without keys, only programs on this machine come in: whatever address the server was
     bound to, no web page that has its own name resolve to loopback, and none that has the
     browser send a form here: with its `Origin`, which is `null` where it hides it."""

@@ -321,6 +321,7 @@ def _print_addresses(found: FoundBroker, system: System, directory: Path) -> Non
     env_file = write_env(system, directory)
     ledger = settings.ledger_url.rpartition("@")[2]
     echo(f"Broker      {found.what}")
+    echo(f"Dashboard   {settings.api_url}/dashboard")
     echo(f"API         {settings.api_url}")
     echo(f"AMQP        {address_of(settings.require_amqp_url())}")
     echo(f"Management  {without_login(settings.require_management_url())}")

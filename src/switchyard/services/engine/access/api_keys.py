@@ -127,7 +127,11 @@ class ApiKeyStore:
 
     async def identify(self, key: str) -> Principal | None:
         """Whose key that is; None for a key that is unknown or revoked. Raises LedgerError."""
-        key_hash = hash_of(key)
+        return await self.identify_hash(hash_of(key))
+
+    async def identify_hash(self, key_hash: str) -> Principal | None:
+        """Whose key has that hash; None for a key that is unknown or revoked. Raises
+        LedgerError."""
         for configured, principal in self._configured.items():
             if hmac.compare_digest(configured, key_hash):
                 return principal

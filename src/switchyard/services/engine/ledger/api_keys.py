@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, insert, select, update
+from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
-from switchyard.services.engine.ledger.sql.tables import api_keys
+from switchyard.services.engine.ledger.sql.tables import api_keys, sessions
 from switchyard.services.engine.records.system import ApiKeyRecord
 
 
@@ -69,6 +69,40 @@ class ApiKeyRepository(Repository):
     def note_api_key_used(self, connection: Connection, key_id: str, now: float) -> None:
         """Record that the key was used at that time."""
         connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(last_used_at=now))
+
+    @write
+    def add_session(
+        self,
+        connection: Connection,
+        token_hash: str,
+        *,
+        key_hash: str,
+        now: float,
+        expires_at: float,
+    ) -> None:
+        """Keep a session of whoever has that key, and forget those that are over. Times are seconds
+        since the epoch."""
+        connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
+        connection.execute(
+            insert(sessions).values(
+                token_hash=token_hash, key_hash=key_hash, created_at=now, expires_at=expires_at
+            )
+        )
+
+    @read
+    def session_key(self, connection: Connection, token_hash: str, now: float) -> str | None:
+        """Return the hash of the key that a session was begun with; None where it is over."""
+        found: str | None = connection.scalar(
+            select(sessions.c.key_hash).where(
+                sessions.c.token_hash == token_hash, sessions.c.expires_at > now
+            )
+        )
+        return found
+
+    @write
+    def end_session(self, connection: Connection, token_hash: str) -> None:
+        """Forget a session."""
+        connection.execute(delete(sessions).where(sessions.c.token_hash == token_hash))
 
 
 def _key(row: Row[Any]) -> ApiKeyRecord:

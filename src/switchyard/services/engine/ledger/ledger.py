@@ -13,6 +13,7 @@ from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.joins import JoinRepository
+from switchyard.services.engine.ledger.lane_history import LaneHistory
 from switchyard.services.engine.ledger.leases import LeaseRepository
 from switchyard.services.engine.ledger.limits import LimitRepository
 from switchyard.services.engine.ledger.progress import ProgressRepository
@@ -59,6 +60,7 @@ class Ledger(AsyncCloseable):
         self.bulk = BulkRepository(core)
         self.bulk_jobs = BulkJobRepository(core)
         self.gauges = GaugeReads(core)
+        self.lane_history = LaneHistory(core)
         self.limits = LimitRepository(core)
         self.alerts = SentAlerts(core)
         self.references = ReferencedKeys(core)

@@ -313,6 +313,26 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneMinute:
+    """What went on in a lane in one minute. Times are seconds since the epoch."""
+
+    at: float
+    """Its end, by the clock on the wall."""
+    lane: str
+    counted_at: float
+    published: int
+    ended: int
+    dead: int
+    open_jobs: int
+    """Jobs that had not ended when it was counted."""
+    ready: int | None
+    """What waited in the lane's queues; None where the broker was away."""
+    wait_p50: float | None
+    """Seconds that jobs had waited which began in it; the hot lane's alone, None where none did."""
+    wait_p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """A worker process."""
 

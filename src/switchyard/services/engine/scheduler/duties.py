@@ -25,6 +25,7 @@ from switchyard.services.engine.dead.purge import PurgeHandler
 from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.lane_history import LaneHistoryRecorder
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.redrive.displaced_returner import (
     RETURN_INTERVAL,
@@ -37,6 +38,9 @@ from switchyard.services.engine.wings import brought
 
 GENERATION_INTERVAL = 10.0
 """Seconds between two generations: after so long, an old copy of the ledger is recognised."""
+
+HISTORY_PAUSE = 1.0
+"""Seconds between the count of a minute and the wait for the end of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
         "wake jobs that wait for limits", partial(_wake_waiting, context), intervals.calls
     )
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
+    recorder = LaneHistoryRecorder(settings, registry, ledger)
+    yield PeriodicDuty("lane history", recorder.record, HISTORY_PAUSE)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0026"
+SCHEMA_REVISION = "0027"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -235,6 +235,30 @@ api_keys = Table(
     Column("created_at", Double, nullable=False),
     Column("last_used_at", Double),
     Column("revoked_at", Double),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("token_hash", Text, primary_key=True),
+    Column("key_hash", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+
+lane_minutes = Table(
+    "lane_minutes",
+    metadata,
+    Column("at", Double, primary_key=True),
+    Column("lane", Text, primary_key=True),
+    Column("counted_at", Double, nullable=False),
+    Column("published", Integer, nullable=False),
+    Column("ended", Integer, nullable=False),
+    Column("dead", Integer, nullable=False),
+    Column("open_jobs", Integer, nullable=False),
+    Column("ready", Integer),
+    Column("wait_p50", Double),
+    Column("wait_p99", Double),
 )
 
 bulk_operations = Table(

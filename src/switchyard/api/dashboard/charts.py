@@ -1,0 +1,67 @@
+"""Small charts as SVG, drawn on the server: points and labels, without styles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 240, 44
+"""In the units of the picture, which is as wide as there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One value with the text that is shown when somebody points at it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class Chart:
+    """A row of values, of which some may be unknown, drawn from the left to the right."""
+
+    def __init__(
+        self,
+        values: Sequence[float | None],
+        *,
+        top: float | None = None,
+        width: int = WIDTH,
+        height: int = HEIGHT,
+    ) -> None:
+        """`top` is the value at the upper edge; the largest one where it is not given."""
+        self.values = values
+        self.width, self.height = width, height
+        self.top = top or max((each for each in values if each is not None), default=0.0) or 1.0
+        self.step = width / max(1, len(values))
+
+    def y(self, value: float) -> float:
+        """Return how far from the upper edge a value is."""
+        room = self.height - 2
+        return round(1 + room - room * min(1.0, max(0.0, value / self.top)), 1)
+
+    @property
+    def bars(self) -> list[Bar]:
+        """Return a bar for each value that is known and not nothing."""
+        found = []
+        for index, value in enumerate(self.values):
+            if value:
+                y = self.y(value)
+                x = round(index * self.step, 1)
+                found.append(
+                    Bar(x, y, round(max(0.8, self.step - 0.8), 1), round(self.height - y, 1))
+                )
+        return found
+
+    @property
+    def line(self) -> str:
+        """Return the path through all values that are known, with gaps where they are not."""
+        parts: list[str] = []
+        is_drawing = False
+        for index, value in enumerate(self.values):
+            if value is not None:
+                x = round((index + 0.5) * self.step, 1)
+                parts.append(f"{'L' if is_drawing else 'M'}{x} {self.y(value)}")
+            is_drawing = value is not None
+        return "".join(parts)

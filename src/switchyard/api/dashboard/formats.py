@@ -1,0 +1,113 @@
+"""How numbers, lengths and moments are written on pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+NOTHING = "–"
+KIB = 1024
+
+
+class Html(str):
+    """A text that is HTML already, and is not escaped: templates ask it by that method's name."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+
+def number(value: float | None) -> str:
+    """Write a number with separated thousands; large ones short."""
+    if value is None:
+        return NOTHING
+    if abs(value) >= 10_000_000:
+        return f"{value / 1_000_000:,.1f} M"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time with its two largest units, or a fraction of a second."""
+    if seconds is None:
+        return NOTHING
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for size, unit, small_size, small in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // small_size
+            return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
+def moment(at: float | None) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC)
+
+
+def ago(at: float | datetime | None, now: float) -> str:
+    """Write how long ago, or in how long, a moment is: a `<time>` with the exact one on hover.
+    The page's script keeps it up to date."""
+    if at is None:
+        return NOTHING
+    when = moment(at) if isinstance(at, int | float) else at.astimezone(UTC)
+    if when is None:
+        return NOTHING
+    past = now - when.timestamp()
+    text = duration(abs(past) if abs(past) >= 1 else 0)
+    if abs(past) < 1:
+        text = "now"
+    elif past > 0:
+        text = f"{text.replace('.0 s', ' s')} ago"
+    else:
+        text = f"in {text}"
+    exact = when.strftime("%Y-%m-%d %H:%M:%S UTC")
+    told = when.isoformat(timespec="milliseconds")
+    return Html(f'<time datetime="{told}" title="{exact}" data-ago>{text}</time>')
+
+
+def clock(at: float | None) -> str:
+    """Write the time of the day, in UTC."""
+    when = moment(at)
+    return NOTHING if when is None else when.strftime("%H:%M")
+
+
+def size(count: float | None) -> str:
+    """Write a number of bytes."""
+    if count is None:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < KIB:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= KIB
+    return f"{count:.1f} TiB"
+
+
+def percent(part: float | None) -> str:
+    return NOTHING if part is None else f"{part:.0f} %"
+
+
+def code_parts(text: str) -> list[tuple[str, bool]]:
+    """Cut a text at its backticks: each part, and whether it is a command or a name."""
+    return [(part, bool(index % 2)) for index, part in enumerate(text.split("`")) if part]
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "number": number,
+    "duration": duration,
+    "ago": ago,
+    "clock": clock,
+    "size": size,
+    "percent": percent,
+    "code_parts": code_parts,
+}

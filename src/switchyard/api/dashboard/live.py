@@ -1,0 +1,108 @@
+"""Pages that stay up to date: each is read once for all who look at it, and only while they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+
+import structlog
+from starlette.exceptions import HTTPException
+
+from switchyard.api.http.event_stream import HEARTBEAT, frame
+from switchyard.broker.errors import BrokerError
+from switchyard.broker.task_supervisor import end_tasks
+from switchyard.services.common.errors import SwitchyardError
+
+INTERVAL = 2.0
+"""Seconds between two readings of a page that somebody looks at."""
+HEARTBEAT_INTERVAL = 15.0
+Read = Callable[[], Awaitable[dict[str, str]]]
+
+
+class _Feed:
+    """One page at one address, read again and again."""
+
+    def __init__(self, regions: dict[str, str]) -> None:
+        self.followers = 0
+        self.changed = asyncio.Event()
+        self.regions: dict[str, tuple[int, bytes]] = {}
+        """The number of its last change, and its event, by region."""
+        self.turn = 0
+        self._html: dict[str, str] = {}
+        self.update(regions)
+        self.task: asyncio.Task[None] | None = None
+
+    def update(self, regions: dict[str, str]) -> None:
+        """Take over what has changed."""
+        changed = {name: html for name, html in regions.items() if self._html.get(name) != html}
+        if not changed:
+            return
+        self.turn += 1
+        self._html.update(changed)
+        for name, html in changed.items():
+            event = frame("region", {"name": name, "html": html})
+            self.regions[name] = (self.turn, event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have all who follow look again."""
+        waiting, self.changed = self.changed, asyncio.Event()
+        waiting.set()
+
+
+class Feeds:
+    """All pages that are looked at."""
+
+    def __init__(self, *, interval: float = INTERVAL) -> None:
+        self._interval = interval
+        self._feeds: dict[Hashable, _Feed] = {}
+        self._ended = False
+
+    @property
+    def number(self) -> int:
+        """How many different pages are looked at."""
+        return len(self._feeds)
+
+    def end(self) -> None:
+        """End every stream, also those that are about to begin: this process stops."""
+        self._ended = True
+        for feed in self._feeds.values():
+            feed.wake()
+
+    async def follow(
+        self, key: Hashable, read: Read, known: dict[str, str]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the event of each region, and again when it has changed. `known` are the regions as
+        they are now."""
+        feed = self._feeds.get(key)
+        if feed is None:
+            feed = self._feeds[key] = _Feed(known)
+            feed.task = asyncio.create_task(self._keep_reading(feed, read))
+        feed.followers += 1
+        seen = 0
+        try:
+            while not self._ended:
+                changed = feed.changed
+                for turn, event in list(feed.regions.values()):
+                    if turn > seen:
+                        yield event
+                seen = feed.turn
+                try:
+                    async with asyncio.timeout(HEARTBEAT_INTERVAL):
+                        await changed.wait()
+                except TimeoutError:
+                    yield HEARTBEAT
+        finally:
+            feed.followers -= 1
+            if not feed.followers:
+                self._feeds.pop(key, None)
+                await end_tasks(*([feed.task] if feed.task is not None else []))
+
+    async def _keep_reading(self, feed: _Feed, read: Read) -> None:
+        log = structlog.get_logger("dashboard")
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                feed.update(await read())
+            except (SwitchyardError, BrokerError, HTTPException) as error:
+                log.warning("page not read again", error=str(error))

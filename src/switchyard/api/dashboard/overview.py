@@ -1,0 +1,195 @@
+"""What needs attention, and how full and how fast the lanes are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from switchyard.api.dashboard.pages import Page, Pages, View
+from switchyard.api.dashboard.readings import Readings
+from switchyard.api.dashboard.sessions import PATH
+from switchyard.api.middleware.access import may
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker.lanes import HOT, LANES
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.monitoring.check import Diagnostic
+from switchyard.services.engine.monitoring.lane_report import LaneReport, Report
+from switchyard.services.engine.monitoring.worker_status import is_current, status_of
+from switchyard.services.engine.records.results import LaneMinute, WorkerRecord
+from switchyard.services.engine.records.states import State
+
+router = Pages(View("overview", "Overview", PATH))
+
+MINUTES = 60
+"""Length of the charts."""
+MAX_CAUSES = 5
+
+
+async def _readings(request: Request) -> Readings:
+    found: Readings = request.app.state.readings
+    return found
+
+
+ReadingsOf = Annotated[Readings, Depends(_readings)]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """A lane as the page shows it."""
+
+    name: str
+    ready: int | None
+    limit: int | None
+    percent: float | None
+    """Of the fullest of its queues."""
+    oldest: float | None
+    """Age of the job that has waited longest, in seconds."""
+    jobs: dict[str, int]
+    published: list[float | None]
+    """In each of the last minutes; None where nobody counted."""
+    ended: list[float | None]
+    dead: list[float | None]
+
+    @property
+    def in_hour(self) -> int:
+        return round(sum(each or 0 for each in self.published))
+
+    @property
+    def out_hour(self) -> int:
+        return round(sum(each or 0 for each in self.ended))
+
+
+@router.get("")
+async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -> Page:
+    """Show the doctor's findings first, then the lanes, workers and dead letters."""
+    now = state.ledger.clock.time()
+    first = now - now % 60 - 60 * (MINUTES - 1)
+    minutes = await state.ledger.lane_history.minutes(first)
+    report = await readings.lanes.look()
+    retries = await readings.retries.look()
+    gauges = await state.ledger.gauges.gauges()
+    oldest: dict[str, float] = {}
+    for (lane, _), at in gauges.oldest.items():
+        oldest[lane] = max(oldest.get(lane, 0.0), now - at)
+    groups = await state.ledger.dead_letters.dead_groups(limit=MAX_CAUSES)
+    context = {
+        "lanes": _lanes(report, minutes, oldest, gauges.open_jobs, first),
+        "minutes": [first + 60 * index for index in range(MINUTES)],
+        "lanes_trouble": readings.lanes.trouble,
+        "waits": _waits(minutes, first),
+        "retries": retries,
+        "causes": groups,
+        "dead": sum(gauges.dead.values()),
+        "dead_lanes": Counter({lane or "?": n for (lane, _), n in gauges.dead.items()}),
+        **await _findings(request, readings),
+        **await _workers(state, gauges.open_jobs, now),
+    }
+    return Page("overview.html", context, title="Overview")
+
+
+async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
+    """The doctor names hosts and files: only who may change things is told the words."""
+    answers = await readings.doctor.look()
+    found: list[Diagnostic] = [] if answers is None else [e for e in answers if e.status != "ok"]
+    found.sort(key=lambda each: each.status != "wrong")
+    return {
+        "findings": found,
+        "checked": None if answers is None else len(answers),
+        "checked_age": readings.doctor.age,
+        "may_see_findings": may(request, Scope.ADMIN),
+    }
+
+
+async def _workers(
+    state: ApiState, open_jobs: Mapping[tuple[str, str], int], now: float
+) -> dict[str, Any]:
+    workers = [each for each in await state.ledger.workers.list_workers() if is_current(each, now)]
+    alive = [each for each in workers if _status(state, each, now) == "alive"]
+    running = sum(n for (_, job_state), n in open_jobs.items() if job_state == State.RUNNING)
+    kinds: Counter[str] = Counter()
+    for each in alive:
+        for kind in each.kinds:
+            kinds[kind] += each.concurrency
+    return {
+        "alive": len(alive),
+        "silent": len(workers) - len(alive),
+        "slots": sum(each.concurrency for each in alive),
+        "running": running,
+        "kinds": sorted(kinds.items()),
+    }
+
+
+def _status(state: ApiState, worker: WorkerRecord, now: float) -> str:
+    return status_of(worker, takeover_after=state.settings.takeover_after, now=now)
+
+
+def _lanes(
+    report: Report | None,
+    minutes: Sequence[LaneMinute],
+    oldest: dict[str, float],
+    open_jobs: Mapping[tuple[str, str], int],
+    first: float,
+) -> list[LaneRow]:
+    by_name = {each.name: each for each in report.lanes} if report is not None else {}
+    return [
+        _lane(
+            lane.name,
+            by_name.get(lane.name),
+            [each for each in minutes if each.lane == lane.name],
+            oldest.get(lane.name),
+            {job_state: n for (name, job_state), n in open_jobs.items() if name == lane.name},
+            first,
+        )
+        for lane in LANES
+    ]
+
+
+def _lane(
+    name: str,
+    report: LaneReport | None,
+    minutes: Sequence[LaneMinute],
+    oldest: float | None,
+    jobs: dict[str, int],
+    first: float,
+) -> LaneRow:
+    queues = [] if report is None else list(report.queues)
+    limited = [each for each in queues if each.limit]
+    fullest = max(limited, key=lambda each: each.percent_full or 0.0, default=None)
+    return LaneRow(
+        name=name,
+        ready=None if report is None else sum(each.ready for each in queues),
+        limit=None if fullest is None else fullest.limit,
+        percent=None if fullest is None else fullest.percent_full,
+        oldest=oldest,
+        jobs=jobs,
+        published=_series(minutes, first, lambda each: each.published),
+        ended=_series(minutes, first, lambda each: each.ended),
+        dead=_series(minutes, first, lambda each: each.dead),
+    )
+
+
+def _series(minutes: Sequence[LaneMinute], first: float, value: Any) -> list[float | None]:
+    found: list[float | None] = [None] * MINUTES
+    for each in minutes:
+        index = round((each.at - first) / 60)
+        if 0 <= index < MINUTES:
+            found[index] = value(each)
+    return found
+
+
+def _waits(minutes: Sequence[LaneMinute], first: float) -> dict[str, Any]:
+    """How long hot jobs waited: the latest minute that had any, the worst, and all of them."""
+    hot = [each for each in minutes if each.lane == HOT.name and each.wait_p99 is not None]
+    latest = hot[-1] if hot else None
+    return {
+        "p50": None if latest is None else latest.wait_p50,
+        "p99": None if latest is None else latest.wait_p99,
+        "at": None if latest is None else latest.at,
+        "worst": max((each.wait_p99 or 0.0 for each in hot), default=None),
+        "p50s": _series(hot, first, lambda each: each.wait_p50),
+        "p99s": _series(hot, first, lambda each: each.wait_p99),
+    }

@@ -1,0 +1,269 @@
+"""What every page shares: its frame, its errors, its headers, and how it stays live.
+
+A view's function reads, and returns a `Page`: the name of a template and what it shows. Asked by an
+EventSource instead of a person, the same address streams the page's blocks whose names begin with
+`live_`, each again when it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from secrets import token_hex
+from typing import Any
+from urllib.parse import quote, unquote
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from switchyard.api.dashboard import formats
+from switchyard.api.dashboard.charts import Chart
+from switchyard.api.dashboard.live import Feeds
+from switchyard.api.dashboard.sessions import PATH, SessionGuard, sessions_of
+from switchyard.api.http.errors import problem_of
+from switchyard.api.http.event_stream import MEDIA_TYPE, EventStream
+from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import GuardedRoute, Routes
+from switchyard.api.middleware.access import ANYBODY, Place, may
+from switchyard.api.state import state_of
+from switchyard.broker.errors import BrokerError
+from switchyard.services.common.errors import SwitchyardError
+from switchyard.services.engine.access.api_keys import Scope
+
+LIVE = "live_"
+"""Blocks of templates that are sent again when they change."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    # The browser names the origin of a form only where it names the page to ourselves.
+    "Referrer-Policy": "same-origin",
+    "Vary": "Accept, Cookie",
+}
+NOTICE = "switchyard_notice"
+"""A cookie: what the last form has done, shown once."""
+MAX_NOTICE = 500
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An entry of the navigation."""
+
+    name: str
+    title: str
+    path: str
+    scope: Scope = Scope.READ
+    is_shown: Callable[[Request], bool] = field(default=lambda _: True)
+    """Whether there is anything to see: the view of a wing without settings is left out."""
+
+
+class Page(Response):
+    """A template, and what it shows; written when the route sends it."""
+
+    def __init__(
+        self, template: str, context: Mapping[str, Any], *, title: str = "", status: int = 200
+    ) -> None:
+        super().__init__(status_code=status)
+        self.template = template
+        self.context = context
+        self.title = title
+
+
+class Renderer:
+    """Writes pages."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("switchyard.api.dashboard"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(formats.FILTERS)
+        self.assets = Assets()
+        self._environment.globals.update(asset=self.assets.address, Chart=Chart)
+        self._environment.globals["ui"] = self._environment.get_template("macros.html").module
+
+    def html(self, page: Page, frame: dict[str, Any]) -> str:
+        """Write the whole page."""
+        return self._environment.get_template(page.template).render(frame | dict(page.context))
+
+    def regions(self, page: Page, frame: dict[str, Any]) -> dict[str, str]:
+        """Write the live blocks of the page alone, by their names."""
+        template = self._environment.get_template(page.template)
+        context = template.new_context(frame | dict(page.context))
+        return {
+            name: "".join(block(context))
+            for name, block in template.blocks.items()
+            if name.startswith(LIVE)
+        }
+
+
+class Assets:
+    """The files of the dashboard, under addresses that change with them."""
+
+    TYPES: Mapping[str, str] = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+    def __init__(self) -> None:
+        folder = files("switchyard.api.dashboard") / "static"
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+
+    def address(self, name: str) -> str:
+        """Return the address of a file."""
+        return f"{PATH}/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
+
+    def response(self, name: str) -> Response:
+        """Return a file, for good. Raises Problem (404)."""
+        if name not in self._files:
+            raise Problem("not-found", "there is no such file")
+        return Response(
+            self._files[name],
+            media_type=self.TYPES[name.rpartition(".")[2]],
+            headers={"Cache-Control": "public, max-age=31536000, immutable"},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """What all pages share in a process: `app.state.dashboard`."""
+
+    views: tuple[View, ...]
+    renderer: Renderer
+    feeds: Feeds
+    csrf_mark: str = field(default_factory=partial(token_hex, 16))
+
+    def regions(self, request: Request, page: Page) -> dict[str, str]:
+        """Write the live blocks of a page for all who share it."""
+        return self.renderer.regions(page, self.frame(request, page) | {"csrf": self.csrf_mark})
+
+    def frame(self, request: Request, page: Page) -> dict[str, Any]:
+        """Return what the layout needs of a request."""
+        asks = getattr(request.state, "asks", None)
+        return {
+            "title": page.title,
+            "path": request.url.path,
+            "query": request.query_params,
+            "nav": [
+                each
+                for each in self.views
+                if asks is not None and asks.may(each.scope) and each.is_shown(request)
+            ],
+            "who": None if asks is None or asks is ANYBODY else asks.id,
+            "csrf": "" if asks is None else sessions_of(request).csrf_token(request),
+            "can": lambda scope: asks is not None and may(request, Scope(scope)),
+            "now": state_of(request).ledger.clock.time(),
+            "notice": unquote(request.cookies.get(NOTICE, ""))[:MAX_NOTICE],
+        }
+
+    def show(self, request: Request, page: Page) -> Response:
+        """Write a page as an answer."""
+        html = self.renderer.html(page, self.frame(request, page))
+        response = HTMLResponse(html, page.status_code, headers=HEADERS)
+        if NOTICE in request.cookies:
+            response.delete_cookie(NOTICE, path=PATH)
+        return response
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    found: Dashboard = request.app.state.dashboard
+    return found
+
+
+class PageRoute(GuardedRoute):
+    """A route whose answers, errors too, are pages."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def shown(request: Request) -> Response:
+            live = request.headers.get("accept") == MEDIA_TYPE
+            try:
+                response = await handle(request)
+                if not isinstance(response, Page):
+                    return response
+                if live:
+                    return _stream(request, handle, response)
+            except (SwitchyardError, BrokerError, HTTPException, RequestValidationError) as error:
+                problem = problem_of(error)
+                if live or problem.kind.name == "internal-error":
+                    raise
+                if problem.kind.name == "unauthorized" and request.method == "GET":
+                    return _to_sign_in(request)
+                response = _trouble(problem)
+            return dashboard_of(request).show(request, response)
+
+        return shown
+
+
+def _to_sign_in(request: Request) -> Response:
+    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"{PATH}/login?next={quote(wanted, safe='')}", 303, headers=HEADERS)
+
+
+def _trouble(problem: Problem) -> Page:
+    status = int(problem.kind.status)
+    context = {"status": status, "heading": problem.kind.title, "detail": problem.detail}
+    return Page("trouble.html", context, title=problem.kind.title, status=status)
+
+
+def _stream(request: Request, handle: Handler, first: Page) -> Response:
+    """Stream the live blocks of a page: all that look at one address with the same scopes share
+    one reading, in which a mark stands for the token of each one's forms."""
+    dashboard = dashboard_of(request)
+
+    asks = request.state.asks
+    # Of nobody in particular: it goes on for others when whoever asked first has gone.
+    state = {"asks": asks, "principal": asks.id}
+    shared = Request({**request.scope, "state": state}, request.receive)
+
+    async def read() -> dict[str, str]:
+        page = await handle(shared)
+        return dashboard.regions(shared, page) if isinstance(page, Page) else {}
+
+    key = (asks.scopes, str(request.url))
+    mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())
+    place = Place(request)
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        known = dashboard.regions(shared, first)
+        async with aclosing(dashboard.feeds.follow(key, read, known)) as following:
+            async for each in following:
+                yield each.replace(mark, token)
+
+    return EventStream(frames(), closing=place.leave)
+
+
+class Pages(Routes):
+    """The routes of one view: `GET` shows, `POST` does and leads back to what shows it."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(
+            prefix=view.path,
+            dependencies=[allows(view.scope)],
+            include_in_schema=False,
+        )
+        self.view = view
+        self.route_class = PageRoute
+
+
+def allows(scope: Scope) -> Any:
+    """A dependency: whoever is signed in has this scope, or `admin`."""
+    return Depends(SessionGuard(scope))
+
+
+def done(to: str, notice: str) -> Response:
+    """Lead from a form to a page of the dashboard, which says once what was done."""
+    response = RedirectResponse(to, 303, headers=HEADERS)
+    response.set_cookie(
+        NOTICE, quote(notice[:MAX_NOTICE]), max_age=60, path=PATH, httponly=True, samesite="strict"
+    )
+    return response

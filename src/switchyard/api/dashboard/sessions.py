@@ -1,0 +1,196 @@
+"""Who looks at the dashboard: signed in with an API key, by a cookie that scripts can't read.
+
+The ledger keeps a session under the hash of its token, with the hash of its key: it is over for all
+processes when somebody signs out, when its key is revoked, or after twelve hours. Where nobody has
+a key, everybody on this machine is let in, as by the rest of the API.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import Request
+from starlette.responses import Response
+
+from switchyard.api.http.problems import Problem
+from switchyard.api.middleware.access import (
+    ANYBODY,
+    MAX_UNCONFIRMED_SECONDS,
+    admit_principal,
+    require_scope,
+    require_this_machine,
+)
+from switchyard.api.state import ApiState, state_of
+from switchyard.services.engine.access.api_keys import CACHE_TTL, Principal, Scope, hash_of
+from switchyard.services.engine.records.errors import LedgerError
+
+COOKIE = "switchyard_session"
+PATH = "/dashboard"
+"""The cookie is sent to the dashboard alone."""
+SESSION_SECONDS = 12 * 3600.0
+TOKEN_BYTES = 32
+MAX_CACHED = 1_000
+CSRF_FIELD, CSRF_HEADER = "csrf", "X-CSRF-Token"
+FORM_TYPE = "application/x-www-form-urlencoded"
+
+
+class SessionStore:
+    """Begins, finds and ends sessions."""
+
+    def __init__(self, state: ApiState) -> None:
+        self._state = state
+        self._secret = secrets.token_bytes(TOKEN_BYTES)
+        """Makes the tokens of forms where nobody signs in."""
+        self._remembered: dict[str, tuple[str, float]] = {}
+        """Hashes of keys by hashes of tokens, and until when they are believed."""
+
+    async def begin(self, key: str) -> str | None:
+        """Return the token of a new session of whoever has this key; None where nobody has it.
+        Raises LedgerError."""
+        if await self._state.keys.identify(key) is None:
+            return None
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        now = self._state.ledger.clock.time()
+        await self._state.ledger.api_keys.add_session(
+            hash_of(token), key_hash=hash_of(key), now=now, expires_at=now + SESSION_SECONDS
+        )
+        return token
+
+    async def principal(self, token: str | None) -> Principal | None:
+        """Return whose session that is; None where it is over. Raises LedgerError."""
+        if not token:
+            return None
+        token_hash = hash_of(token)
+        key_hash, until = self._remembered.get(token_hash, (None, 0.0))
+        if time.monotonic() >= until:
+            self._remembered.pop(token_hash, None)
+            key_hash = await self._state.ledger.api_keys.session_key(
+                token_hash, self._state.ledger.clock.time()
+            )
+            if key_hash is not None:
+                if len(self._remembered) >= MAX_CACHED:
+                    self._remembered.clear()
+                self._remembered[token_hash] = (key_hash, time.monotonic() + CACHE_TTL)
+        return None if key_hash is None else await self._state.keys.identify_hash(key_hash)
+
+    async def end(self, token: str | None) -> None:
+        """End a session. Raises LedgerError."""
+        if token:
+            self._remembered.pop(hash_of(token), None)
+            await self._state.ledger.api_keys.end_session(hash_of(token))
+
+    def csrf_token(self, request: Request) -> str:
+        """Return what proves that a form was made by us for this session: derived from the cookie,
+        which no other site can read."""
+        token = request.cookies.get(COOKIE, "")
+        if request.state.asks is ANYBODY:
+            return hmac.new(self._secret, b"anybody", hashlib.sha256).hexdigest()
+        return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+class SessionAdmission:
+    """Whether a stream's session is still one."""
+
+    def __init__(self, store: SessionStore, state: ApiState, token: str | None) -> None:
+        self._store = store
+        self._state = state
+        self._token = token
+        self._confirmed_at = time.monotonic()
+
+    async def check(self) -> None:
+        """Raises Problem (401), and LedgerError where that has not been known for a minute."""
+        try:
+            needs_key = await self._state.keys.has_keys()
+            if needs_key and await self._store.principal(self._token) is None:
+                raise signed_out()
+        except LedgerError:
+            if time.monotonic() - self._confirmed_at > MAX_UNCONFIRMED_SECONDS:
+                raise
+        else:
+            self._confirmed_at = time.monotonic()
+
+
+def signed_out() -> Problem:
+    return Problem("unauthorized", "sign in first, with an API key")
+
+
+def sessions_of(request: Request) -> SessionStore:
+    found: SessionStore = request.app.state.sessions
+    return found
+
+
+class SessionGuard:
+    """Lets in whoever is signed in with a key of that scope, and forms that we have made."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def admit(self, request: Request) -> None:
+        """Raises Problem (401, 403, 429), LedgerError."""
+        if getattr(request.state, "asks", None) is None:
+            await _identify(request)
+        require_scope(request.state.asks, self.scope)
+        if request.method not in {"GET", "HEAD"}:
+            require_same_origin(request)
+            await _require_csrf_token(request)
+
+    async def __call__(self) -> None:
+        """Nothing is left to be asked: the route has called `admit`."""
+
+
+async def _identify(request: Request) -> None:
+    state, store = state_of(request), sessions_of(request)
+    token = request.cookies.get(COOKIE)
+    if await state.keys.has_keys():
+        principal = await store.principal(token)
+        if principal is None:
+            raise signed_out()
+    else:
+        require_this_machine(request)
+        principal = ANYBODY
+    admit_principal(request, principal, SessionAdmission(store, state, token))
+
+
+def require_same_origin(request: Request) -> None:
+    """Raise Problem (403) for what a page of another site has sent."""
+    origin = request.headers.get("origin")
+    if origin is not None:
+        try:
+            host = urlsplit(origin).netloc
+        except ValueError:
+            host = ""
+        same = bool(host) and host == request.headers.get("host")
+    else:
+        same = request.headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
+    if not same:
+        raise Problem("forbidden", "this form was sent by a page of another site")
+
+
+async def _require_csrf_token(request: Request) -> None:
+    """The token is in a header, where a script sends it, in the form, or in the query of a form
+    with files, which is read piece by piece."""
+    sent = request.headers.get(CSRF_HEADER) or request.query_params.get(CSRF_FIELD)
+    if sent is None and request.headers.get("content-type", "").startswith(FORM_TYPE):
+        fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=1000)
+        sent = fields.get(CSRF_FIELD, [""])[0]
+    if not hmac.compare_digest(
+        (sent or "").encode(), sessions_of(request).csrf_token(request).encode()
+    ):
+        raise Problem("forbidden", "this form is too old: open its page again")
+
+
+def set_cookie(request: Request, response: Response, token: str) -> None:
+    """Send the token of a session, for the dashboard alone, out of reach of scripts."""
+    response.set_cookie(
+        COOKIE,
+        token,
+        max_age=round(SESSION_SECONDS),
+        path=PATH,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )

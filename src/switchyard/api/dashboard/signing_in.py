@@ -1,0 +1,102 @@
+"""Signing in and out, the files of the pages, and `/docs`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Form, Request
+from starlette.responses import FileResponse, RedirectResponse, Response
+
+from switchyard.api.dashboard.pages import (
+    HEADERS,
+    Page,
+    PageRoute,
+    allows,
+    dashboard_of,
+    done,
+)
+from switchyard.api.dashboard.sessions import (
+    COOKIE,
+    PATH,
+    require_same_origin,
+    sessions_of,
+    set_cookie,
+)
+from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import Routes
+from switchyard.api.state import Shared
+from switchyard.services.engine.access.api_keys import Scope
+
+MAX_KEY_LENGTH = 500
+SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+
+router = Routes(include_in_schema=False)
+router.route_class = PageRoute
+
+
+def _inside(wanted: str) -> str:
+    """Return where to go after signing in: a page of ours, and of nobody else."""
+    is_ours = wanted == PATH or wanted.startswith((f"{PATH}/", f"{PATH}?"))
+    return wanted if is_ours and wanted.isprintable() and "\\" not in wanted else PATH
+
+
+@router.get(f"{PATH}/login")
+async def show_login(request: Request, state: Shared, next: str = PATH) -> Response:  # noqa: A002
+    """Ask for an API key; where nobody has one, nothing is asked."""
+    if not await state.keys.has_keys():
+        return RedirectResponse(PATH, 303, headers=HEADERS)
+    return Page("login.html", {"next": _inside(next), "wrong": False}, title="Sign in")
+
+
+@router.post(f"{PATH}/login")
+async def sign_in(
+    request: Request,
+    key: Annotated[str, Form(max_length=MAX_KEY_LENGTH)] = "",
+    next: Annotated[str, Form()] = PATH,  # noqa: A002
+) -> Response:
+    """Begin a session of whoever has this key."""
+    require_same_origin(request)
+    store = sessions_of(request)
+    token = await store.begin(key.strip())
+    if token is None:
+        context = {"next": _inside(next), "wrong": True}
+        return Page("login.html", context, title="Sign in", status=403)
+    await store.end(request.cookies.get(COOKIE))
+    response = RedirectResponse(_inside(next), 303, headers=HEADERS)
+    set_cookie(request, response, token)
+    return response
+
+
+@router.post(f"{PATH}/logout", dependencies=[allows(Scope.READ)])
+async def sign_out(request: Request) -> Response:
+    """End the session."""
+    await sessions_of(request).end(request.cookies.get(COOKIE))
+    response = done(f"{PATH}/login", "Signed out.")
+    response.delete_cookie(COOKIE, path=PATH)
+    return response
+
+
+@router.get(f"{PATH}/static/{{name}}")
+async def show_file(request: Request, name: str) -> Response:
+    """Send a file of the pages: without a key, for the page that asks for one needs them, too."""
+    return dashboard_of(request).renderer.assets.response(name)
+
+
+@router.get("/docs")
+async def show_docs() -> Response:
+    """Show the API's own page, which asks for a key where it calls."""
+    return Page("docs.html", {}, title="API")
+
+
+@router.get("/docs/{name}")
+async def show_docs_file(name: str) -> Response:
+    """Send a file of Swagger UI, from the package that ships it."""
+    spec = find_spec("fastapi_offline")
+    if name not in SWAGGER_FILES or spec is None or spec.origin is None:
+        raise Problem("not-found", "there is no such file")
+    file = Path(spec.origin).parent / "static" / name
+    return FileResponse(
+        file, media_type=SWAGGER_FILES[name], headers={"Cache-Control": "public, max-age=86400"}
+    )

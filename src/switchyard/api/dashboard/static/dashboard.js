@@ -1,0 +1,168 @@
+"use strict";
+// What pages do beside being read: the theme, relative times, the keyboard, and staying up to date.
+// Without it every page works; then it is as old as its last load.
+(() => {
+  const root = document.documentElement;
+  const THEME = "switchyard-theme";
+
+  // Before anything is drawn.
+  try {
+    const kept = localStorage.getItem(THEME);
+    if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  } catch { /* a browser that keeps nothing */ }
+
+  function switchTheme() {
+    const isDark = root.dataset.theme
+      ? root.dataset.theme === "dark"
+      : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+    try { localStorage.setItem(THEME, root.dataset.theme); } catch { /* as above */ }
+  }
+
+  // Relative times, by the server's clock.
+  let ahead = 0; // milliseconds that this clock is ahead of the server's
+
+  function words(seconds) {
+    const whole = Math.round(seconds);
+    if (whole < 60) return `${whole} s`;
+    for (const [size, unit, smallSize, small] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
+      if (whole < size) continue;
+      const rest = Math.floor((whole % size) / smallSize);
+      return `${Math.floor(whole / size)} ${unit}` + (rest ? ` ${rest} ${small}` : "");
+    }
+    return "";
+  }
+
+  function tellTimes() {
+    const now = Date.now() - ahead;
+    for (const each of document.querySelectorAll("time[data-ago]")) {
+      const past = (now - Date.parse(each.dateTime)) / 1000;
+      const text = Math.abs(past) < 1 ? "now" : past > 0 ? `${words(past)} ago` : `in ${words(-past)}`;
+      if (each.textContent !== text) each.textContent = text;
+    }
+  }
+
+  // Takes over what differs, and leaves the rest alone: focus, selection and what is open stay.
+  function morph(old, fresh) {
+    const before = [...old.childNodes], after = [...fresh.childNodes];
+    after.forEach((node, index) => {
+      const known = before[index];
+      if (!known) old.append(node);
+      else if (known.nodeType !== node.nodeType || known.nodeName !== node.nodeName) known.replaceWith(node);
+      else if (node.nodeType !== Node.ELEMENT_NODE) {
+        if (known.nodeValue !== node.nodeValue) known.nodeValue = node.nodeValue;
+      } else if (!known.isEqualNode(node)) {
+        for (const { name } of [...known.attributes])
+          if (!node.hasAttribute(name) && name !== "open") known.removeAttribute(name);
+        for (const { name, value } of node.attributes)
+          if (known.getAttribute(name) !== value) known.setAttribute(name, value);
+        const isTouched = known === document.activeElement && "value" in known;
+        if (!isTouched) morph(known, node);
+      }
+    });
+    before.slice(after.length).forEach((node) => node.remove());
+  }
+
+  // Up to date, while somebody looks.
+  let source = null;
+
+  function tellState(state) {
+    const shown = document.querySelector("[data-live-state]");
+    if (!shown) return;
+    shown.hidden = false;
+    shown.dataset.liveState = state;
+    shown.querySelector("[data-live-text]").textContent = { on: "live", off: "not connected", paused: "paused" }[state];
+  }
+
+  function follow() {
+    if (source || document.hidden || !document.querySelector("[data-region]")) return;
+    source = new EventSource(location.pathname + location.search);
+    source.addEventListener("open", () => tellState("on"));
+    source.addEventListener("region", (event) => {
+      const { name, html } = JSON.parse(event.data);
+      const region = document.querySelector(`[data-region="${name}"]`);
+      if (!region) return;
+      const fresh = document.createElement("template");
+      fresh.innerHTML = html;
+      morph(region, fresh.content);
+      tellTimes();
+    });
+    source.addEventListener("error", () => {
+      tellState("off");
+      if (source && source.readyState === EventSource.CLOSED) {
+        unfollow();
+        setTimeout(checkSession, 1000);
+      }
+    });
+  }
+
+  function unfollow() {
+    if (source) source.close();
+    source = null;
+  }
+
+  // Nobody is let in any more, or the service is away for a while.
+  async function checkSession() {
+    if (document.hidden || source) return;
+    try {
+      const answer = await fetch(location.href, { redirect: "manual", cache: "no-store" });
+      if (answer.type === "opaqueredirect") location.reload();
+      else if (answer.ok) follow();
+      else setTimeout(checkSession, 5000);
+    } catch { setTimeout(checkSession, 5000); }
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { unfollow(); tellState("paused"); } else follow();
+  });
+  addEventListener("pagehide", unfollow);
+
+  // The keyboard.
+  let isGoing = false;
+
+  function step(by) {
+    const rows = [...document.querySelectorAll("[data-rows] [data-row]")];
+    if (!rows.length) return;
+    const at = rows.indexOf(document.activeElement.closest("[data-row]"));
+    const next = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by))];
+    next.focus();
+    next.scrollIntoView({ block: "nearest" });
+  }
+
+  addEventListener("keydown", (event) => {
+    const field = event.target;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input:not([type=checkbox]):not([type=radio]), textarea, select")) {
+      if (event.key === "Escape") field.blur();
+      return;
+    }
+    if (isGoing) {
+      isGoing = false;
+      const link = document.querySelectorAll(".top nav a")[Number(event.key) - 1];
+      if (link) { link.click(); event.preventDefault(); return; }
+    }
+    if (event.key === "/") {
+      const search = document.querySelector("[data-search]");
+      if (search) { search.focus(); event.preventDefault(); }
+    } else if (event.key === "j") step(1);
+    else if (event.key === "k") step(-1);
+    else if (event.key === "g") isGoing = true;
+    else if (event.key === "t") switchTheme();
+    else if (event.key === "?") document.getElementById("help").showModal();
+    else if (event.key === "Enter" && field.matches("[data-row]")) {
+      const link = field.querySelector("a[href]");
+      if (link) link.click();
+    }
+  });
+
+  addEventListener("DOMContentLoaded", () => {
+    const now = Number(document.body.dataset.now);
+    if (now) ahead = Date.now() - now * 1000;
+    const theme = document.querySelector("[data-theme-switch]");
+    if (theme) { theme.hidden = false; theme.addEventListener("click", switchTheme); }
+    const help = document.querySelector("[data-help]");
+    if (help) { help.hidden = false; help.addEventListener("click", () => document.getElementById("help").showModal()); }
+    setInterval(tellTimes, 1000);
+    follow();
+  });
+})();

@@ -1,0 +1,30 @@
+"""All views, in the order of the navigation. A new one: a module with a `router`, listed here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from switchyard.api.dashboard import overview, signing_in
+from switchyard.api.dashboard.live import Feeds
+from switchyard.api.dashboard.pages import Dashboard, Renderer
+from switchyard.api.dashboard.readings import Readings
+from switchyard.api.dashboard.sessions import SessionStore
+from switchyard.api.state import ApiState
+
+VIEWS = (overview.router,)
+ROUTERS = (signing_in.router, *VIEWS)
+
+
+@asynccontextmanager
+async def open_dashboard(app: FastAPI, state: ApiState) -> AsyncIterator[None]:
+    """Put into the application what its pages share."""
+    app.state.sessions = SessionStore(state)
+    app.state.dashboard = Dashboard(tuple(each.view for each in VIEWS), Renderer(), Feeds())
+    app.state.readings = readings = Readings(state)
+    try:
+        yield
+    finally:
+        await readings.close()

@@ -1,0 +1,49 @@
+"""Counting what goes on in each lane, once a minute, for the charts of the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+
+from switchyard.broker.errors import BrokerUnavailable
+from switchyard.broker.lanes import HOT, LANES, queue_name
+from switchyard.broker.wire.depths import ask_queues
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.lane_history import MINUTE
+
+
+class LaneHistoryRecorder:
+    """Writes a row for each lane when a minute has ended."""
+
+    def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._queues = {
+            lane.name: {queue_name(lane.name, worker) for worker in lane.workers}
+            | {route.queue for route in registry.routes if route.lane == lane.name}
+            for lane in LANES
+        }
+
+    async def record(self) -> None:
+        """Wait for the end of this minute, and count it. Raises LedgerError."""
+        await asyncio.sleep(MINUTE - self._ledger.clock.time() % MINUTE)
+        await self.count()
+
+    async def count(self) -> None:
+        """Count what has not been counted yet. Raises LedgerError."""
+        await self._ledger.lane_history.add_minute(
+            list(self._queues), await self._ready(), hot=HOT.name, now=self._ledger.clock.time()
+        )
+
+    async def _ready(self) -> dict[str, int]:
+        """Return what waits in each lane; nothing where the broker is away."""
+        every = [name for names in self._queues.values() for name in names]
+        try:
+            sizes = await ask_queues(self._settings.require_amqp_url(), every)
+        except BrokerUnavailable:
+            return {}  # the doctor says so, and the scheduler's log
+        return {
+            lane: sum(size.ready for name in names if (size := sizes[name]) is not None)
+            for lane, names in self._queues.items()
+        }

@@ -1,0 +1,39 @@
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.integration.api.standing import MODULES
+from tests.support.api_server import RunningApi, connected, serving
+from tests.support.brokers import TestBroker
+from tests.support.browser import Browser, cleared, opened_browser
+from tests.support.system import System, open_system
+
+
+@pytest.fixture(scope="session")
+def _chromium() -> Iterator[Browser]:
+    with opened_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(_chromium: Browser) -> Browser:
+    """A browser that was nowhere yet."""
+    return cleared(_chromium)
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[System]:
+    """A system on SQLite, whose files are the test's own."""
+    data_dir = tmp_path_factory.mktemp("data")
+    async with open_system(broker310, sqlite_url, modules=MODULES, data_dir=data_dir) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def api(system: System) -> AsyncIterator[RunningApi]:
+    """The API of that system; nobody needs a key."""
+    async with serving(system.settings) as running:
+        await connected(running)
+        yield running

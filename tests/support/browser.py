@@ -1,0 +1,137 @@
+"""A headless Chromium, as people look at the dashboard with.
+
+def test_it(browser): browser.open(f"{api.url}/dashboard")
+
+One process serves all tests of a run's worker; each test gets it without cookies.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.support.eventually import PATIENCE
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-proxy-server",
+)
+WIDE, NARROW = (1280, 900), (390, 844)
+
+
+class Browser:
+    """What a test does with a page. Not asynchronous: call it by `asyncio.to_thread`."""
+
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def find(self, selector: str) -> WebElement:
+        """The first element of that CSS selector, which may be about to come."""
+        return self._wait(lambda driver: driver.find_element(By.CSS_SELECTOR, selector), selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, selector: str = "body") -> str:
+        return self.find(selector).text
+
+    def await_text(self, text: str, selector: str = "body") -> None:
+        """Wait until it is shown there."""
+        self._wait(
+            lambda driver: text in driver.find_element(By.CSS_SELECTOR, selector).text,
+            f"{text!r} in {selector}",
+        )
+
+    def await_address(self, part: str) -> None:
+        self._wait(lambda driver: part in driver.current_url, f"the address {part}")
+
+    def press(self, *keys: str) -> None:
+        """Type into whatever has the focus."""
+        for key in keys:
+            self.driver.switch_to.active_element.send_keys(key)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def resize(self, width: int, height: int) -> None:
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+
+    def prefer(self, scheme: str) -> None:
+        """Have the system's colours be `light` or `dark`."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def screenshot(self, path: Path) -> None:
+        """Keep a picture of the whole page."""
+        height = self.run("return document.documentElement.scrollHeight")
+        width = self.run("return innerWidth")
+        self.resize(width, max(height, 600))
+        path.write_bytes(self.driver.get_screenshot_as_png())
+
+    def complaints(self) -> list[str]:
+        """What the browser has complained of since the last look: scripts, policies, files."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that is not on the page."""
+        self._wait(lambda _: condition(), what)
+
+    def _wait(self, condition: Any, what: str) -> Any:
+        waiting = WebDriverWait(
+            self.driver, PATIENCE, poll_frequency=0.05, ignored_exceptions=(Exception,)
+        )
+        return waiting.until(condition, f"{what} did not come; the page is: {self._page()}")
+
+    def _page(self) -> str:
+        return f"{self.driver.current_url}"
+
+
+@contextmanager
+def opened_browser() -> Iterator[Browser]:
+    """Start one; without a Chromium the test is skipped."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Chromium: apt-get install chromium chromium-driver")
+    options = ChromeOptions()
+    options.binary_location = chromium
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = Chrome(options=options, service=Service(driver))
+    try:
+        yield Browser(chrome)
+    finally:
+        chrome.quit()
+
+
+def cleared(browser: Browser) -> Browser:
+    """The same browser without what the test before has left."""
+    browser.open("about:blank")
+    browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.resize(*WIDE)
+    browser.prefer("light")
+    browser.complaints()
+    return browser
