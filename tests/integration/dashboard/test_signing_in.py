@@ -27,7 +27,7 @@ async def keys(system: System) -> Keys:
     return Keys(*made)
 
 
-async def _sign_in(api: RunningApi, key: str) -> str:
+async def sign_in(api: RunningApi, key: str) -> str:
     """Sign in as a form would; the page that follows."""
     answer = await api.client.post("/dashboard/login", data={"key": key})
     assert answer.status_code == 303
@@ -76,7 +76,7 @@ def _for_devtools(cookie: dict[str, object]) -> dict[str, object]:
 async def test_a_revoked_key_ends_its_pages_within_two_seconds(
     system: System, keys: Keys, api: RunningApi
 ) -> None:
-    await _sign_in(api, keys.admin.key)
+    await sign_in(api, keys.admin.key)
     headers = {"accept": "text/event-stream"}
     async with api.client.stream("GET", "/dashboard", headers=headers) as stream:
         lines = stream.aiter_lines()
@@ -93,7 +93,7 @@ async def test_a_revoked_key_ends_its_pages_within_two_seconds(
 
 
 async def test_a_form_needs_its_token_and_our_own_origin(keys: Keys, api: RunningApi) -> None:
-    token = _token(await _sign_in(api, keys.admin.key))
+    token = _token(await sign_in(api, keys.admin.key))
 
     async def sign_out(headers: dict[str, str], **fields: str) -> int:
         answer = await api.client.post("/dashboard/logout", data=fields, headers=headers)
@@ -112,7 +112,7 @@ async def test_a_form_needs_its_token_and_our_own_origin(keys: Keys, api: Runnin
 
 
 async def test_a_key_sees_what_its_scope_allows(keys: Keys, api: RunningApi) -> None:
-    page = await _sign_in(api, keys.read.key)
+    page = await sign_in(api, keys.read.key)
 
     async def found() -> bool:
         return "to look at" in (await api.client.get("/dashboard")).text

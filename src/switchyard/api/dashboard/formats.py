@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -97,6 +98,11 @@ def percent(part: float | None) -> str:
     return NOTHING if part is None else f"{part:.0f} %"
 
 
+def as_json(value: object) -> str:
+    """Write a payload or a result as people read it."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
 def code_parts(text: str) -> list[tuple[str, bool]]:
     """Cut a text at its backticks: each part, and whether it is a command or a name."""
     return [(part, bool(index % 2)) for index, part in enumerate(text.split("`")) if part]
@@ -109,5 +115,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "clock": clock,
     "size": size,
     "percent": percent,
+    "json": as_json,
     "code_parts": code_parts,
 }

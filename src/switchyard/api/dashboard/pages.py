@@ -157,6 +157,7 @@ class Dashboard:
                 for each in self.views
                 if asks is not None and asks.may(each.scope) and each.is_shown(request)
             ],
+            "views": {each.name for each in self.views},
             "who": None if asks is None or asks is ANYBODY else asks.id,
             "csrf": "" if asks is None else sessions_of(request).csrf_token(request),
             "can": lambda scope: asks is not None and may(request, Scope(scope)),

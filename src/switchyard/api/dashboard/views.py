@@ -7,14 +7,20 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from switchyard.api.dashboard import overview, signing_in
+from switchyard.api.dashboard import limits, llm, overview, schedules, signing_in, workers
 from switchyard.api.dashboard.live import Feeds
 from switchyard.api.dashboard.pages import Dashboard, Renderer
 from switchyard.api.dashboard.readings import Readings
 from switchyard.api.dashboard.sessions import SessionStore
 from switchyard.api.state import ApiState
 
-VIEWS = (overview.router,)
+VIEWS = (
+    overview.router,
+    workers.router,
+    schedules.router,
+    limits.router,
+    llm.router,
+)
 ROUTERS = (signing_in.router, *VIEWS)
 
 

@@ -51,13 +51,15 @@ def status(as_json: JsonOption = False) -> None:
             )
 
     called, budgets, batches, counts = run(read())
-    servers = _with_those_not_called(called, settings)
+    from switchyard.services.llm.gate import all_servers, calls_allowed
+
+    servers = all_servers(called, settings)
     most = {each.name: settings.most_calls(each) for each in settings.model_servers}
     if as_json:
         from switchyard.api.views.llm import view_model_server, view_model_status
 
         shown = view_model_status(
-            servers=[view_model_server(each, _limit(each, most)) for each in servers],
+            servers=[view_model_server(each, calls_allowed(each, most)) for each in servers],
             time_limits=limits,
             budgets=budgets,
             currency=settings.prices.currency,
@@ -93,23 +95,6 @@ def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:
     ]
 
 
-def _with_those_not_called(
-    called: list[LlmServerReport], settings: Settings
-) -> list[LlmServerReport]:
-    """Add the servers of the settings that nobody has called yet: one that only helps out is told
-    before it is needed."""
-    from switchyard.services.llm.gate import bounds_of
-    from switchyard.services.llm.records.llm_servers import LlmServerReport, LlmServerState
-
-    known = {each.name for each in called}
-    new = [
-        LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
-        for each in settings.model_servers
-        if each.name not in known
-    ]
-    return sorted((*called, *new), key=lambda each: each.name)
-
-
 def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
     if most and report.name not in most:
         return "not in these settings: it is not called"
@@ -121,20 +106,16 @@ def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
     return ""
 
 
-def _limit(report: LlmServerReport, most: Mapping[str, int]) -> int:
-    """`most`: by name, what the settings allow each of their servers."""
-    state = report.state
-    return state.calls(most[report.name]) if report.name in most else int(state.allowed)
-
-
 def _print_servers(found: list[LlmServerReport], most: Mapping[str, int]) -> None:
+    from switchyard.services.llm.gate import calls_allowed
+
     rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
     for each in found:
         add_row(
             rows,
             cell(each.name),
             str(each.in_flight),
-            str(_limit(each, most)),
+            str(calls_allowed(each, most)),
             cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
             str(each.state.failures),
             cell(_why(each, most)),

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, groupby
@@ -41,6 +41,7 @@ from switchyard.services.llm.llm_errors import LlmSaturated
 from switchyard.services.llm.records.llm_servers import (
     BRIEF_PAUSE,
     TRIAL_AFTER_FAILURES,
+    LlmServerReport,
     LlmServerState,
     ServerPaused,
     SlotsFull,
@@ -275,6 +276,26 @@ class LlmGate:
         for slot in await self._slots.renew_llm_slots(held, self._holder, SLOT_TTL):
             if slot not in self._held:  # given back meanwhile
                 await self._slots.end_llm_slot(held[slot], slot, None)
+
+
+def all_servers(called: Iterable[LlmServerReport], settings: Settings) -> list[LlmServerReport]:
+    """Return the servers that were called, and those of the settings that nobody has called yet:
+    one that only helps out is shown before it is needed."""
+    reports = list(called)
+    known = {each.name for each in reports}
+    new = [
+        LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
+        for each in settings.model_servers
+        if each.name not in known
+    ]
+    return sorted((*reports, *new), key=lambda each: each.name)
+
+
+def calls_allowed(report: LlmServerReport, most: Mapping[str, int]) -> int:
+    """Return how many calls a server gets at once. `most`: by name, what the settings allow each of
+    their servers."""
+    state = report.state
+    return state.calls(most[report.name]) if report.name in most else int(state.allowed)
 
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:

@@ -1,0 +1,35 @@
+"""Named limits: what uses them, what waits, and when there is room again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from switchyard.api.dashboard.pages import Page, Pages, View
+from switchyard.api.state import Shared
+
+router = Pages(View("limits", "Limits", "/dashboard/limits"))
+
+MAX_SHOWN = 200
+
+
+@router.get("")
+async def show_limits(
+    state: Shared, name: Annotated[str, Query(max_length=200)] = "", waiting: bool = False
+) -> Page:
+    """Show the limits that were used in the last hour, those that jobs wait for first."""
+    every = await state.ledger.limits.limit_reports()
+    found = [
+        each
+        for each in every
+        if (each.waiting or not waiting) and name.lower() in f"{each.name} {each.key}".lower()
+    ]
+    found.sort(key=lambda each: (-each.waiting, each.name, each.key))
+    context = {
+        "limits": found[:MAX_SHOWN],
+        "number": len(found),
+        "name": name,
+        "waiting": waiting,
+    }
+    return Page("limits.html", context, title="Limits")

@@ -1,0 +1,52 @@
+"""Who works, what each runs now, and whose jobs are in the lanes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from switchyard.api.dashboard.pages import Page, Pages, View
+from switchyard.api.state import Shared
+from switchyard.api.views.system import view_workers
+from switchyard.broker.lanes import LANES
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.monitoring.worker_status import is_current
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.results import JobSummary
+from switchyard.services.engine.records.states import State
+
+router = Pages(View("workers", "Workers", "/dashboard/workers", scope=Scope.ADMIN))
+
+MAX_RUNNING = 200
+"""Running jobs that are listed, the latest first."""
+SOURCES_SAMPLE = 10_000
+"""Jobs of a lane whose sources are counted, at most."""
+MAX_SOURCES = 8
+
+
+@router.get("")
+async def show_workers(state: Shared, everything: bool = False) -> Page:
+    """Show the workers that are current, or all that the ledger knows."""
+    now = state.ledger.clock.time()
+    found = await state.ledger.workers.list_workers()
+    listed = [each for each in found if everything or is_current(each, now)]
+    running: defaultdict[str | None, list[JobSummary]] = defaultdict(list)
+    page = await state.ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=MAX_RUNNING)
+    for job in page.items:
+        running[job.worker_id].append(job)
+    sources = {}
+    for lane in LANES:
+        counted = await state.ledger.gauges.open_by_source(lane.name, sample=SOURCES_SAMPLE)
+        sources[lane.name] = sorted(counted.items(), key=lambda each: -each[1])[:MAX_SOURCES]
+    context = {
+        "workers": view_workers(
+            listed,
+            await state.ledger.workers.lacking(),
+            takeover_after=state.settings.takeover_after,
+            now=now,
+        ),
+        "running": running,
+        "sources": sources,
+        "everything": everything,
+        "hidden": len(found) - len(listed),
+    }
+    return Page("workers.html", context, title="Workers")

@@ -1,0 +1,78 @@
+import asyncio
+
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.service import Schedules
+from tests.integration.dashboard.test_signing_in import sign_in
+from tests.support.api_server import RunningApi, serving
+from tests.support.browser import Browser
+from tests.support.system import System
+
+
+async def _add_schedule(system: System) -> None:
+    entry = ScheduleEntry.from_fields(
+        {"name": "nightly", "cron": "0 3 * * *", "job": "hot.noop", "payload": {"text": "<b>"}}
+    )
+    await Schedules(system.ledger, system.registry).add(entry, remote=False, created_by="a test")
+
+
+async def test_workers_are_shown_with_what_they_run_now(system: System, api: RunningApi) -> None:
+    worker = await system.start_worker("llm")
+    job_id = await system.publish("hot.gated", {"n": 1})
+    await system.wait_for_state(job_id, State.RUNNING)
+    page = (await api.client.get("/dashboard/workers")).text
+    assert worker.worker_id in page
+    assert "gated" in page
+    assert "1 of 4" in page
+
+
+async def test_a_schedule_is_paused_resumed_and_run_by_buttons(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await _add_schedule(system)
+
+    def click() -> None:
+        browser.open(f"{api.url}/dashboard/schedules")
+        browser.find("form[action$='nightly/pause'] button").click()
+        browser.await_text("nightly is paused.")
+        browser.find("form[action$='nightly/resume'] button").click()
+        browser.await_text("nightly goes on.")
+        browser.find("form[action$='nightly/run'] button").click()
+        browser.await_text("nightly is fired")
+        browser.await_text("due", "[data-region=live_history]")
+        assert browser.complaints() == []
+
+    await asyncio.to_thread(click)
+    record = await Schedules(system.ledger, system.registry).get("nightly")
+    assert record.paused_at is None
+    assert len(await system.ledger.schedules.firings("nightly", 10)) == 1
+
+
+async def test_what_a_scope_does_not_allow_has_no_button_and_is_refused(
+    system: System, api: RunningApi
+) -> None:
+    await _add_schedule(system)
+    key = await create_key(system.ledger, "reader", [Scope.READ])
+    page = await sign_in(api, key.key)
+    assert "Schedules" in page
+    assert "Workers" not in page.partition("<nav")[2].partition("</nav>")[0]
+    assert (await api.client.get("/dashboard/workers")).status_code == 403
+    page = (await api.client.get("/dashboard/schedules/nightly")).text
+    assert "&lt;b&gt;" in page
+    assert "Run now" not in page
+    answer = await api.client.post("/dashboard/schedules/nightly/pause")
+    assert answer.status_code == 403
+
+
+async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
+    system: System, api: RunningApi
+) -> None:
+    assert "No limit was used" in (await api.client.get("/dashboard/limits")).text
+    assert "No limit matches" in (await api.client.get("/dashboard/limits?name=x")).text
+    assert "/dashboard/llm" not in (await api.client.get("/dashboard")).text
+    changes = {"llm_base_url": "http://127.0.0.1:9/v1", "llm_model": "a-model"}
+    async with serving(system.settings, **changes) as other:
+        page = (await other.client.get("/dashboard/llm")).text
+        assert "ready" in page
+        assert "/dashboard/llm" in page
