@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from functools import cache
 from types import TracebackType
 from typing import Annotated, NoReturn, cast
 
@@ -169,6 +170,12 @@ def _jobctl(
     """A callback makes a group of it, which gets its commands below."""
 
 
+@cache
+def shared_commands() -> TyperGroup:
+    """Return the commands of this process and of those that are forked from it, made once."""
+    return commands()
+
+
 def commands() -> TyperGroup:
     """Return all of `jobctl`; each command is imported when it is used."""
     group = cast("TyperGroup", typer.main.get_command(app))
@@ -188,7 +195,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run a command; gives its exit code. What went wrong is one line on stderr."""
     try:
-        code = commands().main(arguments, prog_name="jobctl", standalone_mode=False)
+        code = shared_commands().main(arguments, prog_name="jobctl", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:

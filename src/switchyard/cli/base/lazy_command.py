@@ -8,7 +8,7 @@ half as long again.
 from __future__ import annotations
 
 import sys
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -38,6 +38,11 @@ class LazyCommand(TyperCommand):
         super().__init__(name=name, help=summary, rich_help_panel=panel, rich_markup_mode=MARKUP)
         self._place = place
 
+    @cached_property
+    def loaded(self) -> Any:
+        """The command, which is imported when it is first used."""
+        return self.load()
+
     def load(self) -> Any:
         """Import the command."""
         module_name, _, attribute = self._place.partition(":")
@@ -56,7 +61,7 @@ class LazyCommand(TyperCommand):
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """The loaded command's: it is what the context's owner calls from here on."""
-        return self.load().make_context(info_name, args, parent=parent, **extra)
+        return self.loaded.make_context(info_name, args, parent=parent, **extra)
 
 
 def with_short_types(command: Any) -> Any:

@@ -9,19 +9,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.cli.base.common import load_settings, quiet_logs, run
+from switchyard.cli.base.common import load_settings, run
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
     from switchyard.cli.system.local_broker import FoundBroker
     from switchyard.cli.system.local_system import System
+    from switchyard.cli.system.spawner import Spawner
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.common.settings import Settings
 
@@ -68,7 +69,6 @@ def demo(
     from switchyard.cli.demo.report import judge, print_summary
 
     started = time.monotonic()
-    quiet_logs("critical")
     stop_by_interrupt()
     settings = load_settings()
     directory = Path(tempfile.mkdtemp(prefix="switchyard-demo-"))
@@ -99,21 +99,26 @@ def demo(
 def _system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[System]:
     """The system on a virtual host of its own, set up; what was started ends with the context."""
     from switchyard.cli.system.local_broker import any_broker
-    from switchyard.cli.system.local_system import prepare
+    from switchyard.cli.system.local_system import OWN_ADDRESSES, EarlyStart, prepare
     from switchyard.cli.system.vhosts import temporary_vhost
 
     api = _api_settings(settings) if keep else {}
-    with any_broker(settings, directory / "broker", say) as found:
+    places = {"data_dir": directory, **dict.fromkeys(OWN_ADDRESSES)}
+    early = EarlyStart(settings.model_copy(update=places).ledger_url)
+    with (
+        closing(early),
+        any_broker(settings, directory / "broker", say, meanwhile=early.begin) as found,
+    ):
         say(f"Broker: {found.what}")
         if found.is_private:
-            system = _assemble(found, found.amqp_url, directory, api)
+            system = _assemble(found, found.amqp_url, directory, early.spawner, api)
             run(prepare(system))
             yield system
             return
         with temporary_vhost(found, VHOST) as url:
             if url is None:
                 url = run(_unused_vhost(found))
-            system = _assemble(found, url, directory, api)
+            system = _assemble(found, url, directory, early.spawner, api)
             say(f"Virtual host: {system.settings.vhost}")
             run(prepare(system))
             yield system
@@ -131,7 +136,13 @@ def _api_settings(settings: Settings) -> dict[str, str]:
     return {"api_host": LOOPBACK, "api_port": str(port), "api_url": f"http://{LOOPBACK}:{port}"}
 
 
-def _assemble(found: FoundBroker, amqp_url: str, directory: Path, more: dict[str, str]) -> System:
+def _assemble(
+    found: FoundBroker,
+    amqp_url: str,
+    directory: Path,
+    spawner: Spawner | None,
+    more: dict[str, str],
+) -> System:
     from switchyard.cli.system.local_system import assemble
 
     return assemble(
@@ -140,6 +151,7 @@ def _assemble(found: FoundBroker, amqp_url: str, directory: Path, more: dict[str
         data_dir=directory,
         only_in_data_dir=True,
         modules=[JOBS_MODULE],
+        spawner=spawner,
         retry_delays=RETRY_DELAYS,
         # More than there are processors would end more documents at once, and none sooner.
         worker_concurrency=str(max(2, os.cpu_count() or 1)),
@@ -154,7 +166,7 @@ def _processes(system: System, directory: Path, *, keep: bool) -> Iterator[Super
     from switchyard.cli.system.local_system import start_all
     from switchyard.cli.system.supervisor import Supervisor
 
-    supervisor = Supervisor(directory / "logs", system.environment)
+    supervisor = Supervisor(directory / "logs", system.environment, system.spawner)
     try:
         start_all(supervisor, system.registry, options=OPTIONS)
         if keep:

@@ -7,7 +7,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,6 @@ import typer
 from switchyard.cli.base.common import (
     IncludeOption,
     load_settings,
-    quiet_logs,
     run,
 )
 from switchyard.cli.base.errors import CommandFailed
@@ -96,7 +95,6 @@ def up(
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.system.rabbitmq_config import make_private
 
-    quiet_logs("critical")
     stop_by_interrupt()
     settings = load_settings()
     directory = settings.data_dir
@@ -156,6 +154,7 @@ def _run_until_interrupted(
     from switchyard.cli.system.local_system import (
         MAX_PROCESSES,
         PROCESSES,
+        EarlyStart,
         assemble,
         kinds_of,
         prepare,
@@ -166,7 +165,11 @@ def _run_until_interrupted(
     from switchyard.cli.system.vhosts import own_vhost
 
     given = _node_settings(directory)
-    with any_broker(given, directory / "broker", say, keeps=True) as found:
+    early = EarlyStart(given.ledger_url)
+    with (
+        closing(early),
+        any_broker(given, directory / "broker", say, keeps=True, meanwhile=early.begin) as found,
+    ):
         is_ours = found.is_private or given.amqp_url is not None
         system = assemble(
             amqp_url=found.amqp_url if is_ours else run(own_vhost(found, given)),
@@ -174,6 +177,7 @@ def _run_until_interrupted(
             data_dir=directory,
             only_in_data_dir=False,
             modules=include,
+            spawner=early.spawner,
             api_host=LOOPBACK,
             api_port=str(api_port),
             api_url=f"http://{LOOPBACK}:{api_port}",
@@ -189,7 +193,7 @@ def _run_until_interrupted(
             raise CommandFailed(
                 f"{error}. While `jobctl up` does not run: `jobctl up --adopt`"
             ) from error
-        supervisor = Supervisor(directory / "logs", system.environment)
+        supervisor = Supervisor(directory / "logs", system.environment, system.spawner)
         try:
             start_all(supervisor, system.registry, processes)
             supervisor.start("api", "api")

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ LOCALHOST_URL = "amqp://guest:guest@localhost:5672/"
 IMAGE = "rabbitmq:3-management"
 INSTALL_TIMEOUT = 600.0
 CONTAINER_TIMEOUT = 60.0
+CONNECT_TIMEOUT = 2.0
 QUIET_INSTALL = "#!/bin/sh\nexit 101\n"
 """As policy-rc.d: the package must not start a service of its own."""
 
@@ -48,31 +50,46 @@ class FoundBroker:
     """Where it is a process of ours."""
 
 
+def _nothing() -> None:
+    """Do what there is to do while a broker starts."""
+
+
 @contextmanager
 def any_broker(
-    settings: Settings, directory: Path, tell: Tell, *, keeps: bool = False
+    settings: Settings,
+    directory: Path,
+    tell: Tell,
+    *,
+    keeps: bool = False,
+    meanwhile: Callable[[], None] = _nothing,
 ) -> Iterator[FoundBroker]:
     """Find or start the first available broker, in the order above; what was started ends with the
     context.
 
     `directory` is for a private node, whose password and ports are the same the next time with
-    `keeps`. Raises CommandFailed, saying what to install.
+    `keeps`. `meanwhile` is called once, before anything connects to a broker: while a private node
+    starts, if there is none to be looked for. Raises CommandFailed, saying what to install.
     """
     if settings.amqp_url is not None:
+        meanwhile()
         yield _configured_broker(settings)
         return
-    if asyncio.run(_on_localhost()):
-        management = "http://guest:guest@localhost:15672"
-        yield FoundBroker("the broker on localhost:5672", LOCALHOST_URL, management, False)
-        return
+    if _listens():
+        meanwhile()
+        meanwhile = _nothing
+        if asyncio.run(_on_localhost()):
+            management = "http://guest:guest@localhost:15672"
+            yield FoundBroker("the broker on localhost:5672", LOCALHOST_URL, management, False)
+            return
     from switchyard.cli.system.rabbitmq_node import find_installed
 
     if find_installed() is None and _can_install():
         _install(tell)
     if find_installed() is not None:
-        with _private_node(directory, tell, keeps=keeps) as found:
+        with _private_node(directory, tell, keeps, meanwhile) as found:
             yield found
     elif shutil.which("docker"):
+        meanwhile()
         with _container(tell) as found:
             yield found
     else:
@@ -92,6 +109,15 @@ def _configured_broker(settings: Settings) -> FoundBroker:
         settings.require_management_url(),
         is_private=False,
     )
+
+
+def _listens() -> bool:
+    """Whether anything listens where a broker on localhost would."""
+    try:
+        socket.create_connection(("localhost", 5672), CONNECT_TIMEOUT).close()
+    except OSError:
+        return False
+    return True
 
 
 async def _on_localhost() -> bool:
@@ -114,7 +140,9 @@ async def _on_localhost() -> bool:
 
 
 @contextmanager
-def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[FoundBroker]:
+def _private_node(
+    directory: Path, tell: Tell, keeps: bool, meanwhile: Callable[[], None]
+) -> Iterator[FoundBroker]:
     from switchyard.cli.system.rabbitmq_node import LocalNode, NodeFile
 
     node_file = NodeFile(directory / "node.json") if keeps else None
@@ -126,7 +154,10 @@ def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[Found
     if node_file is not None:
         node_file.write(node)
     tell("Starting a private RabbitMQ …")
-    with node:
+    node.begin()
+    try:
+        meanwhile()
+        node.wait_until_ready()
         yield FoundBroker(
             f"RabbitMQ {node.version}, private, on 127.0.0.1:{node.amqp_port}",
             node.amqp_url,
@@ -134,6 +165,8 @@ def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[Found
             is_private=True,
             node=node,
         )
+    finally:
+        node.stop()
 
 
 def _can_install() -> bool:

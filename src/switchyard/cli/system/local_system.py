@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from switchyard.cli.base.common import load_registry, open_ledger
+from switchyard.cli.base.common import load_registry, open_ledger, quiet_logs, run
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
+    from switchyard.cli.system.spawner import Spawner
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
@@ -31,6 +32,32 @@ class System:
     settings: Settings
     registry: Registry
     environment: Mapping[str, str]
+    spawner: Spawner | None = None
+    """Forks the children, where that can be."""
+
+
+@dataclass(slots=True)
+class EarlyStart:
+    """What needs no broker, and is done while one starts: the process that the others are forked
+    from, and the ledger's tables."""
+
+    ledger_url: str
+    spawner: Spawner | None = None
+
+    def begin(self) -> None:
+        """Call it before anything starts a thread or opens a connection. Raises LedgerError."""
+        from switchyard.cli.system.spawner import Spawner
+
+        self.spawner = Spawner.fork()
+        quiet_logs("critical")
+        from switchyard.services.engine.ledger import upgrade
+
+        run(upgrade(self.ledger_url))
+
+    def close(self) -> None:
+        """End the process; its children are for the supervisor to end."""
+        if self.spawner is not None:
+            self.spawner.stop()
 
 
 def assemble(
@@ -40,6 +67,7 @@ def assemble(
     data_dir: Path,
     only_in_data_dir: bool,
     modules: Sequence[str] = (),
+    spawner: Spawner | None = None,
     **changes: str,
 ) -> System:
     """Describe the system at that broker with its data in that directory.
@@ -66,7 +94,7 @@ def assemble(
     environment |= {variable(key): value for key, value in wanted.items() if value is not None}
     values: dict[str, Any] = dict(wanted)
     settings = Settings(**values)
-    return System(settings, load_registry(settings), environment)
+    return System(settings, load_registry(settings), environment, spawner)
 
 
 async def prepare(system: System, *, adopt: bool = False) -> None:

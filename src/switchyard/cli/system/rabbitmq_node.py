@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Protocol, Self
 from urllib.parse import quote
 
 from switchyard.cli.base.errors import CommandFailed
@@ -51,6 +51,12 @@ class StartError(LocalNodeError):
 
 class CommandError(LocalNodeError):
     """rabbitmqctl failed; the message ends with what it said."""
+
+
+class HasPid(Protocol):
+    """A process, whoever has started it."""
+
+    pid: int
 
 
 class LocalNode:
@@ -206,6 +212,11 @@ class LocalNode:
 
     def start(self, timeout: float = START_TIMEOUT) -> None:
         """Return once AMQP and management answer. Raises StartError after `timeout` seconds."""
+        self.begin()
+        self.wait_until_ready(timeout)
+
+    def begin(self) -> None:
+        """Start the node's process, and do not wait for it: `wait_until_ready` does."""
         if self.is_running:
             raise LocalNodeError("The node is running already: stop() it first")
         self._setup.write()
@@ -219,7 +230,6 @@ class LocalNode:
                 self._broker = self._spawn([str(self._scripts / "rabbitmq-server")], log)
             started = [each for each in (self._broker, self._epmd) if each is not None]
             self._reaper = end_with_this_process(*started)
-            self._wait_until_ready(self._broker, timeout)
         except BaseException:
             self.kill()
             raise
@@ -280,16 +290,26 @@ class LocalNode:
             start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
         )
 
-    def _wait_until_ready(self, broker: subprocess.Popen[bytes], timeout: float) -> None:
+    def wait_until_ready(self, timeout: float = START_TIMEOUT) -> None:
+        """Return once AMQP and management answer; the node is killed where that takes longer than
+        `timeout` seconds. Raises StartError."""
+        try:
+            self._wait_until_ready(timeout)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_until_ready(self, timeout: float) -> None:
+        broker = self._broker
         deadline = time.monotonic() + timeout
-        while broker.poll() is None and time.monotonic() < deadline:
+        while self.is_running and time.monotonic() < deadline:
             # The AMQP listener is the last thing to come up.
             if self._ask(f"/api/health/checks/port-listener/{self.amqp_port}") is not None:
                 overview = self._ask("/api/overview") or {}
                 self._version = overview.get("rabbitmq_version")
                 return
             time.sleep(0.1)
-        if broker.poll() is None:
+        if broker is None or self.is_running:
             what = f"was not ready after {timeout:g} s"
         else:
             what = f"ended with {_exit_of(broker)} while it started"
@@ -317,14 +337,14 @@ def find_installed() -> Path | None:
     return SCRIPTS if (SCRIPTS / "rabbitmq-server").exists() else None
 
 
-def end_with_this_process(*processes: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+def end_with_this_process(*processes: HasPid) -> subprocess.Popen[bytes]:
     """Start a process that kills the others when this one ends, however it ends.
 
     It reads from a pipe of which only we hold the other end.
     """
     pids = [str(process.pid) for process in processes]
     return subprocess.Popen(
-        ["sh", "-c", 'cat >/dev/null; kill -KILL "$@"', "-", *pids],
+        ["sh", "-c", 'read -r _; kill -KILL "$@"', "-", *pids],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

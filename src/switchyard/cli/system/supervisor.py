@@ -14,6 +14,7 @@ from pathlib import Path
 
 from switchyard.cli.base.stopping import RETIRE_SIGNAL
 from switchyard.cli.system.rabbitmq_node import end_with_this_process
+from switchyard.cli.system.spawner import ChildProcess, Spawner, SpawnerGone
 
 STOP_SECONDS = 35.0
 """How long a child may take to stop: a little more than running jobs are given."""
@@ -31,7 +32,7 @@ class Child:
     name: str
     arguments: tuple[str, ...]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
     reaper: subprocess.Popen[bytes] | None = None
     """Kills the child if we are killed ourselves."""
     started_at: float = 0.0
@@ -55,6 +56,8 @@ class Supervisor:
 
     log_dir: Path
     environment: Mapping[str, str]
+    spawner: Spawner | None = None
+    """Forks them; without it, or once it is gone, each loads all it needs anew."""
     children: list[Child] = field(default_factory=list)
 
     def start(self, name: str, *arguments: str) -> None:
@@ -151,17 +154,7 @@ class Supervisor:
     def _spawn(self, child: Child) -> None:
         """Start a process. Raises OSError; nothing runs then."""
         _release_reaper(child)
-        # -P: what lies in the current directory must not take the place of a module of ours.
-        command = [sys.executable, "-P", "-m", "switchyard.cli.main", *child.arguments]
-        with child.log.open("ab") as log:
-            child.process = subprocess.Popen(
-                command,
-                env=dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
-            )
+        child.process = self._begin(child)
         try:
             child.reaper = end_with_this_process(child.process)
         except OSError:
@@ -170,6 +163,23 @@ class Supervisor:
             raise
         child.started_at = time.monotonic()
         child.restart_at = None
+
+    def _begin(self, child: Child) -> ChildProcess:
+        """Raises OSError."""
+        if self.spawner is not None:
+            with suppress(SpawnerGone):
+                return self.spawner.start(child.arguments, self.environment, child.log)
+        # -P: what lies in the current directory must not take the place of a module of ours.
+        command = [sys.executable, "-P", "-m", "switchyard.cli.main", *child.arguments]
+        with child.log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
+            )
 
     def _end(self, child: Child) -> None:
         _release_reaper(child)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -15,7 +19,7 @@ from switchyard.services.common.files.errors import (
     NotStored,
     StorageUnavailable,
 )
-from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage import Storage, directory_of
 from switchyard.services.common.library_loading import load
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import (
@@ -31,6 +35,8 @@ MAX_MARKER_BYTES = 1000
 """Bytes of it: whoever can write there may have put anything."""
 READ_TIMEOUT = 2.0
 """Seconds for a storage to answer. One that is away is no other system's."""
+Claim = Callable[[SystemRecord, bool], Awaitable[str | None]]
+"""Marks a place, with `take` whosever it was; returns the other system that it is of, if it is."""
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9@_-]{1,40}")
 
@@ -48,27 +54,14 @@ async def claim_places(
 
     Raises WrongStorage where one is another system's, LedgerError.
     """
-    await load("asyncpg", "obstore.exceptions")
-    from asyncpg import InterfaceError, PostgresError
-    from obstore.exceptions import BaseError
-
     system = await ledger.system.system()
     away: list[str] = []
     for what, (setting, url) in places(settings).items():
+        claim, errors = await _way_to_claim(url)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
-                if is_postgres(url):
-                    found = await _claimed_database(url, system, take=take)
-                else:
-                    found = await _claimed(Storage(url), system, take=take)
-        except (
-            StorageUnavailable,
-            BaseError,
-            OSError,
-            ValueError,
-            PostgresError,
-            InterfaceError,
-        ) as error:
+                found = await claim(system, take)
+        except errors as error:
             lines = str(error).splitlines() or [f"no answer within {READ_TIMEOUT:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
@@ -96,7 +89,24 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
     }
 
 
-async def _claimed_database(url: str, system: SystemRecord, *, take: bool) -> str | None:
+async def _way_to_claim(url: str) -> tuple[Claim, tuple[type[Exception], ...]]:
+    """Return how to claim a place, and the errors that say that it is away. No library is loaded
+    that the place does not need, and most have directories."""
+    errors = (StorageUnavailable, OSError, ValueError)
+    if is_postgres(url):
+        await load("asyncpg")
+        from asyncpg import InterfaceError, PostgresError
+
+        return partial(_claimed_database, url), (*errors, PostgresError, InterfaceError)
+    if (directory := directory_of(url)) is not None:
+        return partial(_claimed_directory, directory), errors
+    await load("obstore.exceptions")
+    from obstore.exceptions import BaseError
+
+    return partial(_claimed, Storage(url)), (*errors, BaseError)
+
+
+async def _claimed_database(url: str, system: SystemRecord, take: bool) -> str | None:
     """As `_claimed`, for an index in PostgreSQL."""
     found = await claim_database(url, _mark(system), take=take)
     its_id, description = _owner(found)
@@ -107,7 +117,7 @@ def _mark(system: SystemRecord) -> str:
     return json.dumps({"id": system.id, "name": system.name})
 
 
-async def _claimed(storage: Storage, system: SystemRecord, *, take: bool) -> str | None:
+async def _claimed(storage: Storage, system: SystemRecord, take: bool) -> str | None:
     """Mark it; the other system that it is of, if it is."""
     text = _mark(system).encode()
     if take:
@@ -122,6 +132,31 @@ async def _claimed(storage: Storage, system: SystemRecord, *, take: bool) -> str
     except FileTooLarge:
         found = b""
     return None if (other := _owner(found))[0] == system.id else other[1]
+
+
+async def _claimed_directory(directory: Path, system: SystemRecord, take: bool) -> str | None:
+    """As `_claimed`, for a directory of this host."""
+    found = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark(system), take)
+    return None if (other := _owner(found))[0] == system.id else other[1]
+
+
+def _mark_directory(marker: Path, mark: str, take: bool) -> bytes:
+    """Write the file unless it is there, or, with `take`, in any case; a reader sees the whole of
+    it or none. Return what it says then."""
+    if take or not marker.exists():
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        new = marker.with_name(f"{marker.name}#{os.urandom(6).hex()}")
+        try:
+            new.write_text(mark)
+            if take:
+                new.replace(marker)
+            else:
+                with suppress(FileExistsError):  # another process was faster
+                    marker.hardlink_to(new)
+        finally:
+            new.unlink(missing_ok=True)
+    with marker.open("rb") as file:
+        return file.read(MAX_MARKER_BYTES + 1)
 
 
 def _owner(text: bytes | str) -> tuple[str, str]:

@@ -1,0 +1,324 @@
+"""Processes of `jobctl` forked from one that has loaded what they all need.
+
+To import it takes a worker two seconds of processor time and 75 MB; a fork takes a few
+milliseconds, and shares those pages with all others. What is copied must be of no use to one
+process alone: the process that is forked from is itself forked before there is a thread, an event
+loop or a connection, and it loads no module of a user's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+from switchyard.cli.base.errors import FAILED, CommandFailed
+
+if TYPE_CHECKING:
+    from switchyard.cli.base.lazy_command import LazyCommand
+
+SHARED_MODULES = (
+    "aio_pika",
+    "aiosqlite",
+    "encodings.idna",  # of every lookup of a host's name
+    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "switchyard.broker.topology.build",
+    "switchyard.broker.topology.reconcile",
+    "switchyard.broker.wire.depths",
+    "switchyard.cli.base.long_running",
+    "switchyard.cli.base.stopping",
+    "switchyard.cli.process.scheduler",
+    "switchyard.cli.process.worker",
+    "switchyard.cli.system.local_system",
+    "switchyard.services.common.logs",
+    "switchyard.services.common.settings",
+    "switchyard.services.common.tracing",
+    "switchyard.services.engine.bulk.runner",
+    "switchyard.services.engine.identity.broker",
+    "switchyard.services.engine.identity.claiming",
+    "switchyard.services.engine.ledger",
+    "switchyard.services.engine.monitoring.loop_watch",
+    "switchyard.services.engine.monitoring.startup",
+    "switchyard.services.engine.monitoring.system_metrics",
+    "switchyard.services.engine.runtime.worker",
+    "switchyard.services.engine.scheduler.duties",
+    "switchyard.services.engine.scheduler.scheduler",
+    "switchyard.services.engine.schedules.file",
+)
+"""What most of the processes import; less would only take longer."""
+API_MODULES = ("switchyard.cli.process.api", "switchyard.api.server")
+"""What the HTTP API imports, where its extra is installed."""
+PROGRAM = "switchyard.cli.main"
+"""What is run, here as by the interpreter: it knows all commands, and so this one."""
+COMMANDS = ("worker", "scheduler", "api")
+ANSWER_TIMEOUT = 60.0
+"""Seconds after which a spawner that says nothing counts as gone, on a busy machine, too."""
+UNKNOWN_CODE = 255
+"""How a process ended whose spawner had gone before."""
+POLL_INTERVAL = 0.05
+_GONE = "the process that others are forked from has ended: start `jobctl up` again"
+_PR_SET_NAME = 15  # of prctl(2)
+
+
+class ChildProcess(Protocol):
+    """A process that a supervisor runs: the part of `subprocess.Popen` that it uses."""
+
+    pid: int
+    returncode: int | Any
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+class ForkedProcess:
+    """A command that a Spawner has begun. Until its end was asked for, its id is nobody else's."""
+
+    def __init__(self, spawner: Spawner, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._spawner = spawner
+
+    def poll(self) -> int | None:
+        """Return how it ended, as `Popen.poll` does; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._spawner.end_of(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(POLL_INTERVAL)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Do nothing if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class Spawner:
+    """The process that commands are forked from; it ends with the one that made it."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        channel.settimeout(ANSWER_TIMEOUT)
+        self._channel: socket.socket | None = channel
+        self._answers = channel.makefile("rb")
+        self._owner = os.getpid()
+
+    @classmethod
+    def fork(cls) -> Spawner | None:
+        """Import what is shared and begin the process. Call it before anything starts a thread or
+        opens a connection; None where that has happened, or where the system's own libraries have
+        threads."""
+        load_shared_modules()
+        gc.freeze()  # to look at them is to write into them, and so to copy their pages
+        if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
+            return None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ours, theirs = socket.socketpair()
+        if pid := os.fork():
+            theirs.close()
+            ours.recv(1)  # until it has let go of what is ours
+            return cls(pid, ours)
+        try:
+            channel = _keep_alone(theirs)
+            channel.sendall(b"\n")
+            _serve(channel)
+        finally:
+            os._exit(FAILED)
+
+    def start(
+        self, arguments: tuple[str, ...], environment: Mapping[str, str], log: Path
+    ) -> ForkedProcess:
+        """Run `jobctl ARGUMENTS…` in a session of its own, with its output at the end of `log`.
+
+        Raises OSError where there is no memory for a process, and SpawnerGone.
+        """
+        request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
+        answer = self._ask(request)
+        if "error" in answer:
+            raise OSError(answer["error"], os.strerror(answer["error"]))
+        return ForkedProcess(self, answer["pid"])
+
+    def end_of(self, pid: int) -> int | None:
+        """Return the exit code of a process begun here; None while it runs."""
+        try:
+            code: int | None = self._ask({"pid": pid})["code"]
+        except SpawnerGone:
+            return _end_of_orphan(pid)
+        return code
+
+    def stop(self) -> None:
+        """End it; what it has begun goes on."""
+        if self._channel is not None:
+            self._channel.close()
+            self._answers.close()
+            self._channel = None
+            os.waitpid(self.pid, 0)
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._channel is None:
+            raise SpawnerGone(_GONE)
+        try:
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(self._answers.readline())
+        except (OSError, ValueError) as error:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # it hangs; an answer must not come later
+            self.stop()
+            raise SpawnerGone(_GONE) from error
+        return answer
+
+
+class SpawnerGone(CommandFailed):
+    """The spawner has been killed; a supervisor starts processes without it."""
+
+
+def load_shared_modules() -> None:
+    """Import SHARED_MODULES, the job types that come along, and the API if it is installed; make
+    what each process would make of them at its start."""
+    for name in SHARED_MODULES:
+        import_module(name)
+    made = import_module(PROGRAM).shared_commands().commands
+    for command in COMMANDS:
+        cast("LazyCommand", made[command]).loaded  # noqa: B018
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.wings import job_modules
+
+    Registry.load(job_modules())  # also keeps what is asked of each payload's schema
+    if find_spec("fastapi") is not None:
+        for name in API_MODULES:
+            import_module(name)
+
+
+def _end_of_orphan(pid: int) -> int | None:
+    """Return the exit code where it can be known; None while it runs. The first process of a
+    container gets all orphans as its children."""
+    with suppress(ChildProcessError):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if ended else None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return UNKNOWN_CODE
+    return None
+
+
+# --- in the spawner's process -------------------------------------------------------------------
+
+
+def _keep_alone(channel: socket.socket) -> socket.socket:
+    """Let go of everything of the parent's but its standard streams: locks, pipes and sockets."""
+    os.setsid()  # Ctrl-C is for the parent, whose end is ours
+    os.dup2(channel.fileno(), 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    channel.detach()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _show_as("jobctl", "spawner")
+    return socket.socket(fileno=3)
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork, and tell of ends, as asked, until whoever asks has ended."""
+    requests = channel.makefile("rb")
+    for line in requests:
+        request = json.loads(line)
+        if "pid" in request:
+            ended, status = os.waitpid(request["pid"], os.WNOHANG)
+            answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}
+        else:
+            answer = _begin(request, channel, requests)
+        channel.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _begin(request: dict[str, Any], channel: socket.socket, requests: IO[bytes]) -> dict[str, Any]:
+    """Return what to answer, in the spawner alone."""
+    began, to_begin = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(began)
+        os.close(to_begin)
+        return {"error": error.errno}
+    if pid == 0:
+        try:
+            os.close(began)
+            requests.close()
+            channel.close()
+            os.setsid()  # the whole group of a process is killed with it
+            os.close(to_begin)
+            _run(request["arguments"], request["environment"], request["log"])
+        finally:
+            os._exit(FAILED)
+    os.close(to_begin)
+    select.select([began], [], [])  # until it has a group of its own, which can be killed
+    os.close(began)
+    return {"pid": pid}
+
+
+def _run(arguments: list[str], environment: dict[str, str], log: str) -> NoReturn:
+    """Be `jobctl ARGUMENTS…`, as if it had been started in that environment."""
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, standard in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(fd, standard)
+    os.close(nothing)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    here = os.getcwd()  # as with -P: what lies here must not take the place of a module of ours
+    sys.path[:] = [each for each in sys.path if each not in ("", here)]
+    sys.argv = ["jobctl", *arguments]
+    _show_as("jobctl", *arguments)
+    try:
+        import_module(PROGRAM).main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else FAILED
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = FAILED
+    # As the interpreter ends, but for taking all modules apart, which would copy every page.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _show_as(*arguments: str) -> None:
+    """Show the process under these arguments in `ps`, cut to the room that those of the program
+    have which was forked from. Linux alone keeps them where a program may write."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+    shown = b"\0".join(each.encode() for each in arguments)[: end - start - 1]
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, arguments[0].encode(), 0, 0, 0)

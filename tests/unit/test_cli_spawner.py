@@ -1,0 +1,184 @@
+"""Processes forked from one that has loaded what they share: `jobctl up` and `demo` have them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+
+BEGIN = """
+import fcntl, json, os, signal, socket, sys, time
+from pathlib import Path
+from switchyard.cli.system import spawner as module
+from switchyard.cli.system.supervisor import Supervisor
+module.load_shared_modules = lambda: None  # which takes two seconds, and is tested by itself
+folder = Path(sys.argv[1])
+environment = {"PATH": os.environ["PATH"], "JOBS_DATA_DIR": str(folder), "TERM": "dumb"}
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+lock = (folder / "lock").open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+spawner = module.Spawner.fork()
+waiting = socket.create_server(("127.0.0.1", 0))  # takes connections, and answers nothing
+unheard = dict(environment, JOBS_AMQP_URL=f"amqp://127.0.0.1:{waiting.getsockname()[1]}/")
+"""
+
+
+def forked(folder: Path, program: str) -> Any:
+    """What the program prints, which has a `spawner`."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_forked_command_has_its_own_environment_log_group_and_exit_code(tmp_path: Path) -> None:
+    found = forked(
+        tmp_path,
+        """
+child = spawner.start(("no-such-command",), dict(environment, COLUMNS="200"), folder / "log")
+group = os.getpgid(child.pid) == child.pid != os.getpgid(0)
+code = child.wait(60)
+other = spawner.start(("worker", "ingest"), environment, folder / "log")
+print(json.dumps([group, code, child.poll(), other.wait(60), (folder / "log").read_text()]))
+""",
+    )
+    group, code, again, without_broker, log = found
+    assert group
+    assert code == again == 2
+    assert "No such command 'no-such-command'" in log
+    assert without_broker != 0
+    assert "no broker: set JOBS_AMQP_URL" in log
+
+
+def test_ps_shows_the_command_that_a_fork_runs(tmp_path: Path) -> None:
+    shown = forked(
+        tmp_path,
+        """
+child = spawner.start(("worker", "ingest"), unheard, folder / "log")
+shown = Path(f"/proc/{child.pid}/cmdline")
+until(lambda: b"spawner" not in shown.read_bytes())  # as what it was forked from is shown
+print(json.dumps(shown.read_bytes().rstrip(b"\\0").decode().split("\\0")))
+os.killpg(child.pid, signal.SIGKILL)
+""",
+    )
+    assert shown == ["jobctl", "worker", "ingest"]
+
+
+def test_one_that_is_killed_is_started_again_and_hurts_no_other(tmp_path: Path) -> None:
+    found = forked(
+        tmp_path,
+        """
+supervisor = Supervisor(folder, unheard, spawner)
+supervisor.start("one", "worker", "ingest")
+supervisor.start("two", "worker", "llm")
+one, two = supervisor.children
+first = one.process.pid
+one.process.send_signal(signal.SIGKILL)
+until(supervisor.dead)
+news = supervisor.heal()
+one.restart_at = time.monotonic()
+news += supervisor.heal()
+print(json.dumps([news, two.process.poll(), one.process.pid != first, one.process.poll()]))
+supervisor.stop(0)
+""",
+    )
+    news, other, is_new, again = found
+    assert "one ended (SIGKILL)" in news[0]
+    assert news[1] == "one runs again"
+    assert other is None
+    assert is_new
+    assert again is None
+
+
+def test_without_the_spawner_its_children_go_on_and_others_are_started_all_the_same(
+    tmp_path: Path,
+) -> None:
+    found = forked(
+        tmp_path,
+        """
+supervisor = Supervisor(folder, unheard, spawner)
+supervisor.start("one", "worker", "ingest")
+(one,) = supervisor.children
+os.kill(spawner.pid, signal.SIGKILL)
+before = one.process.poll()
+supervisor.start("two", "--help")
+two = supervisor.children[1]
+code = two.process.wait(60)
+one.process.send_signal(signal.SIGTERM)
+os.kill(one.process.pid, signal.SIGKILL)
+until(lambda: one in supervisor.dead())
+print(json.dumps([before, code, "Usage: jobctl" in two.log.read_text()]))
+supervisor.stop(0)
+""",
+    )
+    assert found == [None, 0, True]
+
+
+def test_what_is_forked_holds_no_lock_and_ends_with_its_parent(tmp_path: Path) -> None:
+    pid = forked(
+        tmp_path,
+        """
+lock.close()
+with (folder / "lock").open("w") as other:
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises BlockingIOError
+print(spawner.pid)
+""",
+    )
+    while Path(f"/proc/{pid}").exists():  # its end follows ours: the limit is the test's
+        pass
+
+
+def test_nothing_is_forked_from_a_process_with_threads(tmp_path: Path) -> None:
+    assert (
+        forked(
+            tmp_path,
+            """
+import threading
+end = threading.Event()
+thread = threading.Thread(target=end.wait)
+thread.start()
+print(json.dumps(module.Spawner.fork()))
+end.set()
+""",
+        )
+        is None
+    )
+
+
+LOADED = """
+import json, os, sys
+from switchyard.cli.system.spawner import load_shared_modules
+load_shared_modules()
+print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task"))]))
+"""
+
+
+def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries() -> None:
+    """A library that starts a thread at its import can't be forked from."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
+    modules, threads = json.loads(done.stdout)
+    assert threads == 1
+    assert not {"lancedb", "numpy", "pyarrow", "openai", "pymupdf", "asyncpg"}.intersection(modules)
+    assert {
+        "switchyard.services.engine.runtime.worker",
+        "switchyard.services.engine.scheduler.scheduler",
+        "switchyard.services.pipeline.workers.stages",
+        "switchyard.api.server",
+    } <= set(modules)
