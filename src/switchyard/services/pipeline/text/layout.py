@@ -8,6 +8,7 @@ to n log n of the lines, and gives up finer order beyond limits that no page for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -26,6 +27,21 @@ _SAME_ROW = 0.5
 """Part of the lower of two lines' heights that both share when they stand side by side."""
 _NEW_PARAGRAPH = 1.3
 """From line to line, in usual steps, where a paragraph begins."""
+
+_WIDE_PAGE = 1.15
+"""How many times as wide as high two pages side by side are, at least."""
+_INNER_MARGIN = 0.04
+"""Space between the texts of two pages, as a part of the width of both, at least."""
+_MARGINS_DIFFER = 0.05
+"""By how much of the width of both the left margins of two pages may differ."""
+_PAGE_TEXT = 0.15
+"""Width of a page's text as a part of the width of both, at least."""
+_OVER_CELLS = 0.6
+"""Part of the width of a page's text that a line takes which is no cell of a table."""
+_MIN_PAGE_ROWS = 4
+_BOX = re.compile(
+    "\\[[ xX]?\\]|\\([ xX]?\\)|[\u25a0-\u25ff\u2610-\u2612\u2700-\u27bf\uf000-\uf0ff]"
+)
 
 
 @dataclass(slots=True)
@@ -73,6 +89,58 @@ def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
     blocks: list[list[list[Line]]] = []
     _order(found, unit, blocks, 0)
     return blocks
+
+
+def facing_pages(lines: Sequence[Line], width: float, height: float) -> list[list[Line]]:
+    """The lines of the left and of the right page where two that face one another were made one,
+    as scans and printers' files have them; else all lines together.
+
+    A table across the whole width has an even space in its middle, too: its cells reach over no
+    others, which a page's headlines and sentences do.
+    """
+    if width < _WIDE_PAGE * height or not 2 * _MIN_PAGE_ROWS <= len(lines) <= MAX_LINES:
+        return [list(lines)]
+    gap = _widest_gap(lines)
+    if gap is None or gap[1] - gap[0] < _INNER_MARGIN * width:
+        return [list(lines)]
+    if not gap[0] - 0.02 * width < width / 2 < gap[1] + 0.02 * width:
+        return [list(lines)]
+    halves = [
+        [line for line in lines if line.x1 <= gap[0]],
+        [line for line in lines if line.x0 >= gap[1]],
+    ]
+    return halves if _are_pages(halves, width) else [list(lines)]
+
+
+def _widest_gap(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """From where to where the widest space reaches that no line stands in."""
+    gaps: list[tuple[float, float]] = []
+    right: float | None = None
+    for line in sorted(lines, key=lambda line: line.x0):
+        if right is not None and line.x0 > right:
+            gaps.append((right, line.x0))
+        right = line.x1 if right is None else max(right, line.x1)
+    return max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
+
+
+def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
+    """Whether what stands left and right of the middle are pages: with margins alike, and lines
+    that are no cells: sentences, or entries with a box to tick."""
+    margins = [min(line.x0 for line in half) for half in halves]
+    if abs(margins[1] - width / 2 - margins[0]) > _MARGINS_DIFFER * width:
+        return False
+    for half, margin in zip(halves, margins, strict=True):
+        extent = max(line.x1 for line in half) - margin
+        signs = sum(line.x1 - line.x0 > _OVER_CELLS * extent or _has_box(line) for line in half)
+        if len(rows_of(half)) < _MIN_PAGE_ROWS or extent < _PAGE_TEXT * width or signs < 3:
+            return False
+    return True
+
+
+def _has_box(line: Line) -> bool:
+    """Whether a line begins with a box to tick, which fonts of signs may have as a letter."""
+    text = line.text
+    return _BOX.match(text) is not None or (len(text) == 1 and text.isalpha())
 
 
 def _with_a_place(line: Line) -> Line:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from switchyard.services.pipeline.text.layout import Line, blocks_of, paragraphs_of
+from switchyard.services.pipeline.text.layout import Line, blocks_of, facing_pages, paragraphs_of
 from switchyard.services.pipeline.text.legibility import marked
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.plain import clean, unwrap
@@ -71,7 +71,12 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
         lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
     found: list[str] = []
     may_go_on = False  # the last paragraph was cut by the end of a column
-    for block in blocks_of(with_tables(lines)):
+    blocks = [
+        block
+        for part in facing_pages(lines, page.width, page.height)
+        for block in blocks_of(with_tables(part))
+    ]
+    for block in blocks:
         for number, paragraph in enumerate(paragraphs_of(rows_with_tables(block))):
             if paragraph[0].is_table:
                 found.append(paragraph[0].text)

@@ -12,6 +12,7 @@ from unicodedata import combining
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
+from switchyard.services.pipeline.text.cells import PADDING, Word, with_cells
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import is_text
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
@@ -298,16 +299,19 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
         _turn(blocks, page.rotation_matrix)
     if by_glyphs:
         blocks = [{"lines": _whole_rows(blocks)}]
+    are_padded = False
     # The inner loop of reading: what most lines don't need is not asked for.
     for block in blocks:
         for line in block.get("lines", ()):
             spans = line["spans"]
             longest = spans[0]
             if len(spans) == 1:
-                text = cleaned(longest["text"])
+                said = longest["text"]
             else:
                 longest = max(spans, key=_span_length)
-                text = cleaned(_joined(spans, longest))
+                said = _joined(spans, longest)
+            are_padded = are_padded or ("   " in said and PADDING.search(said) is not None)
+            text = cleaned(said)
             if not text:
                 continue
             x0, y0, x1, y1 = line["bbox"]
@@ -325,7 +329,16 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             if bold and len(spans) > 1:
                 bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
             found.append(Line(x0, y0, x1, y1, text, size, bold))
-    return found
+    if by_glyphs:
+        return found
+    return with_cells(found, lambda: _words(text_page, page), are_padded=are_padded)
+
+
+def _words(text_page: Any, page: Any) -> Iterator[Word]:
+    for x0, y0, x1, y1, text, *_ in text_page.extractWORDS():
+        if page.rotation:
+            x0, y0, x1, y1 = _turned((x0, y0, x1, y1), page.rotation_matrix)
+        yield Word(x0, y0, x1, y1, text)
 
 
 def _turn(blocks: list[Any], matrix: Any) -> None:

@@ -21,7 +21,7 @@ from switchyard.services.pipeline.text.markdown import PageLines
 
 RANGE = 100
 """Pages that are kept together; a document that has no more is read at once, in about a second."""
-DRAFTS_VERSION = 6
+DRAFTS_VERSION = 7
 """Version of the drafts' form and of how lines are read: drafts of another version are not used."""
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from statistics import median
 from typing import Any
 
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
@@ -20,6 +21,7 @@ from switchyard.services.pipeline.text.bidi import (
     text_from_left,
     text_in_order,
 )
+from switchyard.services.pipeline.text.cells import MIN_ROWS, Word, with_cells
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.overprint import cell_of, have_copies, is_copied
@@ -46,6 +48,13 @@ _SOFT_HYPHEN = "\x02"
 """What PDFium puts in the place of a hyphen at a line's end."""
 _APART = 1.5
 """Sizes of a letter between two lines of a row from right to left, at least."""
+_NEAR_LETTERS = 0.2
+"""Heights of a letter between two of a word, at most."""
+_WIDE_LETTER = 0.58
+"""Sizes of a letter from which on a line's letters, with its blanks, are wide on average."""
+_WIDER_LETTER = 1.15
+"""How many times as wide as on most lines of the page wide ones are."""
+_EAST_ASIAN = "\u2e80"
 _NO_WIDTH = 0.01
 _MAX_RECTANGLES = 200_000
 _MAX_PARTS = 100
@@ -231,9 +240,49 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
         has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii())
         if has_rtl or have_copies(found):
             return list(_lines_by_glyphs(text, shown))
-        return found
+        return with_cells(found, lambda: _words(text, shown), are_padded=_may_be_padded(found))
     finally:
         text.close()
+
+
+def _may_be_padded(lines: Sequence[Line]) -> bool:
+    """Return whether there are lines that are wide for what they say: of blanks in a row, the
+    library gives only the first."""
+    letters = [
+        (line.x1 - line.x0) / (len(line.text) * max(line.size, 1.0))
+        for line in lines
+        if " " in line.text and max(line.text) < _EAST_ASIAN
+    ]
+    if not letters:
+        return False
+    wide = min(_WIDE_LETTER, _WIDER_LETTER * median(letters))
+    return sum(width > wide for width in letters) >= MIN_ROWS
+
+
+def _words(text: Any, shown: _Shown) -> Iterator[Word]:
+    """Yield the words of a page, which blanks, other rows and spaces between letters divide."""
+    from pypdfium2 import raw
+
+    word: Word | None = None
+    for number in range(min(text.count_chars(), _MAX_RECTANGLES)):
+        char = chr(raw.FPDFText_GetUnicode(text, number))
+        box = None if char.isspace() else shown.within(text.get_charbox(number, loose=True))
+        if box is None:
+            if word is not None:
+                yield word
+            word = None
+            continue
+        x0, y0, x1, y1 = shown.seen(box)
+        char = "-" if char == _SOFT_HYPHEN else char
+        near = _NEAR_LETTERS * (y1 - y0)
+        if word is not None and y0 < word.y1 and word.y0 < y1 and -near < x0 - word.x1 < near:
+            word.x1, word.text = max(word.x1, x1), word.text + char
+            continue
+        if word is not None:
+            yield word
+        word = Word(x0, y0, x1, y1, char)
+    if word is not None:
+        yield word
 
 
 def _drawn(page: Any, shown: _Shown) -> Iterator[Drawn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
 
@@ -12,6 +13,12 @@ _CELL = 28
 """Letters of a cell, on average, from which on what stands side by side is columns of text."""
 _SHORT_CELL = 16
 """Letters of a cell, on average, up to which what stands side by side is a table."""
+_JUSTIFIED = 0.75
+"""Part of the rows of justified text that reach from its left to its right edge."""
+_MOST_ALIGNED = 0.7
+"""Part of the cells of a table, at least, that stand below others."""
+_ALIGNED = 0.15
+"""Sizes of a letter up to which two cells stand below one another."""
 _FILLED = 0.5
 """Part of the cells of a table that are not empty."""
 
@@ -60,6 +67,7 @@ def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
     is_table = (
         1 < len(columns) <= _MAX_COLUMNS
         and not _is_prose(lines, columns)
+        and not _is_justified(rows)
         and len(lines) >= _FILLED * len(columns) * len(rows)
     )
     return _table(rows, lines, columns) if is_table else None
@@ -74,6 +82,28 @@ def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> 
     width = sum(until - at for at, until in columns) / len(columns)
     full = sum(line.x1 - line.x0 > 0.75 * width for line in lines)
     return full > 0.7 * len(lines)
+
+
+def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
+    """Whether what stands side by side is words that were set apart to fill their rows: all rows
+    begin and end alike, and in between no word stands below another, as cells do."""
+    size = rows[0][0].size
+    left = min(row[0].x0 for row in rows)
+    right = max(row[-1].x1 for row in rows)
+    full = [row for row in rows if row[0].x0 - left < size / 2 and right - row[-1].x1 < size / 2]
+    if len(full) < _JUSTIFIED * len(rows):
+        return False
+    inner = aligned = 0
+    for above, row in pairwise(rows):
+        places = [(line.x0, line.x1) for line in above]
+        for line in row[1:-1] if len(row) > 2 else row[1:]:
+            inner += 1
+            aligned += line.text[:1].isdigit() or any(
+                min(abs(x0 - line.x0), abs(x1 - line.x1), abs(x0 + x1 - line.x0 - line.x1) / 2)
+                < _ALIGNED * size
+                for x0, x1 in places
+            )
+    return aligned < _MOST_ALIGNED * inner
 
 
 def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:

@@ -1,0 +1,375 @@
+"""Cells of tables that a PDF has in one line: padded with blanks, or too near to one another.
+
+Extractors join what stands close together. Here a line is divided where a space runs down through
+rows that follow one another, and is wider than the spaces between words, or stands before numbers.
+Whether the parts are a table or columns of text is decided afterwards, by `tables` and `layout`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from statistics import median
+
+from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
+
+PADDING = re.compile(r"\S[ \u00a0]{3,}(?:\S|$)")
+"""Blanks within a line that make room between cells, or behind it."""
+MIN_ROWS = 3
+_MAX_WORDS = 60
+"""Words of a row from which on it is no row of a table."""
+_MAX_STEPS = 9
+"""Heights of a line that a line of horizontal print may have."""
+_BLANK = 0.28
+"""Width of a blank in sizes of a letter, where letters are not all of the same width."""
+_WIDE_DIGIT = 0.59
+"""Sizes of a letter from which on a digit is as wide as a typewriter's."""
+_PADDED = 2.9
+"""Blanks, at least, between padded cells."""
+_NARROW = 1.4
+"""Blanks, at least, between numbers of two cells."""
+_SHARED = 0.9
+"""Blanks that the spaces of all rows have in common, at least."""
+_WIDER = 1.8
+"""How many times as wide as the other spaces of its row one between cells is: all of them are
+wide in justified text."""
+_MOST = 0.75
+_SHORT_CELL = 28
+"""Letters of a cell, on average, up to which what stands side by side may be a table."""
+_NUMBER = re.compile(r"[-+–−(<>~±$€£¥]*\d[\d.,:/'’%)*†‡°±–-]*[a-z]?|[-–—.]|n/?a\.?", re.IGNORECASE)
+_GROUP = re.compile(r"\d{3}(?:[.,]\d+)?")
+_PAIR = re.compile(r"\d[%)*]*\s+[-+–−(]?\d")
+_CODE_END = re.compile(r"[;{},\\]$")
+_COMMENT = re.compile(r"//|/\*|#|--")
+_SENTENCE_ENDS = ".!?:"
+"""Behind them, two blanks are usual."""
+
+
+@dataclass(slots=True)
+class Word:
+    """A word of a page, as the page is shown."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    text: str
+
+
+def with_cells(
+    lines: Sequence[Line], words: Callable[[], Iterable[Word]], *, are_padded: bool
+) -> list[Line]:
+    """Return the lines of a page, those divided that hold several cells.
+
+    `words` gives all words of the page, and is only called where there may be such lines;
+    `are_padded` tells that there may be padded lines.
+    """
+    if not MIN_ROWS <= len(lines) <= MAX_LINES:
+        return list(lines)
+    rows_of_page = rows_of(lines)
+    likely = rows_of_page if are_padded else _likely_rows(rows_of_page)
+    if not likely:
+        return list(lines)
+    rows = _rows(likely, words())
+    parts = _padded_parts(rows)
+    cuts: defaultdict[int, set[int]] = defaultdict(set)
+    for river in _rivers(rows):
+        if river.is_between_cells:
+            for space in river.spaces:
+                if space.line is not None:
+                    cuts[id(space.line.line)].add(space.at)
+    for row in rows:
+        for each in row.lines:
+            if each.words and id(each.line) not in parts:
+                parts[id(each.line)] = each.cut(sorted(cuts[id(each.line)]))
+    return [part for line in lines for part in parts.get(id(line), (line,))]
+
+
+def _likely_rows(rows: Sequence[list[Line]]) -> list[list[Line]]:
+    """Return the rows that may be of a table, with numbers of several cells in one line: several
+    that follow one another."""
+    found: list[list[Line]] = []
+    run: list[list[Line]] = []
+    has_pair = False
+    for row in [*rows, []]:
+        is_pair = any(_PAIR.search(line.text) is not None for line in row)
+        if is_pair or (
+            len(row) > 1 and sum(len(line.text) for line in row) < _SHORT_CELL * len(row)
+        ):
+            run.append(row)
+            has_pair = has_pair or is_pair
+            continue
+        if len(run) >= MIN_ROWS and has_pair:
+            found += run
+        run, has_pair = [], False
+    return found
+
+
+@dataclass(slots=True)
+class _LineOfWords:
+    line: Line
+    words: list[Word]
+
+    @property
+    def x0(self) -> float:
+        return self.words[0].x0 if self.words else self.line.x0
+
+    @property
+    def x1(self) -> float:
+        return self.words[-1].x1 if self.words else self.line.x1
+
+    def cut(self, at: Sequence[int]) -> list[Line]:
+        """Return the parts of the line, cut before the words with these numbers, each as wide as
+        its words: the line may end in blanks."""
+        found = []
+        start = 0
+        for first, last in pairwise([0, *at, len(self.words)]):
+            words = self.words[first:last]
+            end = _end_of(self.line.text, start, sum(len(word.text) for word in words))
+            x0, x1 = words[0].x0, max(word.x1 for word in words)
+            found.append(replace(self.line, x0=x0, x1=x1, text=self.line.text[start:end].strip()))
+            start = end
+        return found
+
+
+def _end_of(text: str, start: int, letters: int) -> int:
+    """Return where so many letters of a text end."""
+    for at in range(start, len(text)):
+        if letters == 0:
+            return at
+        letters -= not text[at].isspace()
+    return len(text)
+
+
+@dataclass(slots=True)
+class _Space:
+    """A space between two words of a row."""
+
+    x0: float
+    x1: float
+    left: str
+    right: str
+    line: _LineOfWords | None
+    """The line that it is in; None between two lines."""
+    at: int
+    """Number of the word to its right in that line."""
+    blanks: float
+    """Its width, in blanks."""
+    is_padding: bool
+    """It is wide, and wider than the spaces between the words of its line, none of which is
+    stretched."""
+
+
+@dataclass(slots=True)
+class _Row:
+    lines: list[_LineOfWords]
+    spaces: list[_Space]
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    blank: float
+
+
+def _rows(of_lines: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_Row]:
+    of_line = _by_line([line for row in of_lines for line in row], words)
+    rows = [[_LineOfWords(line, of_line.get(id(line), [])) for line in row] for row in of_lines]
+    even = [_even_width(row) for row in rows]
+    known = [width for width in even if width is not None]
+    usual = median(known) if 2 * len(known) > len(rows) else _BLANK
+    found = []
+    for row, width in zip(rows, even, strict=True):
+        blank = max((width or usual) * max(each.line.size for each in row), 0.1)
+        found.append(
+            _Row(
+                row,
+                _spaces(row, blank),
+                min(each.x0 for each in row),
+                max(each.x1 for each in row),
+                min(each.line.y0 for each in row),
+                max(each.line.y1 for each in row),
+                blank,
+            )
+        )
+    return found
+
+
+def _even_width(row: Sequence[_LineOfWords]) -> float | None:
+    """Return the width of each letter of a row, in sizes of a letter, where it is the same for
+    all, so that a blank has it, too."""
+    words = [word for each in row for word in each.words]
+    size = max(each.line.size for each in row)
+    widths = [(word.x1 - word.x0) / len(word.text) for word in words]
+    if len(words) < 2 or size <= 0 or max(widths) > 1.02 * min(widths):
+        return None
+    width = min(widths) / size
+    # Digits are of one width in most fonts.
+    has_letters = any(len(word.text) > 2 and word.text.isalpha() for word in words)
+    return max(width, _BLANK) if has_letters or width > _WIDE_DIGIT else None
+
+
+def _by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, list[Word]]:
+    """Return the words of each line, by its identity; none of a line whose letters are others."""
+    step = max(median(line.height for line in lines), 1.0)
+    near: defaultdict[int, list[Line]] = defaultdict(list)
+    for line in lines:
+        first = int(line.y0 // step)
+        for cell in range(first, min(int(line.y1 // step), first + _MAX_STEPS) + 1):
+            near[cell].append(line)
+    found: defaultdict[int, list[Word]] = defaultdict(list)
+    for word in words:
+        x, y = (word.x0 + word.x1) / 2, (word.y0 + word.y1) / 2
+        for line in near.get(int(y // step), ()):
+            if line.y0 <= y <= line.y1 and line.x0 - 1 <= x <= line.x1 + 1:
+                found[id(line)].append(word)
+                break
+    whole = {}
+    for line in lines:
+        of_line = found.get(id(line), [])
+        if 0 < len(of_line) <= _MAX_WORDS:
+            of_line.sort(key=lambda word: word.x0)
+            letters = len("".join(line.text.split()))
+            if letters == sum(len(word.text) for word in of_line):
+                whole[id(line)] = of_line
+    return whole
+
+
+def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
+    """Return the spaces of a row that may be between cells."""
+    found: list[_Space] = []
+    for each in lines:
+        pairs = list(pairwise(each.words))
+        within = [(b.x0 - a.x1) / blank for a, b in pairs]
+        has_stretched = any(
+            _NARROW <= blanks < _PADDED and a.text[-1] not in _SENTENCE_ENDS
+            for (a, _), blanks in zip(pairs, within, strict=True)
+        )
+        least = min(within, default=0.0)
+        for at, ((a, b), blanks) in enumerate(zip(pairs, within, strict=True), 1):
+            is_pair = _is_number(a.text) and _is_number(b.text)
+            if blanks < (_SHARED if is_pair else _NARROW):
+                continue
+            is_code = _CODE_END.search(a.text) or _COMMENT.match(b.text)
+            is_wider = len(within) == 1 or blanks > _WIDER * max(least, 0.5)
+            is_padding = blanks >= _PADDED and is_wider and not has_stretched and not is_code
+            found.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
+    for before, after in pairwise(lines):
+        left = before.words[-1].text if before.words else before.line.text
+        right = after.words[0].text if after.words else after.line.text
+        x0, x1 = before.x1, after.x0
+        blanks = (x1 - x0) / blank
+        if blanks >= _SHARED:
+            found.append(_Space(x0, x1, left, right, None, 0, blanks, blanks >= _PADDED))
+    found.sort(key=lambda space: space.x0)
+    return found[:_MAX_WORDS]
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+@dataclass(slots=True)
+class _River:
+    """A space that runs down through rows."""
+
+    x0: float
+    x1: float
+    spaces: list[_Space] = field(default_factory=list)
+
+    @property
+    def is_between_cells(self) -> bool:
+        spaces = self.spaces
+        if len(spaces) < MIN_ROWS or all(space.line is None for space in spaces):
+            return False
+        most = _MOST * len(spaces)
+        width = median(space.blanks for space in spaces)
+        right = sum(_is_number(space.right) for space in spaces)
+        left = sum(_is_number(space.left) for space in spaces)
+        if right >= most and (left >= most or left <= len(spaces) - most):
+            grouped = all(
+                _GROUP.fullmatch(space.right) and space.left[-1:].isdigit() for space in spaces
+            )
+            return width >= (_PADDED if grouped else _NARROW if left >= most else _WIDER)
+        return sum(space.is_padding for space in spaces) >= most
+
+    def goes_on(self, row: _Row) -> bool:
+        """Return whether it runs through a row as well, and follow it there."""
+        least = _SHARED * row.blank
+        best = max(row.spaces, key=self._shared, default=None)
+        if best is not None and self._shared(best) >= least:
+            self.x0, self.x1 = max(self.x0, best.x0), min(self.x1, best.x1)
+            self.spaces.append(best)
+            return True
+        if row.x1 <= self.x1 - least:  # the row ends before it
+            self.x0 = max(self.x0, row.x1)
+            return True
+        if row.x0 >= self.x0 + least:  # the row begins behind it
+            self.x1 = min(self.x1, row.x0)
+            return True
+        return False
+
+    def _shared(self, space: _Space) -> float:
+        return min(self.x1, space.x1) - max(self.x0, space.x0)
+
+
+def _rivers(rows: Sequence[_Row]) -> list[_River]:
+    """Return the spaces that run down through rows."""
+    found: list[_River] = []
+    active: list[_River] = []
+    above: _Row | None = None
+    for row in rows:
+        if above is not None and row.y0 - above.y1 > 3 * (row.y1 - row.y0):
+            active = []
+        active = [river for river in active if river.goes_on(row)]
+        taken = {id(river.spaces[-1]) for river in active}
+        begun = [
+            _River(space.x0, space.x1, [space]) for space in row.spaces if id(space) not in taken
+        ]
+        active += begun
+        found += begun
+        above = row
+    return found
+
+
+def _padded_parts(rows: Sequence[_Row]) -> dict[int, list[Line]]:
+    """Return the cells of lines that follow one another and have as many padded cells each, by the
+    line's identity. Those of letters of different widths need not stand below one another: they
+    are put there."""
+    found: dict[int, list[Line]] = {}
+    for count, run in groupby(rows, _count_padding):
+        padded = list(run) if count else []
+        if len(padded) >= MIN_ROWS:
+            cut = [row.lines[0].cut([space.at for space in _padding(row)]) for row in padded]
+            for row, cells in zip(padded, _stand_apart(cut), strict=True):
+                found[id(row.lines[0].line)] = cells
+    return found
+
+
+def _count_padding(row: _Row) -> int:
+    return len(_padding(row)) if len(row.lines) == 1 else 0
+
+
+def _padding(row: _Row) -> list[_Space]:
+    return [space for space in row.spaces if space.is_padding]
+
+
+def _stand_apart(cells: Sequence[Sequence[Line]]) -> list[list[Line]]:
+    """Return the cells of rows with places in which no column reaches into the next one."""
+    columns = [
+        (min(cell.x0 for cell in column), max(cell.x1 for cell in column))
+        for column in zip(*cells, strict=True)
+    ]
+    if all(a[1] < b[0] for a, b in pairwise(columns)):
+        return [list(row) for row in cells]
+    left = columns[0][0]
+    step = (max(right for _, right in columns) - left) / len(columns)
+    return [
+        [
+            replace(cell, x0=left + number * step, x1=left + (number + 0.9) * step)
+            for number, cell in enumerate(row)
+        ]
+        for row in cells
+    ]
