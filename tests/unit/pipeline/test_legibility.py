@@ -78,7 +78,50 @@ def test_a_text_of_any_language_can_be_read(name: str):
     assert not is_unreadable(lines_of(READABLE[name]))
 
 
+LONG_ENGLISH = (
+    ENGLISH + "On the mainland a baker rose at three. Her oven was older than the street, and the "
+    "first loaves were for the fishermen. She knew each of them by the sound of his boots, and "
+    "which of them would not come back from the autumn storms when the boats were counted. "
+)
+LONG_RUSSIAN = (
+    RUSSIAN[: len(RUSSIAN) // 3]
+    + "Зимой волны доходили до самой галереи, и вся башня дрожала, но пламя за толстым стеклом ни "
+    "разу не погасло за все эти годы. На берегу пекарь вставал в три часа ночи: первые булки "
+    "предназначались рыбакам, и каждого из них он узнавал по звуку шагов. Осенью многие лодки "
+    "не возвращались домой, и тогда жители деревни собирались у причала и ждали рассвета. "
+)
+GREEK = (
+    "Ο φύλακας του φάρου ανέβαινε κάθε βράδυ τη σκάλα, γέμιζε τη λάμπα και έγραφε τον άνεμο στο "
+    "μεγάλο βιβλίο. Τον χειμώνα τα κύματα έφταναν ως τον εξώστη και ολόκληρος ο πύργος έτρεμε, "
+    "όμως η φλόγα πίσω από το γυαλί δεν έσβησε ποτέ. Στην ακτή ένας φούρναρης ξυπνούσε στις τρεις "
+    "και τα πρώτα ψωμιά ήταν για τους ψαράδες, που τους γνώριζε από τον ήχο των βημάτων τους. "
+)
+READABLE |= {"long English": LONG_ENGLISH, "long Russian": LONG_RUSSIAN, "Greek": GREEK} | {
+    "numbers in letters": " ".join(f"0x{at * 2654435761 % 2**32:x}," for at in range(200)),
+    "in capitals": LONG_ENGLISH.upper(),
+    "Russian in capitals": LONG_RUSSIAN.upper(),
+    "Romanised names": "CHENG HSIEH HUNG CHIA HSIANG SHIH CHANG WEN MEI LING CHUN YING TSAI KUO "
+    "PENG CHOU HSU SUN CHU KAO LIANG SUNG TENG HAN FENG TSAO HSIAO TIEN TUNG PAN YUAN CHIANG "
+    "FAN FANG SHIH YAO LIAO TSOU HSIUNG CHIN LU HAO KUNG SHAO WAN CHIEN LEI HOU LUNG TUAN HO " * 2,
+}
+
+
+def enciphered(text: str, alphabet: str) -> str:
+    """With another letter of the alphabet for each."""
+    others = list(alphabet)
+    random.Random(11).shuffle(others)
+    key = str.maketrans(alphabet + alphabet.upper(), "".join(others) + "".join(others).upper())
+    return text.translate(key)
+
+
 UNREADABLE = {
+    "a cipher": enciphered(LONG_ENGLISH, "abcdefghijklmnopqrstuvwxyz"),
+    "a cipher in Cyrillic": enciphered(LONG_RUSSIAN, "абвгдежзийклмнопрстуфхцчшщъыьэюя"),
+    "KOI8-R taken for windows-1251": LONG_RUSSIAN.encode("koi8-r").decode("cp1251"),
+    "windows-1251 taken for KOI8-R": LONG_RUSSIAN.encode("cp1251").decode("koi8-r"),
+    "French in UTF-8 taken for windows-1252": "L’été dernier, la gardienne élégante a réparé le "
+    "très vieux phare".encode().decode("cp1252"),
+    "Russian in UTF-8 taken for windows-1251": RUSSIAN.encode().decode("cp1251", "replace"),
     "replacement characters": "\ufffd" * 60 + ENGLISH[:100],
     "private characters": "".join(chr(0xF000 + ord(char)) for char in ENGLISH),
     "unassigned characters": "\u0378\u0379" * 50,
@@ -112,6 +155,16 @@ def test_bullets_of_a_private_font_and_lone_controls_harm_no_page():
     assert not is_unreadable(lines_of(ENGLISH + " \uf0b7" * 5))
     assert marked("a\x00b and c and d") == "a\x00b and c and d"
     assert marked("\x01\x02\x03ab") == "\ufffd\ufffd\ufffdab"
+
+
+def test_nine_of_ten_ciphers_of_a_page_are_told():
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    picked = random.Random(5)
+    found = 0
+    for _ in range(40):
+        key = "".join(picked.sample(alphabet, len(alphabet)))
+        found += is_gibberish(LONG_ENGLISH.lower().translate(str.maketrans(alphabet, key)))
+    assert found >= 34
 
 
 def test_too_few_letters_are_no_gibberish():

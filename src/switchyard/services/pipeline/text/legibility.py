@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 
@@ -37,6 +38,29 @@ _MIXED = 0.15
 """Part of neighbouring letters that are of two scripts."""
 _RARE = 0.5
 """Part of Chinese characters or Korean syllables that are in no list of those in use."""
+_VOWELS_OF = {
+    "LATIN": (frozenset("aeiouy"), re.compile("[a-z]{3,30}")),
+    "CYRILLIC": (frozenset("аеиоуыэюяієѣ"), re.compile("[а-яѐ-џ]{3,30}")),
+    "GREEK": (frozenset("αεηιουω"), re.compile("[α-ω]{3,30}")),
+}
+"""By script: its vowels, and what its words are made of, without accents."""
+_WORD = re.compile(r"[^\W\d_]{3,30}")
+_MIN_WORDS = 30
+"""Different words, at least, of which it is told which letters are vowels."""
+_MIN_ALPHABET = 14
+"""Different letters of a language's text, at least; numbers written with letters have fewer."""
+_ALTERNATION = 0.6
+"""Part of neighbouring letters that are a vowel and a consonant: 0.7 to 0.9 in languages."""
+_OTHER_VOWELS = ((0.45, 0.15), (0.6, 0.25))
+"""Part of what alternates that is vowels, 0.6 and more in languages; and by how much less the
+script's own vowels alternate, 0 to 0.25 in languages: less than the one, more than the other."""
+_MUTE = 0.1
+"""Part of Latin words without a vowel: names in programs have up to that many."""
+_ONE_BYTE_CHARSETS = ("cp1252", "latin-1", "cp1251", "koi8-r", "cp866", "mac-roman")
+_UTF8 = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+_MIN_SEQUENCES = 5
+_MOST_SEQUENCES = 0.8
+"""Part of the characters beyond ASCII that are of such sequences."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
 _MAX_WORD = 30
 """Letters: what is longer is a sequence or a code."""
@@ -82,7 +106,13 @@ def marked(text: str) -> str:
 def is_gibberish(text: str, *, least: int = _MIN_LETTERS) -> bool:
     """Return whether a text of letters and signs can't be one of any language; False where it is
     too short to tell, with fewer neighbouring letters than `least`."""
-    return _is_cipher(text, least) or _is_foreign(text, least) or _is_rare(text, least)
+    return (
+        _is_cipher(text, least)
+        or _is_foreign(text, least)
+        or _is_rare(text, least)
+        or _is_mojibake(text)
+        or any(_has_other_vowels(text, script, least) for script in _VOWELS_OF)
+    )
 
 
 def is_text(text: str) -> bool:
@@ -116,6 +146,8 @@ def _is_cipher(text: str, least: int) -> bool:
     pairs = _latin_pairs(text)
     if len(pairs) < least:
         return False
+    if len(pairs) >= _MIN_LETTERS and len({a.lower() for a, _ in pairs}) < _MIN_ALPHABET:
+        return False
     vowels = [(a.lower() in "aeiouy", b.lower() in "aeiouy") for a, b in pairs]
     consonants = sum(not a and not b for a, b in vowels)
     both = sum(a and b for a, b in vowels)
@@ -125,6 +157,82 @@ def _is_cipher(text: str, least: int) -> bool:
         or both > _VOWELS * len(pairs)
         or turns > _CASE * len(pairs)
     )
+
+
+def _has_other_vowels(text: str, script: str, least: int) -> bool:
+    """Return whether letters alternate as vowels and consonants do in every language, but others
+    than the script's vowels: each letter stands for another one, as fonts with a wrong map and
+    wrong charsets have it. Which alternate is found by Sukhotin's algorithm."""
+    vowels, letters = _VOWELS_OF[script]
+    if script != "LATIN" and text.isascii():
+        return False
+    words = _distinct_words(text, letters)
+    mute = sum(vowels.isdisjoint(word) for word in words)
+    if len(words) < _MIN_WORDS or (script == "LATIN" and mute <= _MUTE * len(words)):
+        return False
+    pairs = Counter(pair for word in words for pair in pairwise(word))
+    count = pairs.total()
+    if count < max(least, _MIN_LETTERS) or len(set().union(*words)) < _MIN_ALPHABET:
+        return False
+    found = _alternating(pairs)
+    frequency: Counter[str] = Counter()
+    for (first, _), times in pairs.items():
+        frequency[first] += times
+    shared = sum(frequency[char] for char in found & vowels)
+    shared_part = shared / (sum(frequency[char] for char in found) or 1)
+    alternation = _alternation(pairs, found) / count
+    lost = alternation - _alternation(pairs, vowels) / count
+    return alternation > _ALTERNATION and any(
+        shared_part < most and lost > least_lost for most, least_lost in _OTHER_VOWELS
+    )
+
+
+def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
+    """Return the words of a script, each once, without accents; those in capitals where they
+    are most of them."""
+    runs = _WORD.findall(text)
+    mixed = [run for run in runs if not run.isupper()]
+    known = mixed if 2 * len(mixed) > len(runs) else runs
+    plain = ("".join(map(_plain, run)).lower() for run in known)
+    return {word for run in plain for word in letters.findall(run)}
+
+
+def _alternating(pairs: Mapping[tuple[str, str], int]) -> set[str]:
+    """Return the letters that alternate with the others (Sukhotin, 1962)."""
+    beside: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (a, b), times in pairs.items():
+        if a != b:
+            beside[a][b] += times
+            beside[b][a] += times
+    sums = {char: others.total() for char, others in beside.items()}
+    found: set[str] = set()
+    while sums:
+        char = max(sums, key=lambda each: (sums[each], each))
+        if sums.pop(char) <= 0:
+            break
+        found.add(char)
+        for other, times in beside[char].items():
+            if other in sums:
+                sums[other] -= 2 * times
+    return found
+
+
+def _alternation(pairs: Mapping[tuple[str, str], int], vowels: Set[str]) -> int:
+    return sum(times for (a, b), times in pairs.items() if (a in vowels) != (b in vowels))
+
+
+def _is_mojibake(text: str) -> bool:
+    """Return whether a text is one in UTF-8 that was read in another charset: what is not ASCII
+    would be UTF-8 almost throughout."""
+    if text.isascii():
+        return False
+    foreign = sum(char > "\x7f" for char in text)
+    for charset in _ONE_BYTE_CHARSETS:
+        data = text.encode(charset, "replace")
+        found = [len(each) for each in _UTF8.findall(data)]
+        if len(found) >= _MIN_SEQUENCES and sum(found) > _MOST_SEQUENCES * foreign:
+            return True
+    return False
 
 
 def _is_foreign(text: str, least: int) -> bool:
