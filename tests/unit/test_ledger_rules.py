@@ -27,7 +27,7 @@ from switchyard.services.engine.records.results import (
     StillJoining,
     Superseded,
 )
-from switchyard.services.engine.records.states import TRANSITIONS, State
+from switchyard.services.engine.records.states import REVOCABLE, TRANSITIONS, State
 
 HELD = HeldBy("worker-1", "claim-1")
 
@@ -109,7 +109,7 @@ def test_the_rules_keep_to_the_table_of_transitions(state: State) -> None:
         (State.PENDING, "mine", None, False),
         (State.PENDING, None, "mine", False),  # somebody else was told of it
         (State.PENDING, None, None, False),
-        *((state, "mine", "mine", False) for state in State if state is not State.PENDING),
+        *((state, "mine", "mine", state in REVOCABLE) for state in State),
     ],
 )
 def test_who_may_take_a_record_back(
@@ -117,7 +117,7 @@ def test_who_may_take_a_record_back(
 ) -> None:
     known = JobRow("job-1", state, 0, 0, 0, claim_id=holder)
     assert is_held_by(known, receipt) is may
-    assert is_held(known) is (state is State.PENDING and holder is not None)
+    assert is_held(known) is (state in REVOCABLE and holder is not None)
 
 
 RECORDED = JobContent("summarize", '{"a":1,"b":[null]}')

@@ -20,6 +20,7 @@ from switchyard.api.engine import (
     events,
     health,
     jobs,
+    pauses,
     pressure,
     schedules,
     webhooks,
@@ -55,6 +56,7 @@ ROUTERS = (
     backfills.router,
     crawls.router,
     schedules.router,
+    pauses.router,
     pressure.router,
     contract.router,
     dead.router,  # before `/admin/dead/{letter_id}`

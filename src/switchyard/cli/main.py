@@ -93,6 +93,14 @@ PANELS = {
             "cli.pipeline.crawl:app",
             "Crawls of web sites: start, list, show, cancel.",
         ),
+        "pause": (
+            "cli.engine.jobs.pauses:pause",
+            "Pause a lane, a job type, a source or a queue: its jobs do not begin.",
+        ),
+        "resume": (
+            "cli.engine.jobs.pauses:resume",
+            "End a pause; the jobs that it held are published, oldest first.",
+        ),
         "schedules": (
             "cli.engine.jobs.schedules:app",
             "Schedules: list, add, remove, pause, resume, run, history.",
@@ -106,6 +114,10 @@ PANELS = {
         "workers": (
             "cli.engine.inspect.workers:workers",
             "List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped.",
+        ),
+        "pauses": (
+            "cli.engine.jobs.pauses:pauses",
+            "List what is paused: by whom, why, until when, and how many jobs it holds.",
         ),
         "limits": (
             "cli.engine.inspect.limits:limits",

@@ -187,6 +187,10 @@ class Operations:
     run_schedule = Method(lambda: calls.schedules.run_schedule)
     schedule_history = Method(lambda: calls.schedules.schedule_history)
 
+    pauses = Method(lambda: calls.pauses.pauses)
+    pause = Method(lambda: calls.pauses.pause)
+    resume = Method(lambda: calls.pauses.resume)
+
     backpressure = Method(lambda: calls.service.backpressure)
     limits = Method(lambda: calls.service.limits)
     schemas = Method(lambda: calls.service.schemas)

@@ -168,6 +168,9 @@ ANYWHERE: Final[Mapping[str, str]] = MappingProxyType(
         "hosts": "Hosts that it may visit.",
         "max_pages": "Maximum number of pages.",
         "max_depth": "Maximum number of links from a start page.",
+        # Pauses
+        "pause_id": "Id of the pause.",
+        "scope": "What is paused.",
         # Lists
         "backfills": "Newest first.",
         "crawls": "Newest first.",

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, Timestamp, is_finite
+from switchyard.api.models.pauses import PauseView
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.records.joins import WhenDead
@@ -252,6 +253,9 @@ class JobDetails(JobView, JobProgress):
     trace_id: str | None = Field(description="Id of its trace, from `traceparent`.")
     waits_for_room: RoomWait | None = Field(
         description="The named limit in which it waits for room; null where it waits in none."
+    )
+    pause: PauseView | None = Field(
+        description="The pause that keeps it from beginning; null where none does."
     )
     pipeline_jobs: list[PipelineJob] = Field(
         description="The other jobs of its pipeline, oldest first; 1,000 at most."

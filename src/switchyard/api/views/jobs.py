@@ -15,6 +15,7 @@ from switchyard.api.models.jobs import (
     JobView,
     PipelineJob,
 )
+from switchyard.api.views.pauses import pause_of, view_pause
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -54,6 +55,7 @@ async def view_job_details(
     Raises LedgerUnavailable.
     """
     pipeline = await ledger.job_reads.pipeline(record.pipeline or record.id)
+    pause = await pause_of(ledger, record)
     return JobDetails.from_record(
         record,
         **(stages or {}),
@@ -61,6 +63,7 @@ async def view_job_details(
         metadata=record.envelope.get("metadata", {}),
         result=record.result if output is None else {**(record.result or {}), **output},
         join=await ledger.joins.join(record.id) if record.joins else None,
+        pause=None if pause is None else view_pause(pause),
         waits_for_room=await ledger.limits.limit_wait(record.id),
         pipeline_jobs=view_pipeline(each for each in pipeline if each.id != record.id),
     )

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
-STATE_ORDER = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cancelled")
+STATE_ORDER = (
+    "paused",
+    "pending",
+    "queued",
+    "running",
+    "retrying",
+    "succeeded",
+    "dead",
+    "cancelled",
+)
 BAR_WIDTH = 30
 
 

@@ -42,6 +42,7 @@ WATCH_INTERVAL = 1.0
 STATE_ORDER = (
     "scheduled",
     "joining",
+    "paused",
     "pending",
     "queued",
     "running",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.records.joins import JoinRecord
     from switchyard.services.engine.records.limits import PendingPermit
+    from switchyard.services.engine.records.pauses import PauseRecord
     from switchyard.services.engine.records.progress import ProgressRecord
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
@@ -61,6 +62,7 @@ class StateName(StrEnum):
 
     SCHEDULED = "scheduled"
     JOINING = "joining"
+    PAUSED = "paused"
     PENDING = "pending"
     QUEUED = "queued"
     RUNNING = "running"
@@ -146,7 +148,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(run(_read_details(settings, job_id)))
         return
-    job, pipeline, join, dead, wait = run(_read_job(settings, job_id))
+    job, pipeline, join, dead, wait, pause = run(_read_job(settings, job_id))
     followers = [each for each in pipeline if each.id != job.id]
     _print_job(job, join)
     if wait is not None:
@@ -154,6 +156,12 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         say(
             f"It waits for room in the limit {wait.name}{whose}, since {age(wait.since)}: "
             "`jobctl limits`."
+        )
+    if pause is not None:
+        why = f": {pause.reason}" if pause.reason else ""
+        say(
+            f"The pause of {pause}, by {pause.created_by} {age(pause.created_at)} ago, keeps it "
+            f"from beginning{why}; {pause.remedy} ends it."
         )
     for hint in hints(job):
         say(hint)
@@ -234,9 +242,17 @@ async def _read_details(settings: Settings, job_id: str) -> JobDetails:
 
 async def _read_job(
     settings: Settings, job_id: str
-) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], PendingPermit | None]:
-    """Read the job, its pipeline, how far its join is, some dead jobs that it waits for, and the
-    limit in which it waits for room."""
+) -> tuple[
+    JobRecord,
+    list[JobSummary],
+    JoinRecord | None,
+    list[str],
+    PendingPermit | None,
+    PauseRecord | None,
+]:
+    """Read the job, its pipeline, how far its join is, some dead jobs that it waits for, the limit
+    in which it waits for room, and the pause that holds it."""
+    from switchyard.api.views.pauses import pause_of
     from switchyard.services.engine.records.states import State
 
     async with open_ledger(settings) as ledger:
@@ -244,10 +260,12 @@ async def _read_job(
         job = await ledger.job_reads.require(job_id)
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
         wait = await ledger.limits.limit_wait(job_id)
+        pause = await pause_of(ledger, job)
         if not job.joins:
-            return job, pipeline, None, [], wait
+            return job, pipeline, None, [], wait, pause
         dead, _ = await ledger.joins.joined_jobs(job_id, state=State.DEAD, limit=3)
-        return job, pipeline, await ledger.joins.join(job_id), [each.job_id for each in dead], wait
+        join = await ledger.joins.join(job_id)
+        return job, pipeline, join, [each.job_id for each in dead], wait, pause
 
 
 def progress_text(said: ProgressRecord) -> str:

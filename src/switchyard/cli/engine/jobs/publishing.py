@@ -138,6 +138,11 @@ async def publish_one(
 def _warn_pending(published: Published) -> None:
     from switchyard.services.engine.records.states import State
 
+    if published.state is State.PAUSED:
+        say(
+            f"{published.job_id} is held by a pause (`jobctl pauses`), and is published when that "
+            "ends"
+        )
     if published.state is State.PENDING:
         say(
             f"{published.job_id} is recorded (pending), but the broker has not confirmed it: don't "

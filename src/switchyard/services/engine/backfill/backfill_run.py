@@ -102,7 +102,7 @@ class BackfillRun:
             queue=queue,
             low=plan.spec.low,
             high=plan.spec.high,
-            short_budget=self._short_budget,
+            hindrance=self._hindrance,
             share=None if target is None else partial(self._share, target),
         )
 
@@ -268,8 +268,14 @@ class BackfillRun:
             target=target,
         )
 
-    async def _short_budget(self) -> str | None:
-        """More jobs would wait for a budget, too."""
+    async def _hindrance(self) -> str | None:
+        """Return the pause, or the budget, that more jobs would only wait for; None where there is
+        none."""
+        spec, job_type = self._plan.spec, self._plan.job_type
+        pauses = await self._ledger.pauses.active()
+        pause = pauses.holding(spec.lane, job_type.worker, job_type.name, self._plan.source.name)
+        if pause is not None:
+            return f"{pause} is paused: {pause.remedy}"
         return await find_short_budget(
             self._settings, self._ledger, self._session.id, asks_models=self._plan.asks_models
         )

@@ -41,14 +41,14 @@ class Gate:
         queue: str,
         low: int | None,
         high: int | None,
-        short_budget: Callable[[], Awaitable[str | None]] | None = None,
+        hindrance: Callable[[], Awaitable[str | None]] | None = None,
         share: Callable[[], Awaitable[QueueQuota | None]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
-        self._short_budget = short_budget
-        """The budget that has nothing left for its jobs, in words; None while there is room."""
+        self._find_hindrance = hindrance
+        """Returns what its jobs would wait for in any case, in words; None where there is none."""
         self._share = share
         self._part = 1.0
         """Of the room between the watermarks; less while other backfills want the queue, too."""
@@ -65,7 +65,7 @@ class Gate:
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
-        self._short: str | None = None
+        self._hindrance: str | None = None
         self.why: str | None = None
         """What it waits for; None while it is open."""
 
@@ -95,8 +95,8 @@ class Gate:
             self._is_closed = True
         elif self._depth <= low:
             self._is_closed = False
-        if self._short is not None:
-            self.why = self._short
+        if self._hindrance is not None:
+            self.why = self._hindrance
             return 0
         held, goes_on = (round(each / self._scale) for each in (self._depth, low))
         self.why = f"{self._fullest} holds {held:,} jobs; goes on at {goes_on:,}"
@@ -152,8 +152,8 @@ class Gate:
         depths[self._queue] = await self._shared(depths[self._queue])
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth, self._scale = depths[self._fullest], scales[self._fullest]
-        if self._short_budget is not None:
-            self._short = await self._short_budget()
+        if self._find_hindrance is not None:
+            self._hindrance = await self._find_hindrance()
         self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
 
     def _scale_of(self, queue: QueueDepth, target: QueueDepth) -> float:

@@ -9,6 +9,9 @@ it knows that a full one refuses newcomers and drops nothing: the most urgent go
 **Unbound.** A job whose key no queue is bound to goes from `jobs.topic` to the dead letters, and is
 confirmed. Where the ledger has the job, and it has not ended, it was accepted and is to run. What
 nobody has recorded waits for somebody: whoever sends it astray would do so again.
+
+**Paused.** A job that a pause holds, and that no worker has taken out of its queue meanwhile, grows
+too old there. Nothing ages out while it is paused.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from switchyard.services.engine.dead.foreign import reclassify_collisions
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, State
 
+PAUSED = "Paused"
+"""The error type of letters of jobs that a pause held when their time in the lane was over."""
 _LANES = frozenset(lane.name for lane in LANES)
 _ENDS_UNROUTABLE = FINISHED | {None, State.JOINING}
 """States in which a letter without a queue is none of a job that was accepted and is to run; None
@@ -43,7 +48,10 @@ async def classify_displaced(
     classified = await reclassify_collisions(ledger, letters)
     thrown_out = {place for place, letter in enumerate(classified) if _may_be_thrown_out(letter)}
     astray = {place for place, letter in enumerate(classified) if _went_astray(letter)}
-    doubted = sorted(thrown_out | astray)
+    aged = {place for place, letter in enumerate(classified) if _grew_too_old(letter)}
+    held = await ledger.pauses.held([classified[place].id for place in aged])
+    aged = {place for place in aged if classified[place].id in held}
+    doubted = sorted(thrown_out | astray | aged)
     if not doubted:
         return classified
     generations = await ledger.redrives.job_generations([classified[place].id for place in doubted])
@@ -55,6 +63,8 @@ async def classify_displaced(
             continue
         if place in thrown_out and _was_taken(letter, state):
             classified[place] = _as_thrown_out(letter)
+        elif place in aged and state not in FINISHED:
+            classified[place] = _as_paused(letter)
         elif place in astray and state not in _ENDS_UNROUTABLE:
             unbound.append(place)
     if unbound:
@@ -79,6 +89,17 @@ def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
     return from_broker and is_lane and letter.message is not None
 
 
+def _grew_too_old(letter: QueuedDeadLetter) -> bool:
+    """Tell whether the broker has given up a job of ours as it was in its queue for too long."""
+    certificate = letter.certificate
+    return (
+        certificate.error_type == BROKER
+        and certificate.reason is Reason.EXPIRED
+        and lane_of(certificate.queue) in _LANES
+        and letter.message is not None
+    )
+
+
 def _was_taken(letter: QueuedDeadLetter, state: State | None) -> bool:
     """Tell whether the broker had confirmed the job, which is in that state by now."""
     if state is State.DEAD:
@@ -91,6 +112,9 @@ def _was_taken(letter: QueuedDeadLetter, state: State | None) -> bool:
 
 def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
     """Return a displaced letter as one that its lane has refused, or that no queue took."""
+    if letter.certificate.reason is Reason.EXPIRED or letter.certificate.error_type == PAUSED:
+        certificate = replace(letter.certificate, reason=Reason.EXPIRED, error_type=BROKER)
+        return replace(letter, certificate=certificate)
     if letter.certificate.error_type == UNBOUND:
         certificate = DeadLetterInfo(
             Reason.UNROUTABLE,
@@ -101,6 +125,14 @@ def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
         return replace(letter, certificate=certificate)
     why = "dead-lettered by the broker: maxlen"
     certificate = replace(letter.certificate, reason=Reason.OVERFLOWED, message=why)
+    return replace(letter, certificate=certificate)
+
+
+def _as_paused(letter: QueuedDeadLetter) -> QueuedDeadLetter:
+    why = "it grew too old for its lane while it was paused"
+    certificate = replace(
+        letter.certificate, reason=Reason.DISPLACED, error_type=PAUSED, message=why
+    )
     return replace(letter, certificate=certificate)
 
 

@@ -28,7 +28,7 @@ from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.link import Link
 from switchyard.services.engine.dead.causes import cause_of
-from switchyard.services.engine.dead.displaced import classify_displaced
+from switchyard.services.engine.dead.displaced import PAUSED, classify_displaced
 from switchyard.services.engine.dead.letters import cause_of_letter
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
@@ -176,7 +176,8 @@ async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Regist
     await _write([record_of(letter, registry) for letter in letters], ledger)
     displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
     unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
-    thrown_out = [letter for letter in displaced if letter.certificate.error_type != UNBOUND]
+    paused = [letter for letter in displaced if letter.certificate.error_type == PAUSED]
+    thrown_out = [letter for letter in displaced if letter not in (*unbound, *paused)]
     for event, some in (
         (
             "the broker dropped accepted jobs from full lanes: they are returned automatically",
@@ -186,6 +187,7 @@ async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Regist
             "no queue was bound for accepted jobs: they are put into their queues automatically",
             unbound,
         ),
+        ("paused jobs grew too old for their lanes: they are kept until the pause ends", paused),
     ):
         if some:
             queues = sorted({letter.certificate.queue for letter in some})

@@ -49,7 +49,7 @@ class BulkJobRepository(Repository):
         self, operation_id: str, lane: str, worker: str, *, at_most: int
     ) -> int:
         """Count an operation's jobs that wait in one queue, up to `at_most`."""
-        waiting = [State.PENDING.value, State.QUEUED.value]
+        waiting = [State.PENDING.value, State.PAUSED.value, State.QUEUED.value]
         found = (
             select(jobs.c.state)
             .where(

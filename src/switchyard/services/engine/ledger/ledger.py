@@ -16,6 +16,7 @@ from switchyard.services.engine.ledger.joins import JoinRepository
 from switchyard.services.engine.ledger.lane_history import LaneHistory
 from switchyard.services.engine.ledger.leases import LeaseRepository
 from switchyard.services.engine.ledger.limits import LimitRepository
+from switchyard.services.engine.ledger.pauses import PauseRepository
 from switchyard.services.engine.ledger.progress import ProgressRepository
 from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.ledger.referenced_keys import ReferencedKeys
@@ -49,6 +50,7 @@ class Ledger(AsyncCloseable):
         self.jobs = JobRepository(core)
         self.job_reads = JobReads(core)
         self.progress = ProgressRepository(core)
+        self.pauses = PauseRepository(core)
         self.joins = JoinRepository(core)
         self.schedules = ScheduleRepository(core)
         self.dead_letters = DeadLetterRepository(core)

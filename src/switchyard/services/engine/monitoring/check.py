@@ -65,6 +65,7 @@ class Finding(StrEnum):
     MODEL_SERVER_FAILS = "model-server-fails"
     MODEL_SERVER_PAUSED = "model-server-paused"
     SOURCE_PAUSED = "source-paused"
+    PAUSED = "paused"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"

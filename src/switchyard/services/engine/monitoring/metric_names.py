@@ -200,7 +200,7 @@ SCHEDULER_PUBLISHED = Metric(
     "switchyard_scheduler_published_total",
     "counter",
     "Jobs that this scheduler has published; `what`: scheduled (due), outbox (not confirmed "
-    "before), lost (of silent workers) or refused.",
+    "before), resumed (after a pause), lost (of silent workers) or refused.",
     ("what",),
 )
 

@@ -6,8 +6,8 @@ in between leaves a `pending` record, which the scheduler publishes again: the o
 **The rule of every door** (docs/architecture.md, "What a publish answers"):
 
 - *Accepted*: the job is recorded, and will run. The broker has confirmed it (`queued`), it waits
-  for its time (`scheduled`), or its confirm did not come (`pending`): it may be on the broker, and
-  the outbox publishes it.
+  for its time (`scheduled`) or for the end of a pause (`paused`), or its confirm did not come
+  (`pending`): it may be on the broker, and the outbox publishes it.
 - *Refused*: nothing is kept of it (LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked,
   BrokerUnavailable), but where a full hot lane has made a dead letter of it, which the error says.
   NeverTaken is one that is too large for the broker: to publish it again does not help. Where that
@@ -51,8 +51,9 @@ from switchyard.services.engine.wings import job_modules
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The job is in its lane (`queued`), waits for its time (`scheduled`), or is recorded
-    (`pending`): the scheduler publishes it. A duplicate may be in any state."""
+    """The job is in its lane (`queued`), waits for its time (`scheduled`) or for the end of a pause
+    (`paused`), or is recorded (`pending`): the scheduler publishes it. A duplicate may be in any
+    state."""
 
     job_id: str
     routing_key: str
@@ -307,6 +308,8 @@ def _known(
             outcomes[index] = Published(
                 record.job_id, job.routing_key, record.state, duplicate=True
             )
+        elif record.paused:
+            outcomes[index] = Published(record.job_id, job.routing_key, State.PAUSED)
         elif job.run_at is not None:
             outcomes[index] = Published(record.job_id, job.routing_key, State.SCHEDULED)
     return outcomes

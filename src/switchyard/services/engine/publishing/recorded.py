@@ -144,6 +144,14 @@ async def publish_recorded(
     return accepted, len(records) - len(accepted)
 
 
+async def without_paused(ledger: Ledger, records: Sequence[JobRecord]) -> list[JobRecord]:
+    """Leave out the jobs that a pause holds, which are `paused` from now on. Raises
+    LedgerUnavailable."""
+    waiting = [record.id for record in records if record.state is not State.RUNNING]
+    held = await ledger.pauses.hold(waiting, ledger.clock.time())
+    return [record for record in records if record.id not in held]
+
+
 class Destination(Protocol):
     """A job that is recorded, or to be: where it goes."""
 

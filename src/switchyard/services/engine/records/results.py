@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.traceparent import trace_id_of
 from switchyard.services.engine.records.progress import ProgressRecord
-from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.states import WAITING, State
 
 Item = TypeVar("Item")
 
@@ -23,6 +23,8 @@ class Created:
     """With it the record can be taken back, for as long as nobody else relies on it."""
     notice_id: str | None = field(default=None, compare=False)
     """The job that was recorded with it, to tell of its end: taken back with it."""
+    paused: bool = False
+    """A pause holds it: it is not to be published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class StillJoining:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldByPause:
+    """A pause holds it, and the ledger keeps it: acknowledge the delivery and skip it."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Superseded:
     """A newer copy of the job has been seen: acknowledge the delivery and skip it."""
 
@@ -92,7 +101,7 @@ class IdCollision:
     asked for, or a time that is to come. The job's record stays as it is."""
 
 
-ClaimResult = Claimed | Finished | StillJoining | Superseded | HeldBy | IdCollision
+ClaimResult = Claimed | HeldByPause | Finished | StillJoining | Superseded | HeldBy | IdCollision
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +201,11 @@ class JobSummary:
     """When somebody first asked for it to be cancelled while it ran."""
     progress: ProgressRecord | None = field(default=None, kw_only=True)
     """How far its last attempt is, where its handler says so."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has neither begun nor ended, nor waits for other jobs."""
+        return self.state in WAITING
 
 
 @dataclass(frozen=True, slots=True)

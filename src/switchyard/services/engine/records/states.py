@@ -14,6 +14,9 @@ class State(StrEnum):
     """Waits for its `run_at`; the scheduler publishes it then."""
     JOINING = "joining"
     """Waits for the jobs that it joins; the end of the last of them makes it `pending`."""
+    PAUSED = "paused"
+    """Held by a pause of its lane, type, source or queue; the scheduler publishes it when that has
+    ended."""
     PENDING = "pending"
     """Recorded; the broker has not confirmed it yet. The scheduler publishes what stays so."""
     QUEUED = "queued"
@@ -45,12 +48,15 @@ class AttemptOutcome(StrEnum):
 
 
 UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
-"""The broker has not confirmed the job yet."""
+"""The broker has not confirmed the job yet: its confirm makes it `queued`."""
+
+REVOCABLE = frozenset({State.PENDING, State.PAUSED})
+"""As a job is recorded that is to run now: its request may still take it back."""
 
 IN_QUEUES = frozenset({State.QUEUED, State.RETRYING})
 """The broker holds the job, in a lane or until its next attempt."""
 
-WAITING = frozenset({State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING})
+WAITING = UNCONFIRMED | IN_QUEUES | {State.PAUSED}
 """Not started; a claim may run it."""
 
 FINISHED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
@@ -61,20 +67,26 @@ ENDINGS = frozenset({State.SUCCEEDED, State.RETRYING, State.QUEUED, State.DEAD, 
 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
-        State.SCHEDULED: frozenset({State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}),
+        State.SCHEDULED: frozenset(
+            {State.PAUSED, State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}
+        ),
         State.JOINING: frozenset({State.PENDING, State.CANCELLED}),
-        State.PENDING: frozenset({State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}),
-        State.QUEUED: frozenset({State.RUNNING, State.DEAD, State.CANCELLED}),
-        # running → running is a takeover from a worker that died.
-        State.RUNNING: ENDINGS | {State.RUNNING},
-        State.RETRYING: frozenset({State.RUNNING, State.DEAD, State.CANCELLED}),
+        # Never `queued`: a late confirm may be of a copy that a worker has put into the ledger.
+        State.PAUSED: frozenset({State.PENDING, State.RUNNING, State.DEAD, State.CANCELLED}),
+        State.PENDING: frozenset(
+            {State.PAUSED, State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}
+        ),
+        State.QUEUED: frozenset({State.PAUSED, State.RUNNING, State.DEAD, State.CANCELLED}),
+        # running → running and running → paused are takeovers from a worker that died.
+        State.RUNNING: ENDINGS | {State.RUNNING, State.PAUSED},
+        State.RETRYING: frozenset({State.PAUSED, State.RUNNING, State.DEAD, State.CANCELLED}),
         State.SUCCEEDED: frozenset(),
         # Both are redrives: noted by who redrove, or seen first by the worker that claims it.
-        State.DEAD: frozenset({State.QUEUED, State.RUNNING}),
+        State.DEAD: frozenset({State.QUEUED, State.PAUSED, State.RUNNING}),
         State.CANCELLED: frozenset(),
     }
 )
-"""Every change of state that the ledger makes. A row may also be deleted while `pending`,
+"""Every change of state that the ledger makes. A row may also be deleted while REVOCABLE,
 by the request that recorded it, for as long as nobody else relies on it."""
 
 

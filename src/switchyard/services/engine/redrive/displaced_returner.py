@@ -171,6 +171,10 @@ class DisplacedJobReturner:
                 # Its time in the lane begins anew: that it was out of it is nobody's fault.
                 message = letter.message.with_metadata(queued_at=self.ledger.clock.now())
                 back.append((letter, message))
+        ids = [letter.id for letter, _ in back]
+        held = await self.ledger.pauses.hold(ids, self.ledger.clock.time())
+        paused = [letter for letter, _ in back if letter.id in held]  # kept in the ledger
+        back = [(letter, message) for letter, message in back if letter.id not in held]
         results = await asyncio.gather(
             *(
                 self._publish(letter, message, returnable[letter.id].queue)
@@ -188,18 +192,19 @@ class DisplacedJobReturner:
             else:
                 self._log.warning("displaced job not returned", job_id=letter.id, error=str(result))
         moment = self.ledger.clock.time()
+        await self.ledger.dead_letters.note_returned(
+            [letter.id for letter in (*sent, *paused)], moment
+        )
         if sent:
-            ids = [letter.id for letter in sent]
-            await self.ledger.dead_letters.note_returned(ids, moment)
-            await self.ledger.jobs.mark_queued(ids, moment)
+            await self.ledger.jobs.mark_queued([letter.id for letter in sent], moment)
         if over:
             ids = [letter.id for letter in over]
             await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
         ordinary = [record_of(as_overflowed(letter), self.registry) for letter in stay]
         await self.ledger.dead_letters.note_not_displaced(ordinary)
-        for letter in (*sent, *over):
+        for letter in (*sent, *paused, *over):
             letter.ack()
-        return len(sent)
+        return len(sent) + len(paused)
 
     async def _publish(self, letter: QueuedDeadLetter, message: JobMessage, queue: str) -> Result:
         outgoing = Outgoing(message, letter.certificate.routing_key)

@@ -22,7 +22,13 @@ from switchyard.services.engine.jobs.retry import Delayed, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest
-from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, HeldBy, IdCollision
+from switchyard.services.engine.records.results import (
+    UNKNOWN_TYPE,
+    Claimed,
+    HeldBy,
+    HeldByPause,
+    IdCollision,
+)
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
@@ -145,6 +151,10 @@ class Claims:
             return None
         if isinstance(claim, IdCollision):
             await self._record_dead(delivery, ForeignCopy(message.job_id))
+            return None
+        if isinstance(claim, HeldByPause):
+            self._log.info("job paused", pause=claim.by)
+            delivery.ack()
             return None
         if not isinstance(claim, Claimed):
             self.counters.skipped += 1

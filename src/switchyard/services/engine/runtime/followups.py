@@ -40,10 +40,12 @@ from switchyard.services.engine.publishing.recorded import (
     record_following,
     refused_letter,
     routed,
+    without_paused,
 )
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
-from switchyard.services.engine.records.results import Existing
+from switchyard.services.engine.records.results import Created, Existing
+from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.outcomes import (
     CancelledWhileRunning,
@@ -193,11 +195,7 @@ class FollowUpPublisher:
             recorded = await record_stages(self.recorder, jobs)
         except (NeverTaken, RowRejected) as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
-        left = [
-            routed(each, each.message)
-            for each in recorded
-            if each.joins is None  # which is due when the others have ended
-        ]
+        left = [routed(each, each.message) for each in recorded]
         backoff = FIRST_BACKOFF
         while left:
             results = await self.publisher.publish_many(left)
@@ -227,7 +225,8 @@ class FollowUpPublisher:
         ledger = self.recorder.ledger
         try:
             records = [await ledger.job_reads.get(job_id) for job_id in job_ids]
-            await publish_recorded(self.publisher, ledger, [each for each in records if each])
+            due = await without_paused(ledger, [each for each in records if each])
+            await publish_recorded(self.publisher, ledger, due)
         except LedgerError as error:
             self._log.warning("due jobs left to the scheduler", jobs=len(job_ids), error=str(error))
 
@@ -354,20 +353,27 @@ class FollowUpPublisher:
 
 
 async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Record the next stages and return them as they are recorded. A stage that an earlier attempt
-    has recorded keeps its payload of then: a handler may answer differently the second time, and
-    another payload under a known id is no copy of that job. Raises RowRejected."""
+    """Record the next stages, and return those that are due now, as they are recorded: not one that
+    joins others, or that a pause holds. A stage that an earlier attempt has recorded keeps its
+    payload of then: a handler may answer differently the second time, and another payload under a
+    known id is no copy of that job. Raises RowRejected."""
     ledger = recorder.ledger
     stages = [each.shifted(ledger.clock.offset) for each in jobs]
     answers = await recorder.until_reached(lambda: record_following(ledger, stages))
-    for place, answer in enumerate(answers):
+    due: list[NewJob] = []
+    for stage, answer in zip(stages, answers, strict=True):
         if isinstance(answer, Existing):
             recorded = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
-            message = stages[place].message
+            message = stage.message
             if recorded is not None and recorded.job_type == message.job_type:
                 same = message.model_copy(update={"payload": recorded.payload})
-                stages[place] = replace(stages[place], message=same)
-    return stages
+                stage = replace(stage, message=same)
+        is_held = (isinstance(answer, Created) and answer.paused) or (
+            isinstance(answer, Existing) and answer.state is State.PAUSED
+        )
+        if stage.joins is None and not is_held:
+            due.append(stage)
+    return due
 
 
 def _unsent_letter(

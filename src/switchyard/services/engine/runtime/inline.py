@@ -36,7 +36,7 @@ from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.limits import PermitDemand, PermitRefused, PermitRequest
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
-from switchyard.services.engine.records.results import Claimed, Existing, HeldBy
+from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, HeldByPause
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
 from switchyard.services.engine.runtime.attempt_writer import Recorder
@@ -60,6 +60,8 @@ RETRY_TIMEOUT = 60.0
 
 LIMIT_POLL_INTERVAL = 0.5
 """Seconds between looks for room in a job's limits."""
+PAUSE_POLL_INTERVAL = 1.0
+"""Seconds between looks whether the pause of a job has ended."""
 
 
 class InlineRunner(AsyncCloseable):
@@ -164,7 +166,8 @@ class InlineRunner(AsyncCloseable):
         if isinstance(recorded, Existing):
             return Published(recorded.job_id, job.routing_key, recorded.state, duplicate=True)
         self._start(job.message.job_id, [job])
-        return Published(job.message.job_id, job.routing_key, State.QUEUED)
+        state = State.PAUSED if recorded.paused else State.QUEUED
+        return Published(job.message.job_id, job.routing_key, state)
 
     async def finish(self, job_id: str) -> None:
         """Return when the job and all that follow from it have ended.
@@ -316,6 +319,10 @@ class InlineRunner(AsyncCloseable):
             # Of a process that is gone: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.jobs.claim(request)
+        while isinstance(claim, HeldByPause) and not self._shared_ledger:
+            # No scheduler publishes it at the end of the pause.
+            await asyncio.sleep(PAUSE_POLL_INTERVAL)
+            claim = await self._ledger.jobs.claim(request)
         if not isinstance(claim, Claimed):
             return None
         running = await InlineJob.from_claim(self._ledger, request, claim, waited=waited)
@@ -378,11 +385,9 @@ class InlineFollowUps:
         match ending:
             case Succeeded() if jobs:
                 try:
-                    stages = await record_stages(self.recorder, jobs)
+                    job.following = await record_stages(self.recorder, jobs)
                 except RowRejected as error:
                     return await self.publish(job, invalid_outcome(job.message, error), ())
-                # The others are due when those that they join have ended.
-                job.following = [each for each in stages if each.joins is None]
             case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
                 return CancelledWhileRunning()
             case Delayed():

@@ -11,6 +11,7 @@ Job types without limits run without asking the ledger.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,6 +44,7 @@ from switchyard.services.engine.records.limits import (
     PermitRequest,
     WokenJob,
 )
+from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.outcomes import limit_refused
@@ -53,6 +55,8 @@ PERMIT_TTL = 15.0
 """Seconds after which the permits of a process that has died are free again."""
 MAX_KEPT_BYTES = 64 * 1024
 """Bytes of a message that is kept to be woken; a larger job comes back by its retry level."""
+PAUSES_TTL = 1.0
+"""Seconds for which the pauses are used again. A claim is refused by what the ledger has then."""
 NO_ROOM = "NoRoom"
 """The error type of jobs that wait for a limit."""
 
@@ -86,6 +90,8 @@ class PermitClient:
         self._holder = new_instance_id()
         self._numbers = count(1)
         self._held: set[str] = set()
+        self._pauses = ActivePauses()
+        self._pauses_read_at = float("-inf")
 
     # --- one job ----------------------------------------------------------------------------
 
@@ -106,6 +112,8 @@ class PermitClient:
         if not needs:
             return Permit()
         permit = Permit(needs, expires_at=expires_at)
+        if await self._is_paused(message, delivery.queue):
+            return permit  # its claim will be refused; it is to use up no rate, nor to wait for one
         if not _was_woken(delivery):
             await self.batcher.wait_to_ask(needs)
         answer = await self._request(permit, message, delivery.queue, delivery.body)
@@ -119,6 +127,14 @@ class PermitClient:
             self.counters.put_off += 1
             return None
         return permit
+
+    async def _is_paused(self, message: JobMessage, queue: str) -> bool:
+        if time.monotonic() - self._pauses_read_at > PAUSES_TTL:
+            self._pauses = await self.ledger.pauses.active()
+            self._pauses_read_at = time.monotonic()
+        lane, _, worker = queue.partition(".")
+        source = message.metadata.source
+        return self._pauses.holding(lane, worker, message.job_type, source) is not None
 
     async def confirm(self, permit: Permit, job: DeliveredJob) -> None:
         """Check the permits of a claimed job. A job that got none here, because it ran elsewhere

@@ -7,6 +7,7 @@ One instance is active; others stand by and take over when its lease runs out.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,10 +27,15 @@ from switchyard.services.engine.ledger.leases import SCHEDULER
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
-from switchyard.services.engine.publishing.recorded import RefusalLog, publish_recorded
+from switchyard.services.engine.publishing.recorded import (
+    RefusalLog,
+    publish_recorded,
+    without_paused,
+)
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.records.results import JobRecord
-from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.states import REVOCABLE
 from switchyard.services.engine.scheduler.duties import (
     DutyContext,
     SchedulerIntervals,
@@ -38,6 +44,8 @@ from switchyard.services.engine.scheduler.duties import (
 )
 
 BATCH = 500
+RESUMED_CHECK_INTERVAL = 30.0
+"""Seconds between looks for jobs whose pause has ended, while the pauses stay as they are."""
 LAST_GENERATION_TIMEOUT = 2.0
 """Seconds for the generation that a scheduler begins when it ends: a broker that is away must not
 hold up the end."""
@@ -49,6 +57,7 @@ class TickResult:
 
     scheduled: int = 0
     outbox: int = 0
+    resumed: int = 0
     lost: int = 0
     refused: int = 0
 
@@ -57,6 +66,7 @@ class TickResult:
         return TickResult(
             self.scheduled + other.scheduled,
             self.outbox + other.outbox,
+            self.resumed + other.resumed,
             self.lost + other.lost,
             self.refused + other.refused,
         )
@@ -88,6 +98,9 @@ class Scheduler:
             )
         )
         self._refusals = RefusalLog()
+        self._pauses = ActivePauses()
+        self._resumes_at = 0.0
+        """When jobs are looked for whose pause has ended."""
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
@@ -175,13 +188,15 @@ class Scheduler:
         turn.outbox = await self._publish_due(
             partial(self._ledger.job_reads.due_pending, old), turn
         )
+        turn.resumed = await self._publish_resumed(turn)
         turn.lost = await self._publish_silent(turn)
         self._total = self._total.plus(turn)
-        if turn.scheduled or turn.outbox or turn.lost:
+        if turn.scheduled or turn.outbox or turn.resumed or turn.lost:
             self._log.info(
                 "jobs published",
                 scheduled=turn.scheduled,
                 outbox=turn.outbox,
+                resumed=turn.resumed,
                 lost=turn.lost,
                 refused=turn.refused,
             )
@@ -196,23 +211,40 @@ class Scheduler:
         full: set[tuple[str, str]] = set()
         while True:
             due = await fetch(BATCH, without=full)
-            pinned = await self._pin(due)
+            free = await without_paused(self._ledger, due)
+            pinned = await self._pin(free)
             accepted = set(await self._publish(pinned, turn))
             number += len(accepted)
             refused = {(each.lane, each.worker) for each in pinned if each.id not in accepted}
-            if len(due) < BATCH or not refused:
+            if len(due) < BATCH or not (refused or len(free) < len(due)):
                 return number
             full |= refused
+
+    async def _publish_resumed(self, turn: TickResult) -> int:
+        """Publish jobs whose pause has ended. Those that are paused still may be many: they are
+        gone through when the pauses have changed, and now and then for a job that was paused just
+        as its pause ended."""
+        pauses = await self._ledger.pauses.active()
+        now = time.monotonic()
+        if pauses != self._pauses:
+            self._pauses, self._resumes_at = pauses, now
+        if now < self._resumes_at:
+            return 0
+        released = await self._ledger.pauses.release(BATCH)
+        if len(released) < BATCH:
+            self._resumes_at = now + RESUMED_CHECK_INTERVAL
+        # What a full queue refuses is pending, and comes with the outbox.
+        return len(await self._publish(released, turn))
 
     async def _pin(self, due: list[JobRecord]) -> list[JobRecord]:
         """Pin the jobs that are still recorded, and return them. A publisher that is slow and not
         dead can't roll them back from now on."""
-        claimed = [each.id for each in due if each.state is State.PENDING and each.claim_id]
+        claimed = [each.id for each in due if each.state in REVOCABLE and each.claim_id]
         if not claimed:
             return due
         states = await self._ledger.jobs.pin(claimed)
-        no_longer_pending = {each for each in claimed if states.get(each) is not State.PENDING}
-        return [each for each in due if each.id not in no_longer_pending]
+        gone_on = {each for each in claimed if states.get(each) not in REVOCABLE}
+        return [each for each in due if each.id not in gone_on]
 
     async def _publish_silent(self, turn: TickResult) -> int:
         """Publish again the jobs of silent workers, once for each claim.

@@ -8,7 +8,7 @@ from uuid import UUID, uuid5
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.results import Document, JobSummary
-from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.engine.records.states import FINISHED, REVOCABLE, State
 
 _RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000
@@ -56,7 +56,7 @@ class PipelineRuns:
         """
         while True:
             runs = await self.runs_of(document_id, document)
-            pending = [job.id for job in runs.latest if job.state is State.PENDING]
+            pending = [job.id for job in runs.latest if job.state in REVOCABLE]
             if not pending or len(await self._ledger.jobs.pin(pending)) == len(pending):
                 return runs
 

@@ -25,7 +25,7 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import Page
-from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
+from switchyard.services.engine.records.states import FINISHED, WAITING, DeadLetterState, State
 from switchyard.services.pipeline.ledger.pipeline_tables import crawl_pages, crawls
 from switchyard.services.pipeline.records.crawls import (
     CrawlPage,
@@ -40,7 +40,6 @@ CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction calls off."""
 DROP_BATCH_SIZE = 1_000
 """Pages that one transaction removes."""
-_WAITING = (State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING)
 _OUTCOME = 300
 """Characters of what came of a page."""
 
@@ -265,7 +264,7 @@ class CrawlRepository(Repository):
             .where(
                 crawl_pages.c.crawl_id == crawl_id,
                 crawl_pages.c.main == 1,
-                jobs.c.state.in_(_WAITING),
+                jobs.c.state.in_(sorted(WAITING)),
             )
             .limit(CANCEL_BATCH_SIZE)
         )

@@ -19,6 +19,7 @@ from switchyard.services.engine.records.results import (
     Claimed,
     ClaimResult,
     Finished,
+    HeldByPause,
     IdCollision,
     NoSuchJob,
     Running,
@@ -77,13 +78,30 @@ class Claim:
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
         if known is not None and agreeing.rewrites(request, self.work, row, known):
             rows.rewritten[row.id] = job_columns(request)
-        row.state = State.RUNNING
         row.redrives, row.attempts = request.message.generation
         row.crashes = answer.crashes
+        held = self._held(rows, row, request)
+        if held is not None:
+            return held
+        row.state = State.RUNNING
         row.worker_id, row.claim_id = request.worker_id, request.claim_id
         row.started_at = row.updated_at = request.now
         row.changed = True
         return answer
+
+    def _held(self, rows: Rows, row: JobRow, request: ClaimRequest) -> HeldByPause | None:
+        """Keep the job in the ledger where a pause holds it: no queue's age or length limit, and no
+        worker's slot, is used up by waiting there."""
+        message = request.message
+        source = clean(message.metadata.source) or ""
+        pause = rows.pauses.holding(request.lane, request.worker, message.job_type, source)
+        if pause is None:
+            return None
+        row.state = State.PAUSED
+        row.worker_id = row.claim_id = None
+        row.updated_at = request.now
+        row.changed = True
+        return HeldByPause(str(pause))
 
     def _cancelled(self, rows: Rows, row: JobRow) -> Finished:
         """End the job as cancelled: its cancellation was requested while it ran, and its worker

@@ -80,17 +80,25 @@ class InsertJob:
             return self._known(known)
         if key is not None:
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
+        paused = self._columns["state"] == State.PENDING and self._is_held(rows)
+        if paused:
+            self._columns["state"] = State.PAUSED
         rows.jobs[self.job_id] = new_row(self._columns)
         if self._joins is not None:
             rows.opened[self.job_id] = self._joins
         if self._notice is not None:
             self._notice.apply(rows)
-        return Created(self.job_id, self._receipt, self._notice_id)
+        return Created(self.job_id, self._receipt, self._notice_id, paused)
+
+    def _is_held(self, rows: Rows) -> bool:
+        names = ("lane", "worker", "job_type", "source")
+        return rows.pauses.holding(*(self._columns[name] for name in names)) is not None
 
     def _known(self, row: JobRow) -> Recorded:
         if rules.is_held_by(row, self._receipt):
             # Its first answer was lost on the way.
-            return Created(row.id, self._receipt, self._notice_id)
+            paused = row.state is State.PAUSED
+            return Created(row.id, self._receipt, self._notice_id, paused)
         _pin(row)
         return Existing(row.id, row.state)
 

@@ -14,6 +14,7 @@ from switchyard.services.engine.ledger.sql.job_content import (
     RecordedMetadata,
 )
 from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.records.results import AttemptFinished
 from switchyard.services.engine.records.states import FINISHED, AttemptOutcome, State
 
@@ -128,6 +129,9 @@ class Rows:
 
     noted: dict[str, AttemptFinished] = field(default_factory=dict)
     """Of each join, who is told when this transaction fulfils it: see `joins.JoinWriter`."""
+
+    pauses: ActivePauses = field(default_factory=ActivePauses)
+    """Those in force; loaded where a job is recorded or claimed."""
 
     works: dict[str, ContentHistory] = field(default_factory=dict)
     """Of jobs that are claimed, by id."""

@@ -21,7 +21,13 @@ from switchyard.services.engine.records.results import (
     StillJoining,
     Superseded,
 )
-from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, WAITING, State
+from switchyard.services.engine.records.states import (
+    FINISHED,
+    REVOCABLE,
+    UNCONFIRMED,
+    WAITING,
+    State,
+)
 
 NEVER_STARTED = frozenset(
     {"expired", "overflowed", "unroutable", "refused", "malformed", "invalid_payload"}
@@ -68,12 +74,12 @@ def owns(row: JobRow | None, request: FinishRequest) -> bool:
 
 def is_held_by(row: JobRow, receipt: str | None) -> bool:
     """Tell whether the record is that of one request alone, which may take it back: its receipt
-    says so for as long as the job is pending and nobody else was told of it.
+    says so for as long as the job has not gone on and nobody else was told of it.
 
     What one request has accepted, no other may discard. So a request never takes back what it
     found, and whoever finds a record and relies on it ends its maker's right to do so.
     """
-    return row.state is State.PENDING and receipt is not None and row.claim_id == receipt
+    return row.state in REVOCABLE and receipt is not None and row.claim_id == receipt
 
 
 def is_held(row: JobRow) -> bool:

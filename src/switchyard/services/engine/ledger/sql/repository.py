@@ -15,6 +15,7 @@ from switchyard.services.engine.ledger.sql.job_operations import JobChange
 from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch
 from switchyard.services.engine.ledger.sql.transaction import JobWriter
 from switchyard.services.engine.records.limits import PermitAnswer
+from switchyard.services.engine.records.results import HeldByPause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +40,12 @@ class LedgerCore:
         await self.database.close()
 
     async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
-        return await self.database.write(lambda connection: self.writer.run(connection, operations))
+        answers = await self.database.write(
+            lambda connection: self.writer.run(connection, operations)
+        )
+        if any(isinstance(answer, HeldByPause) for answer in answers):
+            await self.database.sync()  # the delivery is acknowledged: the ledger alone has the job
+        return answers
 
     async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[PermitAnswer]:
         return await self.database.write(lambda connection: PermitBatch(connection, changes).run())

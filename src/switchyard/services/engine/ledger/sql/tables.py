@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0027"
+SCHEMA_REVISION = "0028"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -377,6 +377,28 @@ Index(
     schedule_firings.c.due_at,
     sqlite_where=_OPEN,
     postgresql_where=_OPEN,
+)
+
+
+pauses = Table(
+    "pauses",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("scope", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("reason", Text),
+    Column("created_by", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ends_at", Double),
+    Column("ended_at", Double),
+    Column("ended_by", Text),
+)
+_partial(
+    "uq_pauses_target",
+    pauses.c.scope,
+    pauses.c.target,
+    where="ended_at IS NULL",
+    unique=True,
 )
 
 

@@ -29,8 +29,10 @@ from switchyard.services.engine.ledger.sql.job_operations import (
 )
 from switchyard.services.engine.ledger.sql.job_rows import JobRow, KeyHolder, Rows
 from switchyard.services.engine.ledger.sql.join_writer import JoinWriter
+from switchyard.services.engine.ledger.sql.pausing import load_pauses
 from switchyard.services.engine.ledger.sql.progress_ops import HAS_CHECKPOINT, NoteStatements
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.records.states import State
 
 INSERT_CHARACTERS: Final = 8_000_000
@@ -185,6 +187,8 @@ class JobWriter:
         select = self._select_works if claims else self._select
         found = list(sql.fetch_locked(connection, select, ids))
         records = [each for each in operations if isinstance(each, InsertJob)]
+        if claims or records:
+            rows.pauses = ActivePauses.from_records(load_pauses(connection))
         keys = list({each.idempotency_key for each in records if each.idempotency_key is not None})
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)

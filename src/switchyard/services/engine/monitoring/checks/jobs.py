@@ -21,6 +21,7 @@ from switchyard.services.engine.monitoring.checks.workers import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.monitoring.schedule_status import lateness
 from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.pauses import PauseRecord
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.schedules import FiringOutcome
@@ -39,6 +40,27 @@ STOPPED_SECONDS = 7 * 24 * 3600.0
 """Seconds for which a backfill or redrive that has stopped is told of."""
 JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
+
+
+async def pauses(system: DoctorContext) -> list[Diagnostic]:
+    """What somebody has paused."""
+    ledger = system.need_ledger()
+    held = await ledger.pauses.held_by_pause()
+    if not held:
+        return [ok("pauses", "nothing is paused")]
+    now = ledger.clock.time()
+    listed = some([_describe_pause(pause, number, now) for pause, number in held])
+    remedy = f"nothing, if that is meant; else {held[0][0].remedy}: `jobctl pauses` lists all"
+    return [warning("pauses", Finding.PAUSED, listed, remedy)]
+
+
+def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
+    ends = "" if pause.ends_at is None else f", for {pause.ends_at - now:,.0f} s more"
+    why = f" ({pause.reason})" if pause.reason else ""
+    return (
+        f"{pause} is paused by {pause.created_by}{why} since {now - pause.created_at:,.0f} s{ends}"
+        f", and holds {pluralize(number, 'job')}"
+    )
 
 
 async def timeouts(system: DoctorContext) -> list[Diagnostic]:

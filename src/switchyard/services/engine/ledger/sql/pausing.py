@@ -1,0 +1,36 @@
+"""The pauses that are in force, as a transaction sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.records.pauses import PauseRecord, PauseScope
+
+
+def load_pauses(connection: Connection) -> list[PauseRecord]:
+    """Return the pauses that are in force, the oldest first."""
+    query = text(
+        "SELECT id, scope, target, reason, created_by, created_at, ends_at, ended_at, ended_by "
+        "FROM pauses WHERE ended_at IS NULL "
+        f"AND (ends_at IS NULL OR ends_at > {clock(connection)}) ORDER BY created_at, id"
+    )
+    return [to_pause(row) for row in connection.execute(query)]
+
+
+def to_pause(row: Row[Any]) -> PauseRecord:
+    """Return the record of a row; one whose time is over has ended then."""
+    columns = row._mapping
+    return PauseRecord(
+        id=columns["id"],
+        scope=PauseScope(columns["scope"]),
+        target=columns["target"],
+        reason=columns["reason"],
+        created_by=columns["created_by"],
+        created_at=columns["created_at"],
+        ends_at=columns["ends_at"],
+        ended_at=columns["ended_at"],
+        ended_by=columns["ended_by"],
+    )

@@ -1,0 +1,105 @@
+"""Pauses: which jobs are not to begin, who said so, why, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from switchyard.broker import patterns
+from switchyard.broker.lanes import LANES, lane_of, queue_name
+
+MAX_PAUSE = 366 * 24 * 3600.0
+"""Seconds that `--for` may say at most; a pause without an end lasts until somebody resumes."""
+MAX_PAUSES = 200
+"""Pauses that may be in force at a time: each claim is compared with all of them."""
+MAX_TARGET = 200
+MAX_REASON = 500
+QUEUE = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
+
+
+class PauseScope(StrEnum):
+    """What is paused."""
+
+    LANE = "lane"
+    TYPE = "type"
+    SOURCE = "source"
+    QUEUE = "queue"
+    """One worker kind's jobs of a lane, `<lane>.<worker>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPause:
+    """A pause as somebody asks for it. Raises ValueError for a target that its scope can't have."""
+
+    scope: PauseScope
+    target: Annotated[str, Field(min_length=1, max_length=MAX_TARGET, pattern=patterns.PLAIN)]
+    created_by: str
+    reason: str | None = None
+    seconds: float | None = None
+    """How long it lasts; None until somebody resumes."""
+
+    def __post_init__(self) -> None:
+        lanes = [lane.name for lane in LANES]
+        lane = lane_of(self.target) if self.scope is PauseScope.QUEUE else self.target
+        if self.scope in (PauseScope.LANE, PauseScope.QUEUE) and lane not in lanes:
+            raise ValueError(f"there is no lane {lane!r}: the lanes are {', '.join(lanes)}")
+        if self.scope is PauseScope.QUEUE and not self.target.partition(".")[2]:
+            raise ValueError("name a queue as LANE.WORKER, for example hot.llm")
+        if self.seconds is not None and not 1 <= self.seconds <= MAX_PAUSE:
+            raise ValueError("a pause lasts from one second to 366 days")
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRecord:
+    """A pause. Times are seconds since the epoch, by the database's clock."""
+
+    id: str
+    scope: PauseScope
+    target: str
+    reason: str | None
+    created_by: str
+    created_at: float
+    ends_at: float | None
+    """When it ends by itself."""
+    ended_at: float | None = None
+    """When it has ended; None while it is in force."""
+    ended_by: str | None = None
+    """Who has ended or replaced it; None where its time was over."""
+
+    def __str__(self) -> str:
+        return f"{self.scope} {self.target}"
+
+    @property
+    def remedy(self) -> str:
+        """The command that ends it."""
+        return f"`jobctl resume {self.id}`"
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePauses:
+    """The pauses that are in force at a moment."""
+
+    pauses: tuple[PauseRecord, ...] = ()
+    _by_target: dict[tuple[str, str], PauseRecord] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def from_records(cls, pauses: Iterable[PauseRecord]) -> Self:
+        """Index the pauses by what they are about."""
+        found = tuple(pauses)
+        return cls(found, {(each.scope, each.target): each for each in found})
+
+    def holding(self, lane: str, worker: str, job_type: str, source: str) -> PauseRecord | None:
+        """Return a pause that holds such a job; None where none does."""
+        if not self.pauses:
+            return None
+        keys = (
+            (PauseScope.LANE, lane),
+            (PauseScope.QUEUE, queue_name(lane, worker)),
+            (PauseScope.TYPE, job_type),
+            (PauseScope.SOURCE, source),
+        )
+        return next((self._by_target[key] for key in keys if key in self._by_target), None)

@@ -1,0 +1,251 @@
+"""Pauses: what is paused does not begin, waits in the ledger, and goes on in order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import pytest
+
+from switchyard.cli.system.rabbitmq_node import LocalNode
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.checks.jobs import pauses as check_pauses
+from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
+from switchyard.services.engine.records.pauses import NewPause, PauseRecord, PauseScope
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.displaced_returner import DisplacedJobReturner
+from tests.integration.test_scheduler import by_hand, scheduling
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+
+
+@pytest.fixture
+async def any_system(broker: TestBroker, database_url: str) -> AsyncIterator[System]:
+    """A system on each kind of broker and database."""
+    async with open_system(broker, database_url) as opened:
+        yield opened
+
+
+async def pause(
+    system: System, scope: PauseScope, target: str, seconds: float | None = None
+) -> PauseRecord:
+    return await system.ledger.pauses.pause(
+        NewPause(scope, target, "nic@desk", "a new model", seconds)
+    )
+
+
+async def resume(system: System, paused: PauseRecord) -> None:
+    assert await system.ledger.pauses.resume(paused.id, "ann@desk") is not None
+
+
+def started(*job_ids: str) -> list[str]:
+    """Those of the jobs that have begun, in that order."""
+    return [each.job_id for each in journal.starts if each.job_id in job_ids]
+
+
+async def test_a_type_paused_under_load_does_not_begin_and_every_job_runs_once_after_it(
+    any_system: System,
+) -> None:
+    system = any_system
+    await system.start_worker(slots=3)
+    running = await system.publish("hot.gated")
+    await journal.started(running)
+    early = [await system.publish("backfill.gated") for _ in range(40)]
+    paused = await pause(system, PauseScope.TYPE, "gated")
+    begun = set(started(*early))
+    late = [await system.publish("hot.gated") for _ in range(40)]
+    foreign = (await system.publish_foreign("hot.gated")).job_id
+    other = await system.publish("backfill.noop")  # behind them, in the same queue
+    held = [each for each in (*early, *late, foreign) if each not in begun]
+    journal.release_all()
+    await system.wait_until_all([running, *begun, other], State.SUCCEEDED)
+    await system.wait_until_all(held, State.PAUSED)
+    assert (await system.ready("hot.llm"), await system.ready("backfill.llm")) == (0, 0)
+    assert started(*held) == []
+
+    async with by_hand(system) as scheduler:
+        assert (await scheduler.turn()).resumed == 0
+        await resume(system, paused)
+        assert (await scheduler.turn()).resumed == len(held)
+    await system.wait_until_all(held, State.SUCCEEDED)
+    assert sorted(started(*held)) == sorted(held)
+
+
+@pytest.mark.parametrize(
+    ("scope", "target"),
+    [
+        (PauseScope.LANE, "backfill"),
+        (PauseScope.TYPE, "noop"),
+        (PauseScope.SOURCE, "customer-7"),
+        (PauseScope.QUEUE, "backfill.llm"),
+    ],
+)
+async def test_each_scope_holds_its_jobs_and_no_others(
+    system: System, scope: PauseScope, target: str
+) -> None:
+    held = [await system.publish("backfill.noop", source="customer-7") for _ in range(3)]
+    free = await system.publish("hot.received", source="customer-8")
+    await pause(system, scope, target)
+    await system.start_worker("llm", "embed")
+    held.append(await system.publish("backfill.noop", source="customer-7"))
+    await system.wait_until_all(held, State.PAUSED)
+    await system.wait_for_state(free, State.SUCCEEDED)
+    assert started(*held) == []
+
+
+async def test_what_was_paused_goes_on_most_urgent_lane_and_oldest_first(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
+        paused = await pause(system, PauseScope.TYPE, "noop")
+        backfill = [await system.publish("backfill.noop") for _ in range(4)]
+        hot = [await system.publish("hot.noop") for _ in range(4)]
+        await resume(system, paused)
+        assert (await scheduler.turn()).resumed == 8
+        await system.start_worker(slots=1)
+        await system.wait_until_all([*hot, *backfill], State.SUCCEEDED)
+        assert started(*hot, *backfill) == [*hot, *backfill]
+
+
+async def test_a_pause_with_an_end_ends_by_itself(broker310: TestBroker, database_url: str) -> None:
+    async with open_system(broker310, database_url) as system, scheduling(system):
+        await system.start_worker()
+        await pause(system, PauseScope.LANE, "hot", seconds=1.5)
+        job_id = await system.publish("hot.noop")
+        assert await system.state(job_id) is State.PAUSED
+        await system.wait_for_state(job_id, State.SUCCEEDED)
+        [ended] = await system.ledger.pauses.history(10)
+        assert (ended.target, ended.ended_by) == ("hot", None)
+        assert (await system.ledger.pauses.active()).pauses == ()
+
+
+async def test_a_job_that_two_pauses_hold_waits_for_both(system: System) -> None:
+    first = await pause(system, PauseScope.LANE, "hot")
+    second = await pause(system, PauseScope.TYPE, "noop")
+    job_id = await system.publish("hot.noop")
+    async with by_hand(system) as scheduler:
+        await resume(system, first)
+        assert (await scheduler.turn()).resumed == 0
+        await resume(system, second)
+        assert (await scheduler.turn()).resumed == 1
+    assert await system.state(job_id) is State.QUEUED
+
+
+async def test_delayed_and_retried_jobs_and_next_stages_are_held_when_they_are_due(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system, scheduling(system):
+        await system.start_worker("llm", "embed")
+        await pause(system, PauseScope.TYPE, "received")
+        first = await system.publish("hot.spread", {"count": 3})
+        await system.wait_for_state(first, State.SUCCEEDED)
+        delayed = await system.publish("hot.noop", delay=0.5)
+        retried = await system.publish("hot.held_script", {"steps": ["retry"]})
+        await journal.started(retried)
+        await pause(system, PauseScope.LANE, "hot")
+        journal.release_all()
+        await system.wait_until_all([delayed, retried], State.PAUSED)
+        stages = [job_id_of(first, "received", number) for number in range(3)]
+        await system.wait_until_all(stages, State.PAUSED)
+        assert started(delayed, *stages) == []
+        assert (await system.record(retried)).attempts == 1
+        for each in (await system.ledger.pauses.active()).pauses:
+            await resume(system, each)
+        await system.wait_until_all([delayed, *stages], State.SUCCEEDED)
+        await system.wait_for_state(retried, State.DEAD)
+        assert len(journal.starts_of(retried)) == 3
+
+
+async def test_nothing_ages_out_while_it_is_paused_and_no_worker_is_there(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(ttl_seconds={"hot": 1})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        job_id = await system.publish("hot.noop")
+        paused = await pause(system, PauseScope.LANE, "hot")
+        await eventually(lambda: letters_are(system, 1), what="the queue's age limit")
+        await index_waiting(system.settings, system.ledger, system.registry)
+        assert await system.state(job_id) is State.QUEUED
+        returner = DisplacedJobReturner(
+            system.settings, system.registry, system.ledger, system.wire, system.lanes
+        )
+        assert await returner.turn() == 1
+        assert await system.state(job_id) is State.PAUSED
+        assert (await system.ready("hot.llm"), await system.ready("jobs.dead")) == (0, 0)
+        await resume(system, paused)
+        await system.start_worker()
+        async with scheduling(system):
+            await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert len(journal.starts_of(job_id)) == 1
+
+
+async def letters_are(system: System, number: int) -> bool:
+    return await system.ready("jobs.dead") == number
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3.10", "4.3"])
+async def test_a_pause_outlives_the_restart_of_broker_workers_and_scheduler(
+    own_node: Callable[..., LocalNode], database_url: str, version: str
+) -> None:
+    node = await asyncio.to_thread(own_node, version)
+    async with open_system(TestBroker(version, "classic", "/", node), database_url) as system:
+        worker = await system.start_worker()
+        waiting = [await system.publish("backfill.gated") for _ in range(8)]
+        await eventually(lambda: len(started(*waiting)) == 3)  # one slot is for hot jobs
+        paused = await pause(system, PauseScope.LANE, "backfill")
+        new = [await system.publish("backfill.noop") for _ in range(5)]
+        await worker.stop()  # the running ones are given back
+        await asyncio.to_thread(node.restart)
+        await system.start_worker()
+        held = [*waiting, *new]
+        async with scheduling(system):
+            hot = await system.publish("hot.noop")
+            await system.wait_for_state(hot, State.SUCCEEDED)
+            await system.wait_until_all(held, State.PAUSED)
+            begun = started(*held)
+            journal.release_all()
+            await resume(system, paused)
+            await system.wait_until_all(held, State.SUCCEEDED)
+        assert len(begun) == 3
+
+
+async def test_a_paused_job_can_be_cancelled_and_its_pause_is_told(system: System) -> None:
+    await pause(system, PauseScope.TYPE, "noop", seconds=3600)
+    job_id = await system.publish("hot.noop")
+    [(found, held)] = await system.ledger.pauses.held_by_pause()
+    assert (str(found), found.created_by, found.reason, held) == (
+        "type noop",
+        "nic@desk",
+        "a new model",
+        1,
+    )
+    [check] = await check_pauses(cast("DoctorContext", _Examined(system)))
+    assert "type noop is paused by nic@desk (a new model)" in check.detail
+    assert "holds 1 job" in check.detail
+    await system.ledger.jobs.cancel(job_id, system.ledger.clock.time())
+    assert await system.state(job_id) is State.CANCELLED
+
+
+class _Examined:
+    def __init__(self, system: System) -> None:
+        self.need_ledger = lambda: system.ledger
+
+
+async def test_a_confirm_that_comes_late_does_not_say_that_a_paused_job_is_in_its_queue(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system:
+        new = system.jobs.prepare(JobRequest("hot.noop", {}))
+        await system.ledger.jobs.record(new)
+        await system.wire.publish(new.message, new.routing_key)
+        paused = await pause(system, PauseScope.TYPE, "noop")
+        await system.start_worker()
+        await system.wait_for_state(new.message.job_id, State.PAUSED)
+        await system.ledger.jobs.mark_queued([new.message.job_id], system.ledger.clock.time())
+        assert await system.state(new.message.job_id) is State.PAUSED
+        await resume(system, paused)
+        async with scheduling(system):
+            await system.wait_for_state(new.message.job_id, State.SUCCEEDED)
