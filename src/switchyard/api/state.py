@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,12 +15,14 @@ from switchyard.api.http.problems import Problem
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import ApiKeyStore, configured_keys
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.access.shares import Shares
 from switchyard.services.engine.identity.broker import guard, require_same_system
 from switchyard.services.engine.identity.claiming import claiming
+from switchyard.services.engine.jobs.registered_types import TypeExchange
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import EventFeed
@@ -102,7 +104,7 @@ async def open_state(
     configured = configured_keys(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
-    webhooks = WebhookSources.load(settings, registry)
+    registry.process = "the API process"
     metrics = Metrics()
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
@@ -110,7 +112,9 @@ async def open_state(
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger, metrics) as direct,
+        _exchanging_types(registry, ledger),
     ):
+        webhooks = WebhookSources.load(settings, registry)
         ledger.observe(watch_ledger(metrics))
         SystemMetrics(settings, registry, ledger).install(metrics)
         if broker is not None:
@@ -129,6 +133,11 @@ async def open_state(
             direct=direct,
             streams=Shares(settings.api_max_streams),
         )
+
+
+def _exchanging_types(registry: Registry, ledger: Ledger) -> AbstractAsyncContextManager[None]:
+    holder = f"api {new_instance_id()}"
+    return TypeExchange(registry, ledger, own=registry, holder=holder, works=False).running()
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ router = Routes(tags=["contract"])
 @router.get("/schemas", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
 async def list_schemas(state: Shared) -> JobTypes:
     """List the job types with the JSON Schemas of their payloads."""
-    return JobTypes(job_types=[_type_view(job_type) for job_type in state.registry])
+    return JobTypes(job_types=[_type_view(job_type) for job_type in state.registry.all_described])
 
 
 @router.get(
@@ -38,7 +38,7 @@ async def show_schema(
     job_type: Annotated[str, Path(pattern=patterns.NAME)], state: Shared
 ) -> dict[str, Any]:
     """Get the JSON Schema of the payload of a job type."""
-    return payload_schema(state.registry.get(job_type))
+    return payload_schema(state.registry.described(job_type))
 
 
 @router.get("/asyncapi.json", dependencies=[needs(Scope.READ, Scope.PUBLISH)])

@@ -122,7 +122,7 @@ async def publish(
     source = source_of(asked, body.source)
     key = own_key(asked, idempotency_key)
     request = _request(body, source, key, traceparent, state.ledger.clock.now())
-    job = prepared(broker, request, by_routing_key=body.routing_key is not None)
+    job = await prepared(broker, request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
     if done.duplicate:
         await check_same(state, request, done)
@@ -299,10 +299,10 @@ def _check_notify_url(state: ApiState, url: str) -> None:
         raise refused(error, by_routing_key=True) from error
 
 
-def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
+async def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
     """Prepare the job of a request. Raises InvalidRequest."""
     try:
-        return broker.jobs.prepare(request)
+        return await broker.jobs.prepared(request)
     except (InvalidJob, InvalidPayload, UnknownJobType) as error:
         raise refused(error, by_routing_key=by_routing_key) from error
 

@@ -83,7 +83,7 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
         idempotency_key=key,
         job_id=job_id_for(key, job_type, wanted.payload),
     )
-    job = prepared(broker, request, by_routing_key=True)
+    job = await prepared(broker, request, by_routing_key=True)
     try:
         return await broker.jobs.publish_one(job)
     except PublishError as error:
@@ -97,7 +97,7 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
         idempotency_key=key,
         job_id=request.job_id,
     )
-    return await broker.jobs.publish_one(prepared(broker, later, by_routing_key=True))
+    return await broker.jobs.publish_one(await prepared(broker, later, by_routing_key=True))
 
 
 async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:

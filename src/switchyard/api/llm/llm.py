@@ -137,7 +137,7 @@ async def _ask(
         idempotency_key=idempotency_key,
         job_id=job_id_for(idempotency_key, body.type, body.payload),
     )
-    job = prepared(broker, wanted, by_routing_key=False)
+    job = await prepared(broker, wanted, by_routing_key=False)
     accepted = await published(broker, job)
     if accepted.duplicate:
         await check_same(state, wanted, accepted, expires_in=body.expires_in)

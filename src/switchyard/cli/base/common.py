@@ -115,7 +115,9 @@ def load_registry(settings: Settings, include: Iterable[str] | None = None) -> R
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.wings import job_modules
 
-    return Registry.load(dict.fromkeys((*job_modules(), *settings.modules, *(include or ()))))
+    registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules, *(include or ()))))
+    registry.process = "this command"
+    return registry
 
 
 def require_broker(settings: Settings) -> str:
@@ -130,9 +132,12 @@ def require_broker(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterator[Ledger]:
+async def open_ledger(
+    settings: Settings, registry: Registry | None = None, *, wait: bool = False
+) -> AsyncIterator[Ledger]:
     """Open the ledger, its tables checked; with `wait`, once it is there. Without, whoever typed
-    the command is told that it waits for a ledger that is frozen, locked or busy.
+    the command is told that it waits for a ledger that is frozen, locked or busy. The registry
+    gets to know the job types that workers have registered.
 
     Raises LedgerError, which says `jobctl db upgrade`.
     """
@@ -146,6 +151,10 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
     ledger = await (wait_until_available("ledger", opened) if wait else opened())
     measure_by(ledger.clock.time)
     try:
+        if registry is not None:
+            from switchyard.services.engine.jobs.registered_types import learn_types
+
+            await learn_types(registry, ledger)
         yield ledger
     finally:
         await ledger.close()

@@ -54,6 +54,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.engine.bulk.runner import BulkRunner
     from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.jobs.registered_types import TypeExchange
     from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.engine.monitoring.startup import wait_until_available
@@ -91,12 +92,15 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
                 return error
             return None
 
+        registry.process = f"the scheduler {scheduling.holder}"
+        types = TypeExchange(registry, ledger, own=registry, holder=scheduling.holder, works=False)
         watch = LoopWatch(scheduling.holder, noted_in(settings.ledger_url), clock=ledger.clock.time)
         if metrics is not None:
             metrics.show(watch.shown)
         stop_on_signals(stop)
         async with (
             watch.watching(),
+            types.running(),
             showing_metrics(metrics, settings, lambda: True),
             asyncio.TaskGroup() as group,
         ):

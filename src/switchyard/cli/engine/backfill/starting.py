@@ -53,9 +53,9 @@ async def _run(
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.records.errors import LedgerUnavailable
 
-    async with open_ledger(settings) as ledger:
+    registry = load_registry(settings, common.include)
+    async with open_ledger(settings, registry) as ledger:
         await require_same_system(settings, ledger)
-        registry = load_registry(settings, common.include)
         backfills = Backfills.from_settings(settings, registry, ledger, common.include)
         given = {key: value for key, value in options.items() if value is not None}
         # What is wrong is said before a large file is copied.

@@ -84,7 +84,7 @@ async def _edit(
     settings = load_settings()
     require_broker(settings)
     registry = load_registry(settings, include)
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, registry) as ledger:
         await bring_up_to_date(settings, ledger, registry)
         letter_id = await full_letter_id(ledger, letter_id)
         letter = await ledger.dead_letters.require_dead(letter_id)
@@ -179,7 +179,7 @@ def undo(
         from switchyard.broker.publish.publisher import Publisher
 
         async with (
-            open_ledger(settings) as ledger,
+            open_ledger(settings, registry) as ledger,
             Publisher(settings, name="undo") as publisher,
         ):
             full_ids = [await full_letter_id(ledger, each) for each in ids or ()]

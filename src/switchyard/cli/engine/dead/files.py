@@ -72,9 +72,9 @@ def export(
     quiet_logs()
 
     async def work() -> int:
-        count = 0
-        async with open_ledger(settings) as ledger, _writing(file) as output:
-            await bring_up_to_date(settings, ledger, load_registry(settings))
+        count, registry = 0, load_registry(settings)
+        async with open_ledger(settings, registry) as ledger, _writing(file) as output:
+            await bring_up_to_date(settings, ledger, registry)
             await require_group(ledger, which)
             full = await with_full_ids(ledger, which)
             wanted = full.for_index(wanted_state, ledger.clock.now())
@@ -130,7 +130,7 @@ def import_(
         from switchyard.broker.publish.publisher import Publisher
 
         async with (
-            open_ledger(settings) as ledger,
+            open_ledger(settings, registry) as ledger,
             Publisher(settings, name="import") as publisher,
         ):
             await bring_up_to_date(settings, ledger, registry)
@@ -213,7 +213,7 @@ def replay(
         from switchyard.services.engine.dead.replay import replay as run_handler
         from switchyard.services.engine.dead.stored import stored_letter
 
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             if settings.amqp_url is not None:
                 await bring_up_to_date(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)

@@ -66,7 +66,7 @@ def groups(
     quiet_logs()
 
     async def read(settings: Settings, registry: Registry) -> list[DeadGroup]:
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             return await ledger.dead_letters.dead_groups(state=wanted, limit=limit)
 

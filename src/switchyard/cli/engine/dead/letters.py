@@ -62,7 +62,7 @@ def list_dead(
     quiet_logs()
 
     async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             page = await ledger.dead_letters.list_dead(
                 which.for_index(wanted_state, ledger.clock.now()), limit=limit
@@ -121,7 +121,7 @@ def show(
     async def read(
         settings: Settings, registry: Registry
     ) -> tuple[DeadLetter, JobRecord | None, list[LetterEdit]]:
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)
             letter = await ledger.dead_letters.require_dead(full_id)

@@ -115,7 +115,7 @@ async def _purge(
     settings = load_settings()
     require_broker(settings)
     registry = load_registry(settings, include)
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, registry) as ledger:
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
         which = await with_full_ids(ledger, which)
@@ -190,7 +190,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     registry = load_registry(settings, include)
 
     async def work() -> Reindexed:
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             await require_same_system(settings, ledger)
             return await reindex(settings, ledger, registry, wait_aloud())
 

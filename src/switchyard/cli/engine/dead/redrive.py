@@ -157,7 +157,7 @@ async def _redrive(
     settings = load_settings()
     require_broker(settings)
     registry = load_registry(settings, include)
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, registry) as ledger:
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
         spec = replace(spec, which=await with_full_ids(ledger, spec.which))

@@ -62,7 +62,7 @@ def resume(
     quiet_logs()
 
     async def work() -> None:
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             if not background:
 
                 async def resume(hold: BulkHold) -> BulkOperation:

@@ -77,7 +77,7 @@ async def _show_lanes(
 ) -> None:
     from rich.live import Live
 
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, registry) as ledger:
         reports = _reports(settings, registry, ledger, watch=watch)
         if as_json:
             await _print_json(settings, registry, ledger, reports, watch=watch)

@@ -82,7 +82,7 @@ async def job_publisher(
 
     with tracing("jobctl"):
         async with (
-            open_ledger(settings) as ledger,
+            open_ledger(settings, registry) as ledger,
             Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
             LanePressure(settings, registry, ledger=ledger) as pressure,
         ):

@@ -230,7 +230,7 @@ def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[
     registry = Registry() if include is None else load_registry(settings, include)
 
     async def doing() -> T:
-        async with open_ledger(settings) as ledger:
+        async with open_ledger(settings, None if include is None else registry) as ledger:
             return await work(Schedules(ledger, registry))
 
     return run(doing())

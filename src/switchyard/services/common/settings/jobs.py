@@ -38,8 +38,8 @@ class JobSettings(BaseSettings):
 
     modules: Listed[str] = Field(
         default=(),
-        description="Python modules with your own job types, comma-separated. Must be the "
-        "same in all processes.",
+        description="Python modules with your own job types, comma-separated. Workers need "
+        "them; other processes know the types from the ledger (docs/python.md).",
     )
     schedules: Path | None = Field(
         default=None,

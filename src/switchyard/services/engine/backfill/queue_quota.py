@@ -44,7 +44,7 @@ def target_of(sources: Sources, registry: Registry) -> Target:
             name = spec.job_type or sources.get(spec.source).job_type
             if name is None:
                 return None
-            return queue_name(spec.lane, registry.get(name).worker), spec.weight
+            return queue_name(spec.lane, registry.described(name).worker), spec.weight
         except (InvalidBackfill, UnknownJobType):
             return None  # of another version, or of modules that are not here
 

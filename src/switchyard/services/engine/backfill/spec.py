@@ -106,7 +106,7 @@ class Plan:
         if name is None:
             raise InvalidBackfill(f"source {source.name} needs a job type: name one with --type")
         try:
-            job_type = registry.get(name)
+            job_type = registry.described(name)
             lane_named(spec.lane)
         except (UnknownJobType, ValueError) as error:
             raise InvalidBackfill(str(error)) from error
@@ -166,7 +166,7 @@ def _then(
             raise InvalidBackfill("then_payload without then: name the job type that it is for")
         return None
     try:
-        lanes = () if "." in spec.then else registry.get(spec.then).lanes
+        lanes = () if "." in spec.then else registry.described(spec.then).lanes
         lane = spec.lane if spec.lane in lanes else next(iter(lanes), "")
         request = JobRequest(
             routing_key=f"{lane}.{spec.then}" if lane else spec.then,

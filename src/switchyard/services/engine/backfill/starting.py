@@ -33,6 +33,7 @@ from switchyard.services.engine.backfill.spec import (
 from switchyard.services.engine.bulk.control import cancel as cancel_bulk
 from switchyard.services.engine.bulk.control import check_limits, new_bulk_id, require_bulk
 from switchyard.services.engine.bulk.session import LEASE_RENEW_INTERVAL
+from switchyard.services.engine.jobs.registered_types import find_type
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import InvalidJob, check_notify_url
@@ -95,6 +96,13 @@ class Backfills:
         context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
         return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
 
+    async def _plan(self, operation_id: str, spec: BackfillSpec) -> Plan:
+        """Raises InvalidBackfill, LedgerError."""
+        for name in (spec.job_type, spec.then):
+            if name is not None:
+                await find_type(self.registry, self.ledger, name.rpartition(".")[2])
+        return Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
+
     async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:
         """Read the first items and make their jobs, sending nothing.
 
@@ -102,7 +110,7 @@ class Backfills:
         are none; SourceUnreachable.
         """
         source = self.open_source(spec, self.ledger.clock.time())
-        plan = Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
+        plan = await self._plan(operation_id, spec)
         if spec.until is not None and spec.until.timestamp() <= self.ledger.clock.time():
             raise InvalidBackfill("its end lies in the past")
         jobs: list[NewJob] = []
@@ -151,7 +159,7 @@ class Backfills:
                 raise InvalidBackfill(str(error)) from error
         preview = await self.preview(spec)
         operation_id = new_bulk_id(KIND)
-        plan = Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
+        plan = await self._plan(operation_id, spec)
         return await self.ledger.bulk.create_bulk(
             operation_id,
             kind=KIND,

@@ -106,7 +106,7 @@ def changed(
     try:
         lane, job_type_name = split_routing_key(routing_key)
         lane_named(lane, LANES)
-        job_type = registry.get(job_type_name)
+        job_type = registry.described(job_type_name)
         message = _altered(letter, change, job_type_name)
         if remote:
             is_same_type = letter.message.job_type == job_type_name

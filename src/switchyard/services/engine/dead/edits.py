@@ -98,7 +98,7 @@ async def _undo(
 def _job(message: JobMessage, certificate: DeadLetterInfo, registry: Registry) -> NewJob:
     lane = lane_of(certificate.routing_key)
     try:
-        worker = registry.get(message.job_type).worker
+        worker = registry.described(message.job_type).worker
     except UnknownJobType:
         worker = ""
     return NewJob(message, lane, worker, certificate.routing_key)

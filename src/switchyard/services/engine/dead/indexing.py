@@ -59,7 +59,7 @@ def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
         job_type = message.job_type
     worker: str | None
     try:
-        worker = registry.get(job_type).worker
+        worker = registry.described(job_type).worker
     except UnknownJobType:
         # Whoever has recorded a job that goes back knew its type.
         is_unbound = certificate.error_type == UNBOUND and certificate.reason is Reason.DISPLACED

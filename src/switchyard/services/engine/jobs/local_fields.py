@@ -15,15 +15,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import AliasChoices, AliasPath, BaseModel, GetJsonSchemaHandler, RootModel
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
+from switchyard.services.engine.records.job_types import ANY_KEY
+
 MARK = "x-local-only"
 """In a JSON Schema: what a caller from elsewhere does instead of setting this."""
 _MISSING = object()
+
+
+class KeyMarkedPayload(BaseModel):
+    """Base of payloads whose fields are not declared here: what is local is known by key."""
+
+    local_keys: ClassVar[Mapping[str, str]] = {}
+    """What a caller from elsewhere does instead, by the payload's key; ANY_KEY stands for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,12 @@ def refusals(
     `raw` is what `given` was made of. A field passes that stands in `vouched` with the same value:
     what this system has put there itself, or what was there before.
     """
+    if isinstance(given, KeyMarkedPayload):
+        return tuple(
+            each
+            for each in named(type(given), raw)
+            if raw[each.field] != vouched.get(each.field, _MISSING)
+        )
     return tuple(
         _refusal(name, instead)
         for name, instead in local_fields(type(given)).items()
@@ -88,11 +103,30 @@ def refusals(
 
 def named(model: type[BaseModel], part: Mapping[str, Any]) -> tuple[Refusal, ...]:
     """Return the local fields that a part of a payload would set, whatever the rest of it is."""
+    if issubclass(model, KeyMarkedPayload):
+        marks = model.local_keys
+        return tuple(
+            _refusal(key, marks.get(key, marks.get(ANY_KEY, "")))
+            for key, value in part.items()
+            if value is not None and (key in marks or ANY_KEY in marks)
+        )
     return tuple(
         _refusal(name, instead)
         for name, instead in local_fields(model).items()
         if any(part.get(key) is not None for key in _keys(name, model.model_fields[name]))
     )
+
+
+def local_keys(model: type[BaseModel]) -> dict[str, str]:
+    """Return the keys of a payload under which its local fields may come, and what a caller does
+    instead. Raises what `local_fields` raises."""
+    if issubclass(model, RootModel):
+        return dict.fromkeys(local_fields(model) and (ANY_KEY,), LocalOnly().instead)
+    return {
+        key: instead
+        for name, instead in local_fields(model).items()
+        for key in _keys(name, model.model_fields[name])
+    }
 
 
 def _refusal(name: str, instead: str) -> Refusal:

@@ -76,9 +76,12 @@ class JobType:
     """Named limits of each of which a job needs a permit before it runs."""
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
-        """Return the payload as its model. Raises InvalidPayload."""
+        """Return the payload as its model. Raises InvalidPayload; UnknownJobType where the schema
+        that another process has registered can't be used."""
         try:
             return self.payload_model.model_validate(payload)
+        except UnknownJobType:
+            raise
         except ValidationError as error:
             raise InvalidPayload(f"payload of {self.name}: {describe(error)}") from error
         except Exception as error:  # a validator of the model may raise anything
@@ -129,7 +132,7 @@ def job(
         setattr(
             handler,
             _MARK,
-            _check(
+            check_job_type(
                 JobType(
                     name=name,
                     worker=worker,
@@ -160,9 +163,17 @@ def job_type_of(handler: Handler) -> JobType:
 
 
 class Registry:
-    """The job types that this process knows."""
+    """The job types that this process knows: those of modules that it has loaded, which it can run,
+    and those that others have registered in the ledger, which it can only publish."""
 
     def __init__(self, types: Iterable[JobType] = ()) -> None:
+        self.process = "this process"
+        """What errors call the process whose registry it is."""
+        self.learned_at = float("-inf")
+        """When the ledger was last asked for types of others; seconds, on the monotonic clock."""
+        self.unusable: dict[str, str] = {}
+        """Digests of registered types that can be no type here, by name."""
+        self._registered: dict[str, JobType] = {}
         self._types: dict[str, JobType] = {}
         for job_type in types:
             self.add(job_type)
@@ -222,15 +233,44 @@ class Registry:
                         f"{other.name!r}: declare it once, and name it in both"
                     )
 
+    def set_registered(self, types: Iterable[JobType], unusable: Mapping[str, str]) -> None:
+        """Set what is known from other processes. A module that is loaded here counts for more."""
+        self._registered = {each.name: each for each in types}
+        self.unusable = dict(unusable)
+
+    @property
+    def registered(self) -> Mapping[str, JobType]:
+        """What is known from other processes alone, by name."""
+        return {name: each for name, each in self._registered.items() if name not in self._types}
+
     def get(self, name: str) -> JobType:
-        """Raises UnknownJobType, naming those there are."""
-        try:
-            return self._types[name]
-        except KeyError:
-            raise UnknownJobType(
-                f"no job type {name!r} (one of your own needs its module in JOBS_MODULES); "
-                f"{suggest(name, self._types)}{missing_wings_hint()}"
-            ) from None
+        """Return a type that can be run here. Raises UnknownJobType, naming those there are."""
+        job_type = self._types.get(name)
+        if job_type is None:
+            raise self._unknown(name)
+        return job_type
+
+    def described(self, name: str) -> JobType:
+        """Return a type that can be published here, whoever can run it. Raises UnknownJobType,
+        naming those there are."""
+        job_type = self._types.get(name) or self._registered.get(name)
+        if job_type is None:
+            raise self._unknown(name)
+        return job_type
+
+    @property
+    def all_described(self) -> list[JobType]:
+        """All types that can be published here, by name."""
+        return sorted((*self, *self.registered.values()), key=lambda job_type: job_type.name)
+
+    def _unknown(self, name: str) -> UnknownJobType:
+        names = {**self._registered, **self._types}
+        return UnknownJobType(
+            f"no job type {name!r} here: {self.process} has not loaded its module, and no worker "
+            "has registered it in the ledger; one of your own needs its module in JOBS_MODULES, "
+            f"where its workers are started, and then a restart; "
+            f"{suggest(name, names)}{missing_wings_hint()}"
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self._types
@@ -241,7 +281,7 @@ class Registry:
     @property
     def routes(self) -> tuple[Route, ...]:
         """Every routing key with the worker that takes it, for the topology's bindings."""
-        return tuple(sorted(route for job_type in self for route in job_type.routes))
+        return tuple(sorted(route for each in self.all_described for route in each.routes))
 
     def lanes_of(self, worker: str) -> tuple[str, ...]:
         """Lanes in which this kind of worker has job types, most urgent first."""
@@ -288,7 +328,8 @@ def _payload_model(handler: Handler) -> type[BaseModel]:
     return model
 
 
-def _check(job_type: JobType) -> JobType:
+def check_job_type(job_type: JobType) -> JobType:
+    """Return a declaration that fits together. Raises RegistryError."""
     name = job_type.name
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise RegistryError(f"job type {name!r}: use lower-case letters, digits and _")

@@ -47,6 +47,18 @@ class GaugeReads(Repository):
             lambda connection: {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
         )
 
+    async def waiting_types(self) -> dict[tuple[str, str], int]:
+        """Return how many jobs wait in a queue or for their next attempt, by type and worker.
+        Raises LedgerUnavailable."""
+        query = (
+            select(jobs.c.job_type, jobs.c.worker, func.count())
+            .where(jobs.c.state.in_(IN_QUEUES))
+            .group_by(jobs.c.job_type, jobs.c.worker)
+        )
+        return await self._database.read(
+            lambda connection: {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
+        )
+
     async def open_by_source(self, lane: str, *, sample: int) -> dict[str, int]:
         """Count a lane's jobs in flight by source, among the first `sample` of them. Raises
         LedgerUnavailable."""

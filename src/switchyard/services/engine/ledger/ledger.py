@@ -11,6 +11,7 @@ from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
 from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.ledger.job_reads import JobReads
+from switchyard.services.engine.ledger.job_types import JobTypeRepository
 from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.joins import JoinRepository
 from switchyard.services.engine.ledger.lane_history import LaneHistory
@@ -56,6 +57,7 @@ class Ledger(AsyncCloseable):
         self.dead_letters = DeadLetterRepository(core)
         self.redrives = RedriveRepository(core)
         self.workers = WorkerRepository(core)
+        self.job_types = JobTypeRepository(core)
         self.system = SystemRepository(core)
         self.leases = LeaseRepository(core)
         self.api_keys = ApiKeyRepository(core)

@@ -46,8 +46,10 @@ class WorkerRepository(Repository):
         pid: int,
         concurrency: int,
         mark: str | None = None,
+        job_types: Sequence[str] | None = None,
     ) -> None:
-        """Register a worker that has started. The same id again starts its beat anew."""
+        """Register a worker that has started, with the types that it can run. The same id again
+        starts its beat anew."""
         parameters = {
             "worker_id": worker_id,
             "kinds": json.dumps(list(kinds)),
@@ -56,16 +58,18 @@ class WorkerRepository(Repository):
             "pid": pid,
             "concurrency": concurrency,
             "mark": mark,
+            "job_types": None if job_types is None else json.dumps(list(job_types)),
         }
         now = clock(connection)
         connection.execute(
             text(
                 "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, mark, "
-                "started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
-                f":pid, :concurrency, :mark, {now}, 1, {now}) "
+                "job_types, started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
+                f":pid, :concurrency, :mark, :job_types, {now}, 1, {now}) "
                 "ON CONFLICT (worker_id) DO UPDATE SET kinds = excluded.kinds, "
                 "lanes = excluded.lanes, host = excluded.host, pid = excluded.pid, "
                 "concurrency = excluded.concurrency, mark = excluded.mark, "
+                "job_types = excluded.job_types, "
                 "started_at = excluded.started_at, "
                 "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
             ),
@@ -109,8 +113,14 @@ class WorkerRepository(Repository):
         query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
         found = []
         for row in connection.execute(query).mappings():
-            fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
-            found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
+            types = row["job_types"]
+            fields = {
+                **row,
+                "kinds": tuple(json.loads(row["kinds"])),
+                "lanes": tuple(json.loads(row["lanes"])),
+                "job_types": None if types is None else frozenset(json.loads(types)),
+            }
+            found.append(WorkerRecord(**fields))
         return found
 
     @read

@@ -81,6 +81,7 @@ class Finding(StrEnum):
     LOOP_BLOCKED = "loop-blocked"
     CONSUMER_LOST = "consumer-lost"
     TYPES_LACKING = "types-lacking"
+    TYPES_UNWORKED = "types-unworked"
     TYPE_TIMES_OUT = "type-times-out"
     JOB_OVERDUE = "job-overdue"
     CANCEL_UNHEEDED = "cancel-unheeded"

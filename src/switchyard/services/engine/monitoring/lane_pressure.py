@@ -120,15 +120,7 @@ class LanePressure(AsyncCloseable):
         self._ledger = ledger
         self._fresh_for = fresh_for
         self._lanes = lanes
-        self._names = {
-            lane.name: tuple(
-                dict.fromkeys(
-                    [queue_name(lane.name, worker) for worker in lane.workers]
-                    + [route.queue for route in registry.routes if route.lane == lane.name]
-                )
-            )
-            for lane in lanes
-        }
+        self._registry = registry
         self._log = structlog.get_logger("lane pressure")
         self._link = Link(settings.require_amqp_url(), "lane pressure", self._log)
         self._hidden = HiddenQueues(settings)
@@ -140,6 +132,20 @@ class LanePressure(AsyncCloseable):
         self._limits_until = 0.0
         self._next_try = 0.0
         self._waited = False
+
+    @property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        """The queues of each lane; other processes may register types of further kinds."""
+        routes = self._registry.routes
+        return {
+            lane.name: tuple(
+                dict.fromkeys(
+                    [queue_name(lane.name, worker) for worker in lane.workers]
+                    + [route.queue for route in routes if route.lane == lane.name]
+                )
+            )
+            for lane in self._lanes
+        }
 
     async def close(self) -> None:
         if self._query is not None:

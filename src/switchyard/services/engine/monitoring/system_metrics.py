@@ -136,7 +136,7 @@ class SystemMetrics:
         up["ledger",] = 1
         takeover = self._settings.takeover_after
         now = self._ledger.clock.time()
-        kinds = {each.worker for each in self._registry}
+        kinds = {each.worker for each in self._registry.all_described}
         return [
             *self._open(gauges, now),
             (names.WORKERS, _workers(workers, kinds, takeover, now)),

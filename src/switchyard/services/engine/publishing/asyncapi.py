@@ -40,7 +40,7 @@ def asyncapi(registry: Registry) -> dict[str, Any]:
     """Return the AsyncAPI 3 document of the jobs exchange."""
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
-    messages = {job_type.name: _message(job_type) for job_type in registry}
+    messages = {job_type.name: _message(job_type) for job_type in registry.all_described}
     for route in registry.routes:
         lane = lane_named(route.lane)
         name = f"{route.lane}_{route.job_type}"

@@ -181,7 +181,7 @@ def _target(registry: Registry, routing_key: str) -> tuple[Lane, JobType]:
         lane = lane_named(lane_name)
     except ValueError as error:
         raise InvalidJob(f"routing key {routing_key!r}: {error}", at="lane") from error
-    job_type = registry.get(type_name)
+    job_type = registry.described(type_name)
     _require_lane(job_type, lane_name)
     return lane, job_type
 
@@ -217,7 +217,7 @@ def children_of(
 def _child(
     registry: Registry, parent: JobMessage, parent_lane: str, job: Job, index: int | str
 ) -> NewJob:
-    job_type = registry.get(job.job_type)
+    job_type = registry.described(job.job_type)
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
     _require_lane(job_type, lane)
     job_type.validate(job.payload)
@@ -228,7 +228,7 @@ def _child(
         job.priority is None
         and not job.own_pipeline
         and job.job_type != parent.job_type
-        and job_type.worker == registry.get(parent.job_type).worker
+        and job_type.worker == registry.described(parent.job_type).worker
     )
     message = _message(
         job_type,

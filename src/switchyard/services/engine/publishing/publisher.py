@@ -36,6 +36,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import SpanHandle, begin, current_traceparent
 from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.jobs.registered_types import find_type, learn_types
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth
@@ -114,6 +115,7 @@ class JobPublisher:
             Publisher(settings, guard=guard(settings, ledger)) as publisher,
             LanePressure(settings, registry, ledger=ledger) as pressure,
         ):
+            await learn_types(registry, ledger)
             fair_from = settings.fair_from
             yield cls(registry, ledger, publisher, pressure=pressure, fair_from=fair_from)
 
@@ -124,6 +126,13 @@ class JobPublisher:
         """
         return prepare(self._registry, request, remote=self._remote)
 
+    async def prepared(self, request: JobRequest) -> NewJob:
+        """`prepare`, after a look in the ledger where the job type is not known here. Raises
+        LedgerError besides."""
+        name = request.routing_key.partition(".")[2]
+        await find_type(self._registry, self._ledger, name)
+        return self.prepare(request)
+
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.
 
@@ -131,7 +140,7 @@ class JobPublisher:
         NeverTaken, NotPermitted, Blocked, BrokerUnavailable (PublishError): nothing was kept, but
         the dead letter of a LaneFull that says so; LedgerUnavailable.
         """
-        return await self.publish_one(self.prepare(request))
+        return await self.publish_one(await self.prepared(request))
 
     async def publish_many(self, requests: Iterable[JobRequest]) -> list[PublishOutcome]:
         """Publish a batch; every request is checked before anything is recorded or sent.
@@ -139,7 +148,7 @@ class JobPublisher:
         Outcomes are in the order of the requests. Raises as `publish` does where it is about the
         batch as a whole (an invalid request, the ledger).
         """
-        return await self.publish_prepared([self.prepare(each) for each in requests])
+        return await self.publish_prepared([await self.prepared(each) for each in requests])
 
     async def publish_one(self, job: NewJob) -> Published:
         """`publish` of a job that `prepare` has made."""

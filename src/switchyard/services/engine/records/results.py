@@ -366,6 +366,12 @@ class WorkerRecord:
     """The last beat before which it took a hot job."""
     mark: str | None = None
     """Which process it is (`instance.process_mark`)."""
+    job_types: frozenset[str] | None = None
+    """Those that it can run; None where it has not said so."""
+
+    def runs(self, kind: str, job_type: str) -> bool:
+        """Tell whether it works that kind, and knows that type as far as it has said."""
+        return kind in self.kinds and (self.job_types is None or job_type in self.job_types)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class DisplacedJobReturner:
         died_in = read(letter.headers, letter.routing_key or "", letter.job_type).queue
         lane = letter.lane or lane_of(died_in)
         try:
-            return queue_name(lane, self.registry.get(letter.job_type or "").worker)
+            return queue_name(lane, self.registry.described(letter.job_type or "").worker)
         except UnknownJobType:
             return died_in or queue_name(lane, letter.worker or "")
 

@@ -203,7 +203,7 @@ class LetterSender:
             moment=self._ledger.clock.now(),
         )
         lane = lane_of(routing_key)
-        worker = self._registry.get(message.job_type).worker
+        worker = self._registry.described(message.job_type).worker
         before = letter.message
         assert before is not None
         is_other = (

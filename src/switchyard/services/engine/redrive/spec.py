@@ -75,7 +75,9 @@ class RedriveSpec:
         """Return those that the copies can have, as far as the letters need not be looked at."""
         named_type = self.change.to.partition(".")[2] if self.change.to else self.which.job_type
         try:
-            return list(registry) if named_type is None else [registry.get(named_type)]
+            return (
+                registry.all_described if named_type is None else [registry.described(named_type)]
+            )
         except UnknownJobType:
             return []
 

@@ -21,7 +21,8 @@ from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.instance_ids import new_instance_id, process_mark
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import ProcessResources
-from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.registered_types import TypeExchange
+from switchyard.services.engine.jobs.registry import JobType, Registry
 from switchyard.services.engine.jobs.retry import RetryPolicy
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import announce
@@ -134,6 +135,7 @@ class Worker:
     ) -> None:
         self.worker_id = new_instance_id()
         self._settings = settings
+        self._registry = registry
         self._ledger = ledger
         self._shares = tuple(shares)
         self._log = structlog.get_logger("worker").bind(worker_id=self.worker_id)
@@ -216,7 +218,8 @@ class Worker:
         try:
             async with self._watch.watching():
                 if await self._is_registered(stopping):
-                    await self._work(stopping)
+                    async with self._exchange().running():
+                        await self._work(stopping)
         finally:
             await end_tasks(stopping)
             await self._close()
@@ -302,6 +305,7 @@ class Worker:
             pid=os.getpid(),
             concurrency=sum(share.slots for share in self._shares),
             mark=process_mark(),
+            job_types=[each.name for each in self._types()],
         )
         for share in self._shares:
             self._log.info(
@@ -311,6 +315,17 @@ class Worker:
                 slots=share.slots,
                 reserve=share.reserve,
             )
+
+    def _exchange(self) -> TypeExchange:
+        own = self._types()
+        return TypeExchange(
+            self._registry, self._ledger, own=own, holder=self.worker_id, works=True
+        )
+
+    def _types(self) -> list[JobType]:
+        """Return the types that it can run."""
+        kinds = {share.kind for share in self._shares}
+        return [each for each in self._registry if each.worker in kinds]
 
     async def _drain(self) -> None:
         grace = self._settings.shutdown_grace

@@ -9,6 +9,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from switchyard.services.common.errors import ConflictError, NotFoundError
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registered_types import find_type
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
@@ -55,6 +56,7 @@ class Schedules:
 
     async def add(self, entry: ScheduleEntry, *, remote: bool, created_by: str) -> ScheduleRecord:
         """Add a schedule. Raises InvalidSchedule, ScheduleConflict."""
+        await find_type(self._registry, self._ledger, entry.job.partition(".")[2])
         entry.check(self._registry, remote=remote)
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)

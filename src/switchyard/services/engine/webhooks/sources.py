@@ -97,7 +97,7 @@ class WebhookSources:
             where = f"{settings.webhooks}: [{name}]"
             try:
                 source = WebhookSource.model_validate(raw)
-                registry.get(source.routing_key.partition(".")[2])
+                registry.described(source.routing_key.partition(".")[2])
             except (ValidationError, UnknownJobType) as error:
                 text = describe(error) if isinstance(error, ValidationError) else str(error)
                 raise InvalidWebhooks(f"{where}: {text}") from error

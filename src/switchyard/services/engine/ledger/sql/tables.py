@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0028"
+SCHEMA_REVISION = "0029"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -193,6 +193,24 @@ workers = Table(
     Column("stopped_at", Double),
     Column("hot_at", Double),
     Column("mark", Text),
+    Column("job_types", Text),
+)
+
+job_types = Table(
+    "job_types",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("worker", Text, nullable=False),
+    Column("lanes", Text, nullable=False),
+    Column("timeout", Double, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("payload_schema", Text, nullable=False),
+    Column("local_keys", Text, nullable=False),
+    Column("module", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("registered_by", Text, nullable=False),
+    Column("registered_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
 )
 
 loop_blocks = Table(

@@ -87,7 +87,7 @@ async def timeouts(system: DoctorContext) -> list[Diagnostic]:
 
 def _limit(system: DoctorContext, name: str) -> str:
     try:
-        return f" of {system.registry.get(name).timeout:g} s"
+        return f" of {system.registry.described(name).timeout:g} s"
     except UnknownJobType:
         return ""
 
@@ -149,7 +149,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
 
 def _is_late(system: DoctorContext, job: JobSummary, now: float) -> bool:
     try:
-        limit = system.registry.get(job.job_type).timeout
+        limit = system.registry.described(job.job_type).timeout
     except UnknownJobType:
         return False
     return job.started_at is not None and now - job.started_at > limit + OVER

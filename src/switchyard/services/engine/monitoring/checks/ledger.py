@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.topology.system_marker import MarkHidden
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
+from switchyard.services.engine.jobs.registered_types import learn_types
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.postgres_servers import (
     KEPT_CONNECTIONS,
@@ -59,6 +60,7 @@ async def ledger(system: DoctorContext) -> list[Diagnostic]:
         await opened.close()
         return [unusable(system, error)]
     system.ledger = opened
+    await learn_types(system.registry, opened)
     return [ok("ledger", "reached, nothing holds it, and its tables are of this version")]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from switchyard.broker.wording import pluralize
@@ -198,19 +198,56 @@ async def consuming(system: DoctorContext) -> list[Diagnostic]:
 
 
 async def lacking(system: DoctorContext) -> list[Diagnostic]:
-    """Workers that got jobs of types that they do not know."""
-    lacking_types = await system.need_ledger().workers.lacking()
-    if not lacking_types:
+    """Job types of waiting jobs that workers do not know: some that got jobs of them and have sent
+    them on, or all that live."""
+    ledger = system.need_ledger()
+    reports = await ledger.workers.lacking()
+    sent_on = {each.job_type for each in reports}
+    alive, _ = await system.workers()
+    nowhere = {
+        job_type: (kind, count)
+        for (job_type, kind), count in (await ledger.gauges.waiting_types()).items()
+        if job_type not in sent_on
+        and any(kind in each.kinds for each in alive)  # else its whole queue is not worked
+        and not any(each.runs(kind, job_type) for each in alive)
+    }
+    if not (sent_on or nowhere):
         return []
-    listed = some(
-        [
-            f"{each.worker_id} does not know {each.job_type} "
-            f"({pluralize(each.jobs, 'job')} sent on)"
-            for each in lacking_types
-        ]
+    modules = {
+        each.name: each.module
+        for each in await ledger.job_types.list_job_types(sent_on | set(nowhere))
+    }
+    checks = []
+    if reports:
+        listed = some(
+            [
+                f"{each.worker_id} does not know {each.job_type} "
+                f"({pluralize(each.jobs, 'job')} sent on)"
+                for each in reports
+            ]
+        )
+        remedy = f"start those workers with {_modules_of(sent_on, modules)}"
+        checks.append(failure("job types", Finding.TYPES_LACKING, listed, remedy))
+    if nowhere:
+        listed = some(
+            [
+                f"{pluralize(count, 'job waits', 'jobs wait')} of {job_type}, which no worker of "
+                f"{kind} that lives can run"
+                for job_type, (kind, count) in sorted(nowhere.items())
+            ]
+        )
+        kinds = " ".join(sorted({kind for kind, _ in nowhere.values()}))
+        remedy = f"start `jobctl worker {kinds}` with {_modules_of(nowhere, modules)}"
+        checks.append(failure("job types", Finding.TYPES_UNWORKED, listed, remedy))
+    return checks
+
+
+def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:
+    """Return how a worker gets to know these types; `modules` names those that were registered."""
+    needed = some(sorted({modules[name] for name in names if name in modules}))
+    return (
+        f"the modules of these types: JOBS_MODULES, or --include{f' ({needed})' if needed else ''}"
     )
-    remedy = "start those workers with the modules of these types: JOBS_MODULES, or --include"
-    return [failure("job types", Finding.TYPES_LACKING, listed, remedy)]
 
 
 MAX_LISTED = 3

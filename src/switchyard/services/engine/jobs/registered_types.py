@@ -1,0 +1,267 @@
+"""Job types of other processes: registered in the ledger by those that have their modules, and
+known from there to all that publish.
+
+A payload is validated by the JSON Schema of the registered type. That says less than the model,
+whose validators only the worker has, and it does not convert: `"5"` is no integer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import structlog
+from pydantic import ConfigDict, model_validator
+
+from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.services.engine.jobs.local_fields import KeyMarkedPayload, local_keys
+from switchyard.services.engine.jobs.registry import (
+    JobType,
+    Registry,
+    RegistryError,
+    UnknownJobType,
+    check_job_type,
+)
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.job_types import (
+    MAX_SCHEMA_BYTES,
+    TOUCH_INTERVAL,
+    JobTypeRecord,
+)
+
+LEARN_INTERVAL = 5.0
+"""Seconds between looks for types that others have registered."""
+MIN_LEARN_INTERVAL = 1.0
+"""Seconds between them where somebody asks for a type that is not known."""
+MAX_BACKTRACKS = 100_000
+MAX_PATTERN_BYTES = 256 * 1024
+"""Steps back that matching a pattern may take, and size of a compiled pattern."""
+MAX_COMPLAINTS = 5
+MAX_COMPLAINT_LENGTH = 200
+"""Characters."""
+
+
+class RegisteredPayload(KeyMarkedPayload):
+    """Base of payloads that are validated by a registered JSON Schema."""
+
+    model_config = ConfigDict(extra="allow")
+    record: ClassVar[JobTypeRecord]
+    validator: ClassVar[Any] = None
+    """Compiled at the first payload."""
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the registered schema."""
+        schema: dict[str, Any] = json.loads(json.dumps(cls.record.payload_schema))
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fits(cls, values: Any) -> Any:
+        wrong = [
+            f"{'.'.join(map(str, each.instance_path)) or 'payload'}: "
+            f"{each.message[:MAX_COMPLAINT_LENGTH]}"
+            for each, _ in zip(
+                cls._validator().iter_errors(values), range(MAX_COMPLAINTS), strict=False
+            )
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return values
+
+    @classmethod
+    def _validator(cls) -> Any:
+        """Return the compiled schema. Raises UnknownJobType for one that can't be used."""
+        if cls.validator is None:
+            cls.validator = _compiled(cls.record)
+        return cls.validator
+
+
+def _compiled(record: JobTypeRecord) -> Any:
+    import jsonschema_rs
+
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            dict(record.payload_schema),
+            offline=True,  # nobody's schema makes this host fetch an address
+            pattern_options=jsonschema_rs.FancyRegexOptions(
+                backtrack_limit=MAX_BACKTRACKS, size_limit=MAX_PATTERN_BYTES
+            ),
+        )
+    except (ValueError, RecursionError) as error:
+        raise UnknownJobType(
+            f"the JSON Schema that {record.registered_by} has registered of {record.name} can't "
+            f"be used here ({' '.join(str(error).split())[:300]}): load its module, "
+            f"{record.module}, with JOBS_MODULES"
+        ) from error
+
+
+def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
+    """Describe a job type for those that lack its module. Raises RegistryError where its schema is
+    larger than MAX_SCHEMA_BYTES."""
+    described: dict[str, Any] = {
+        "name": job_type.name,
+        "worker": job_type.worker,
+        "lanes": job_type.lanes,
+        "timeout": job_type.timeout,
+        "max_attempts": job_type.max_attempts,
+        "payload_schema": job_type.payload_model.model_json_schema(),
+        "local_keys": local_keys(job_type.payload_model),
+        "module": job_type.handler.__module__,
+    }
+    if len(json.dumps(described["payload_schema"])) > MAX_SCHEMA_BYTES:
+        raise RegistryError(
+            f"the payload of job type {job_type.name!r} has a JSON Schema of more than "
+            f"{MAX_SCHEMA_BYTES:,} bytes: only processes with its module can publish it"
+        )
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return JobTypeRecord(
+        **described, digest=digest, registered_by=registered_by, registered_at=0, seen_at=0
+    )
+
+
+def job_type_from(record: JobTypeRecord) -> JobType:
+    """Make a type that can be published, and not run. Raises RegistryError for a record that says
+    what no type can be."""
+
+    class Payload(RegisteredPayload):
+        pass
+
+    Payload.record = record
+    Payload.local_keys = dict(record.local_keys)
+
+    async def run(payload: Any, ctx: Any) -> None:
+        raise UnknownJobType(f"{record.name} can't be run here: load {record.module}")
+
+    return check_job_type(
+        JobType(
+            name=record.name,
+            worker=record.worker,
+            lanes=record.lanes,
+            payload_model=Payload,
+            handler=run,
+            timeout=record.timeout,
+            max_attempts=record.max_attempts,
+            isolation="task",
+            memory_limit_mb=None,
+        )
+    )
+
+
+class TypeExchange:
+    """Registers the types of a process in the ledger, and lets its registry know those of others.
+
+    Workers register what they run in the place of what was there; others, which may be older or
+    newer than the workers, register only what nobody has.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        *,
+        own: Iterable[JobType],
+        holder: str,
+        works: bool,
+    ) -> None:
+        self._registry = registry
+        self._ledger = ledger
+        self._own = tuple(own)
+        self._holder = holder
+        self._works = works
+        self._log = structlog.get_logger("job types")
+        self._touched_at: float | None = None
+        self._known_names: list[str] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Exchange once, if the ledger is there, and then again and again."""
+        background = TaskSupervisor(self._log)
+        await self._try_once()
+        background.start("job types", self._keep)
+        try:
+            yield
+        finally:
+            await background.close()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(LEARN_INTERVAL)
+            await self._try_once()
+
+    async def _try_once(self) -> None:
+        try:
+            await self.once()
+        except LedgerError as error:
+            self._log.warning("job types not exchanged", error=str(error))
+
+    async def once(self) -> None:
+        """Register what is due, and learn what others have registered. Raises LedgerError."""
+        now = self._ledger.clock.time()
+        if self._touched_at is None:
+            await self._register(now)
+        elif now - self._touched_at >= TOUCH_INTERVAL:
+            # A ledger that was set back has them no more.
+            if not await self._ledger.job_types.touch(self._known_names, now):
+                await self._register(now)
+            self._touched_at = now
+        await learn_types(self._registry, self._ledger)
+
+    async def _register(self, now: float) -> None:
+        records = []
+        for job_type in self._own:
+            try:
+                records.append(record_of(job_type, self._holder))
+            except RegistryError as error:
+                self._log.warning("job type not registered", error=str(error))
+        await self._ledger.job_types.register(records, now, replace=self._works)
+        self._known_names = [each.name for each in records]
+        self._touched_at = now
+
+
+async def learn_types(registry: Registry, ledger: Ledger) -> None:
+    """Let the registry know the types that others have registered. Raises LedgerError."""
+    registry.learned_at = time.monotonic()
+    digests = await ledger.job_types.digests()
+    known = {
+        name: each
+        for name, each in registry.registered.items()
+        if digests.get(name) == _digest(each)
+    }
+    unusable = {
+        name: digest for name, digest in registry.unusable.items() if digests.get(name) == digest
+    }
+    wanted = [
+        name
+        for name in digests
+        if name not in registry and name not in known and name not in unusable
+    ]
+    if wanted:
+        for record in await ledger.job_types.list_job_types(wanted):
+            try:
+                known[record.name] = job_type_from(record)
+            except RegistryError as error:
+                log = structlog.get_logger("job types")
+                log.warning("registered job type unusable", error=str(error))
+        unusable |= {name: digests[name] for name in wanted if name not in known}
+    registry.set_registered(known.values(), unusable)
+
+
+async def find_type(registry: Registry, ledger: Ledger, name: str) -> None:
+    """Learn what others have registered, where the registry does not know a type that somebody asks
+    for; once in MIN_LEARN_INTERVAL, whoever asks for however many. Raises LedgerError."""
+    if name in registry or name in registry.registered:
+        return
+    if time.monotonic() - registry.learned_at >= MIN_LEARN_INTERVAL:
+        await learn_types(registry, ledger)
+
+
+def _digest(job_type: JobType) -> str:
+    model = job_type.payload_model
+    return model.record.digest if issubclass(model, RegisteredPayload) else ""

@@ -1,0 +1,100 @@
+"""Job types as workers know them, for processes that lack their modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.tables import job_types
+from switchyard.services.engine.records.job_types import KEPT_FOR, MAX_JOB_TYPES, JobTypeRecord
+
+
+class JobTypeRepository(Repository):
+    """Registered job types; at most MAX_JOB_TYPES. All raise LedgerUnavailable when the database is
+    away."""
+
+    @write
+    def register(
+        self,
+        connection: Connection,
+        types: Sequence[JobTypeRecord],
+        now: float,
+        *,
+        replace: bool = True,
+    ) -> None:
+        """Register job types, in the place of what was registered under these names; without
+        `replace` only those that nobody has registered. Types that nobody has known for KEPT_FOR
+        are removed. `now` is the ledger's time."""
+        connection.execute(delete(job_types).where(job_types.c.seen_at < now - KEPT_FOR))
+        known = set(connection.scalars(select(job_types.c.name)))
+        given = [each for each in types if replace or each.name not in known]
+        if given:
+            names = [each.name for each in given]
+            connection.execute(delete(job_types).where(job_types.c.name.in_(names)))
+            connection.execute(insert(job_types), [_row(each, now) for each in given])
+        newest = (
+            select(job_types.c.name)
+            .order_by(job_types.c.seen_at.desc(), job_types.c.name)
+            .limit(MAX_JOB_TYPES)
+        )
+        kept = set(connection.scalars(newest))
+        if surplus := {*known, *(each.name for each in given)} - kept:
+            connection.execute(delete(job_types).where(job_types.c.name.in_(surplus)))
+
+    @write
+    def touch(self, connection: Connection, names: Collection[str], now: float) -> bool:
+        """Record that a process knows these types. False where one is not registered any more."""
+        known = job_types.c.name.in_(names)
+        touched = connection.execute(update(job_types).where(known).values(seen_at=now))
+        return touched.rowcount == len(set(names))
+
+    @read
+    def digests(self, connection: Connection) -> dict[str, str]:
+        """Return each type's digest, by its name."""
+        query = select(job_types.c.name, job_types.c.digest).limit(MAX_JOB_TYPES)
+        return {row[0]: row[1] for row in connection.execute(query)}
+
+    @read
+    def list_job_types(
+        self, connection: Connection, names: Collection[str] | None = None
+    ) -> list[JobTypeRecord]:
+        """List registered types by name, those of `names` or all. What can't be read is left out,
+        and logged."""
+        query = select(job_types).order_by(job_types.c.name).limit(MAX_JOB_TYPES)
+        if names is not None:
+            query = query.where(job_types.c.name.in_(names))
+        records = (_record(row) for row in connection.execute(query).mappings())
+        return [each for each in records if each is not None]
+
+
+_AS_JSON = {"lanes": list, "payload_schema": dict, "local_keys": dict}
+
+
+def _row(record: JobTypeRecord, now: float) -> dict[str, Any]:
+    row = {column.name: getattr(record, column.name) for column in job_types.columns}
+    return {
+        **row,
+        **{name: json.dumps(row[name]) for name in _AS_JSON},
+        "registered_at": now,
+        "seen_at": now,
+    }
+
+
+def _record(row: RowMapping) -> JobTypeRecord | None:
+    """Return the row's type; None for a row that somebody else's hand was in."""
+    parts: dict[str, Any] = {}
+    for name, form in _AS_JSON.items():
+        try:
+            parts[name] = json.loads(row[name])
+        except (ValueError, RecursionError):
+            parts[name] = None
+        if not isinstance(parts[name], form):
+            log = structlog.get_logger("ledger")
+            log.warning("job type unreadable", job_type=row["name"], column=name)
+            return None
+    return JobTypeRecord(**{**row, **parts, "lanes": tuple(map(str, parts["lanes"]))})
