@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from switchyard.cli.base.errors import MODULES_OF_EXTRAS, exit_code_of, explain
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"switchyard", "tests", "benchmarks"}
@@ -125,3 +127,25 @@ def test_make_installs_what_a_target_needs_and_no_more(
     command = ["make", "--dry-run", target, f"VENV={tmp_path}/new"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert set(re.findall(r"requirements/(\w+)\.txt$", printed, re.M)) == {file}
+
+
+def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
+    for extra, modules in MODULES_OF_EXTRAS.items():
+        for module in modules:
+            error = ModuleNotFoundError(f"No module named '{module}.part'", name=f"{module}.part")
+            assert exit_code_of(error) == 1
+            assert explain(error).endswith(f"is not installed: `pip install 'switchyard[{extra}]'`")
+    assert exit_code_of(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
+
+
+@pytest.mark.parametrize("extra", MODULES_OF_EXTRAS)
+def test_the_modules_of_an_extra_are_those_of_its_distributions(extra: str) -> None:
+    known = packages_distributions()
+    of_modules = {
+        name.lower().replace("_", "-")
+        for module in MODULES_OF_EXTRAS[extra]
+        for name in known.get(module, [])
+    }
+    others = {each for name, names in EXTRAS.items() if name != extra for each in names}
+    declared = _names(PROJECT["optional-dependencies"][extra])
+    assert of_modules >= declared - others - CORE
