@@ -48,6 +48,15 @@ class Browser:
         """The first element of that CSS selector, which may be about to come."""
         return self._wait(lambda driver: driver.find_element(By.CSS_SELECTOR, selector), selector)
 
+    def click(self, selector: str) -> None:
+        """Click on it, again where the page is being replaced under the hand."""
+
+        def click(driver: Chrome) -> bool:
+            driver.find_element(By.CSS_SELECTOR, selector).click()
+            return True
+
+        self._wait(click, selector)
+
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 

@@ -55,7 +55,7 @@ async def test_a_page_asks_for_a_key_and_leads_back_and_signing_out_ends_the_ses
         cookie = browser.driver.get_cookie("switchyard_session")
         assert cookie is not None
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-        browser.find(".tools form button").click()
+        browser.click(".tools form button")
         browser.await_text("Signed out.")
         browser.open("about:blank")
         browser.driver.execute_cdp_cmd(

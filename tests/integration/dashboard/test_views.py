@@ -34,11 +34,11 @@ async def test_a_schedule_is_paused_resumed_and_run_by_buttons(
 
     def click() -> None:
         browser.open(f"{api.url}/dashboard/schedules")
-        browser.find("form[action$='nightly/pause'] button").click()
+        browser.click("form[action$='nightly/pause'] button")
         browser.await_text("nightly is paused.")
-        browser.find("form[action$='nightly/resume'] button").click()
+        browser.click("form[action$='nightly/resume'] button")
         browser.await_text("nightly goes on.")
-        browser.find("form[action$='nightly/run'] button").click()
+        browser.click("form[action$='nightly/run'] button")
         browser.await_text("nightly is fired")
         browser.await_text("due", "[data-region=live_history]")
         assert browser.complaints() == []

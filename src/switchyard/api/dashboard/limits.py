@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import Query
 
-from switchyard.api.dashboard.pages import Page, Pages, View
+from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.state import Shared
 
-router = Pages(View("limits", "Limits", "/dashboard/limits"))
+router = Pages(DashboardView("limits", "Limits", "/dashboard/limits"))
 
 MAX_SHOWN = 200
 
@@ -17,7 +17,7 @@ MAX_SHOWN = 200
 @router.get("")
 async def show_limits(
     state: Shared, name: Annotated[str, Query(max_length=200)] = "", waiting: bool = False
-) -> Page:
+) -> DashboardPage:
     """Show the limits that were used in the last hour, those that jobs wait for first."""
     every = await state.ledger.limits.limit_reports()
     found = [
@@ -32,4 +32,4 @@ async def show_limits(
         "name": name,
         "waiting": waiting,
     }
-    return Page("limits.html", context, title="Limits")
+    return DashboardPage("limits.html", context, title="Limits")

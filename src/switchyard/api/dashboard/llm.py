@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Form, Request
 from starlette.responses import Response
 
-from switchyard.api.dashboard.pages import Page, Pages, View, allows, done
+from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
 from switchyard.api.http.problems import Problem
 from switchyard.api.state import Shared, state_of
 from switchyard.api.views.llm import view_model_server
@@ -24,11 +24,11 @@ def _has_servers(request: Request) -> bool:
     return bool(state_of(request).settings.model_servers)
 
 
-router = Pages(View("llm", "LLM", "/dashboard/llm", is_shown=_has_servers))
+router = Pages(DashboardView("llm", "LLM", "/dashboard/llm", is_shown=_has_servers))
 
 
 @router.get("")
-async def show_llm(state: Shared) -> Page:
+async def show_llm(state: Shared) -> DashboardPage:
     """Show servers, costs, budgets and batches."""
     settings, repositories = state.settings, LlmLedger(state.ledger)
     today = datetime.fromtimestamp(state.ledger.clock.time(), UTC).date()
@@ -62,7 +62,7 @@ async def show_llm(state: Shared) -> Page:
         "batched": sorted(counts.items()),
         "currency": settings.prices.currency,
     }
-    return Page("llm.html", context, title="Language models")
+    return DashboardPage("llm.html", context, title="Language models")
 
 
 @router.post("/resume", dependencies=[allows(Scope.ADMIN)])

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from switchyard.api.dashboard.pages import Page, Pages, View
+from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.dashboard.readings import Readings
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.middleware.access import may
@@ -22,7 +22,7 @@ from switchyard.services.engine.monitoring.worker_status import is_current, stat
 from switchyard.services.engine.records.results import LaneMinute, WorkerRecord
 from switchyard.services.engine.records.states import State
 
-router = Pages(View("overview", "Overview", PATH))
+router = Pages(DashboardView("overview", "Overview", PATH))
 
 MINUTES = 60
 """Length of the charts."""
@@ -64,7 +64,7 @@ class LaneRow:
 
 
 @router.get("")
-async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -> Page:
+async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -> DashboardPage:
     """Show the doctor's findings first, then the lanes, workers and dead letters."""
     now = state.ledger.clock.time()
     first = now - now % 60 - 60 * (MINUTES - 1)
@@ -88,7 +88,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         **await _findings(request, readings),
         **await _workers(state, gauges.open_jobs, now),
     }
-    return Page("overview.html", context, title="Overview")
+    return DashboardPage("overview.html", context, title="Overview")
 
 
 async def _findings(request: Request, readings: Readings) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What every page shares: its frame, its errors, its headers, and how it stays live.
 
-A view's function reads, and returns a `Page`: the name of a template and what it shows. Asked by an
-EventSource instead of a person, the same address streams the page's blocks whose names begin with
-`live_`, each again when it has changed.
+A view's function reads, and returns a `DashboardPage`: the name of a template and what it shows.
+Asked by an EventSource instead of a person, the same address streams the page's blocks whose names
+begin with `live_`, each again when it has changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class DashboardView:
     """An entry of the navigation."""
 
     name: str
@@ -65,7 +65,7 @@ class View:
     """Whether there is anything to see: the view of a wing without settings is left out."""
 
 
-class Page(Response):
+class DashboardPage(Response):
     """A template, and what it shows; written when the route sends it."""
 
     def __init__(
@@ -93,11 +93,11 @@ class Renderer:
         self._environment.globals.update(asset=self.assets.address, Chart=Chart)
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
 
-    def html(self, page: Page, frame: dict[str, Any]) -> str:
+    def html(self, page: DashboardPage, frame: dict[str, Any]) -> str:
         """Write the whole page."""
         return self._environment.get_template(page.template).render(frame | dict(page.context))
 
-    def regions(self, page: Page, frame: dict[str, Any]) -> dict[str, str]:
+    def regions(self, page: DashboardPage, frame: dict[str, Any]) -> dict[str, str]:
         """Write the live blocks of the page alone, by their names."""
         template = self._environment.get_template(page.template)
         context = template.new_context(frame | dict(page.context))
@@ -136,16 +136,16 @@ class Assets:
 class Dashboard:
     """What all pages share in a process: `app.state.dashboard`."""
 
-    views: tuple[View, ...]
+    views: tuple[DashboardView, ...]
     renderer: Renderer
     feeds: Feeds
     csrf_mark: str = field(default_factory=partial(token_hex, 16))
 
-    def regions(self, request: Request, page: Page) -> dict[str, str]:
+    def regions(self, request: Request, page: DashboardPage) -> dict[str, str]:
         """Write the live blocks of a page for all who share it."""
         return self.renderer.regions(page, self.frame(request, page) | {"csrf": self.csrf_mark})
 
-    def frame(self, request: Request, page: Page) -> dict[str, Any]:
+    def frame(self, request: Request, page: DashboardPage) -> dict[str, Any]:
         """Return what the layout needs of a request."""
         asks = getattr(request.state, "asks", None)
         return {
@@ -165,7 +165,7 @@ class Dashboard:
             "notice": unquote(request.cookies.get(NOTICE, ""))[:MAX_NOTICE],
         }
 
-    def show(self, request: Request, page: Page) -> Response:
+    def show(self, request: Request, page: DashboardPage) -> Response:
         """Write a page as an answer."""
         html = self.renderer.html(page, self.frame(request, page))
         response = HTMLResponse(html, page.status_code, headers=HEADERS)
@@ -189,7 +189,7 @@ class PageRoute(GuardedRoute):
             live = request.headers.get("accept") == MEDIA_TYPE
             try:
                 response = await handle(request)
-                if not isinstance(response, Page):
+                if not isinstance(response, DashboardPage):
                     return response
                 if live:
                     return _stream(request, handle, response)
@@ -210,13 +210,13 @@ def _to_sign_in(request: Request) -> Response:
     return RedirectResponse(f"{PATH}/login?next={quote(wanted, safe='')}", 303, headers=HEADERS)
 
 
-def _trouble(problem: Problem) -> Page:
+def _trouble(problem: Problem) -> DashboardPage:
     status = int(problem.kind.status)
     context = {"status": status, "heading": problem.kind.title, "detail": problem.detail}
-    return Page("trouble.html", context, title=problem.kind.title, status=status)
+    return DashboardPage("trouble.html", context, title=problem.kind.title, status=status)
 
 
-def _stream(request: Request, handle: Handler, first: Page) -> Response:
+def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response:
     """Stream the live blocks of a page: all that look at one address with the same scopes share
     one reading, in which a mark stands for the token of each one's forms."""
     dashboard = dashboard_of(request)
@@ -228,7 +228,7 @@ def _stream(request: Request, handle: Handler, first: Page) -> Response:
 
     async def read() -> dict[str, str]:
         page = await handle(shared)
-        return dashboard.regions(shared, page) if isinstance(page, Page) else {}
+        return dashboard.regions(shared, page) if isinstance(page, DashboardPage) else {}
 
     key = (asks.scopes, str(request.url))
     mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())
@@ -246,7 +246,7 @@ def _stream(request: Request, handle: Handler, first: Page) -> Response:
 class Pages(Routes):
     """The routes of one view: `GET` shows, `POST` does and leads back to what shows it."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: DashboardView) -> None:
         super().__init__(
             prefix=view.path,
             dependencies=[allows(view.scope)],
@@ -254,6 +254,10 @@ class Pages(Routes):
         )
         self.view = view
         self.route_class = PageRoute
+
+
+Page, View = DashboardPage, DashboardView
+"""Short names, as views import them."""
 
 
 def allows(scope: Scope) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Path, Request
 from starlette.responses import Response
 
-from switchyard.api.dashboard.pages import Page, Pages, View, allows, done
+from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
 from switchyard.api.http.problems import invalid
 from switchyard.api.middleware.access import starter_of
 from switchyard.api.state import ApiState, Shared
@@ -17,7 +17,7 @@ from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.schedules.rule import InvalidSchedule
 from switchyard.services.engine.schedules.service import Schedules
 
-router = Pages(View("schedules", "Schedules", "/dashboard/schedules"))
+router = Pages(DashboardView("schedules", "Schedules", "/dashboard/schedules"))
 
 Name = Annotated[str, Path(pattern=patterns.DASHED_NAME)]
 CHANGES = [allows(Scope.ADMIN)]
@@ -25,21 +25,21 @@ MAX_FIRINGS = 100
 
 
 @router.get("")
-async def show_schedules(state: Shared) -> Page:
+async def show_schedules(state: Shared) -> DashboardPage:
     """List the schedules by name, each with what became of its last due time."""
     found = await _schedules_of(state).all()
-    return Page("schedules.html", {"schedules": found}, title="Schedules")
+    return DashboardPage("schedules.html", {"schedules": found}, title="Schedules")
 
 
 @router.get("/{name}")
-async def show_schedule(name: Name, state: Shared) -> Page:
+async def show_schedule(name: Name, state: Shared) -> DashboardPage:
     """Show a schedule with its history."""
     schedules = _schedules_of(state)
     context = {
         "schedule": await schedules.get(name),
         "firings": await schedules.history(name, MAX_FIRINGS),
     }
-    return Page("schedule.html", context, title=name)
+    return DashboardPage("schedule.html", context, title=name)
 
 
 @router.post("/{name}/pause", dependencies=CHANGES)

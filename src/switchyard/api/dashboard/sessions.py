@@ -35,6 +35,7 @@ SESSION_SECONDS = 12 * 3600.0
 TOKEN_BYTES = 32
 MAX_CACHED = 1_000
 CSRF_FIELD, CSRF_HEADER = "csrf", "X-CSRF-Token"
+MAX_FIELDS = 1_000
 FORM_TYPE = "application/x-www-form-urlencoded"
 
 
@@ -175,12 +176,22 @@ async def _require_csrf_token(request: Request) -> None:
     with files, which is read piece by piece."""
     sent = request.headers.get(CSRF_HEADER) or request.query_params.get(CSRF_FIELD)
     if sent is None and request.headers.get("content-type", "").startswith(FORM_TYPE):
-        fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=1000)
-        sent = fields.get(CSRF_FIELD, [""])[0]
+        sent = (await form_fields(request)).get(CSRF_FIELD)
     if not hmac.compare_digest(
         (sent or "").encode(), sessions_of(request).csrf_token(request).encode()
     ):
         raise Problem("forbidden", "this form is too old: open its page again")
+
+
+async def form_fields(request: Request) -> dict[str, str]:
+    """Return the fields of a form, each with its first value. Raises Problem (400) for more than
+    MAX_FIELDS."""
+    text = (await request.body()).decode("utf-8", "replace")
+    try:
+        found = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise Problem("malformed-request", "the form has too many fields") from error
+    return {name: values[0] for name, values in found.items()}
 
 
 def set_cookie(request: Request, response: Response, token: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import Form, Request
+from fastapi import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from switchyard.api.dashboard.pages import (
     HEADERS,
-    Page,
+    DashboardPage,
     PageRoute,
     allows,
     dashboard_of,
@@ -20,6 +19,7 @@ from switchyard.api.dashboard.pages import (
 from switchyard.api.dashboard.sessions import (
     COOKIE,
     PATH,
+    form_fields,
     require_same_origin,
     sessions_of,
     set_cookie,
@@ -47,24 +47,22 @@ async def show_login(request: Request, state: Shared, next: str = PATH) -> Respo
     """Ask for an API key; where nobody has one, nothing is asked."""
     if not await state.keys.has_keys():
         return RedirectResponse(PATH, 303, headers=HEADERS)
-    return Page("login.html", {"next": _inside(next), "wrong": False}, title="Sign in")
+    return DashboardPage("login.html", {"next": _inside(next), "wrong": False}, title="Sign in")
 
 
 @router.post(f"{PATH}/login")
-async def sign_in(
-    request: Request,
-    key: Annotated[str, Form(max_length=MAX_KEY_LENGTH)] = "",
-    next: Annotated[str, Form()] = PATH,  # noqa: A002
-) -> Response:
+async def sign_in(request: Request) -> Response:
     """Begin a session of whoever has this key."""
     require_same_origin(request)
+    fields = await form_fields(request)
+    wanted = _inside(fields.get("next", PATH))
     store = sessions_of(request)
-    token = await store.begin(key.strip())
+    token = await store.begin(fields.get("key", "")[:MAX_KEY_LENGTH].strip())
     if token is None:
-        context = {"next": _inside(next), "wrong": True}
-        return Page("login.html", context, title="Sign in", status=403)
+        context = {"next": wanted, "wrong": True}
+        return DashboardPage("login.html", context, title="Sign in", status=403)
     await store.end(request.cookies.get(COOKIE))
-    response = RedirectResponse(_inside(next), 303, headers=HEADERS)
+    response = RedirectResponse(wanted, 303, headers=HEADERS)
     set_cookie(request, response, token)
     return response
 
@@ -87,7 +85,7 @@ async def show_file(request: Request, name: str) -> Response:
 @router.get("/docs")
 async def show_docs() -> Response:
     """Show the API's own page, which asks for a key where it calls."""
-    return Page("docs.html", {}, title="API")
+    return DashboardPage("docs.html", {}, title="API")
 
 
 @router.get("/docs/{name}")

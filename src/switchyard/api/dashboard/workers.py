@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from switchyard.api.dashboard.pages import Page, Pages, View
+from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.state import Shared
 from switchyard.api.views.system import view_workers
 from switchyard.broker.lanes import LANES
@@ -14,7 +14,7 @@ from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import State
 
-router = Pages(View("workers", "Workers", "/dashboard/workers", scope=Scope.ADMIN))
+router = Pages(DashboardView("workers", "Workers", "/dashboard/workers", scope=Scope.ADMIN))
 
 MAX_RUNNING = 200
 """Running jobs that are listed, the latest first."""
@@ -24,7 +24,7 @@ MAX_SOURCES = 8
 
 
 @router.get("")
-async def show_workers(state: Shared, everything: bool = False) -> Page:
+async def show_workers(state: Shared, everything: bool = False) -> DashboardPage:
     """Show the workers that are current, or all that the ledger knows."""
     now = state.ledger.clock.time()
     found = await state.ledger.workers.list_workers()
@@ -49,4 +49,4 @@ async def show_workers(state: Shared, everything: bool = False) -> Page:
         "everything": everything,
         "hidden": len(found) - len(listed),
     }
-    return Page("workers.html", context, title="Workers")
+    return DashboardPage("workers.html", context, title="Workers")
