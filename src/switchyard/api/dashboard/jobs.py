@@ -1,0 +1,239 @@
+"""Jobs: found by filters, and one with all that is known of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
+from switchyard.api.dashboard.sessions import PATH
+from switchyard.api.engine.jobs import (
+    JobIdInPath,
+    PlainText,
+    cancel_job,
+    prepared,
+    published,
+)
+from switchyard.api.http.routing import Cursor
+from switchyard.api.middleware.access import source_of
+from switchyard.api.state import Shared
+from switchyard.broker.lanes import LANES
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
+from switchyard.services.engine.records.results import JobRecord, JobSummary
+from switchyard.services.engine.records.states import FINISHED, State
+
+VIEW = f"{PATH}/jobs"
+router = Pages(DashboardView("jobs", "Jobs", VIEW))
+
+PAGE_SIZE = 50
+MAX_SHOWN = 100_000
+"""Characters of a payload or result on a page."""
+MAX_RUN = 200
+"""Jobs of a run in its waterfall."""
+PERIODS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
+"""Seconds by the name of a period."""
+LaneChoice = Annotated[str, Query(max_length=100)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A job of a run in its waterfall; positions and widths are percents of the run's time."""
+
+    job: JobSummary
+    wait_x: float
+    wait_width: float
+    run_x: float
+    run_width: float
+
+
+@router.get("")
+async def list_jobs(
+    request: Request,
+    state: Shared,
+    job_id: Annotated[str, Query(alias="id", max_length=100)] = "",
+    job_state: Annotated[str, Query(alias="state", max_length=20)] = "",
+    lane: LaneChoice = "",
+    job_type: Annotated[str, Query(alias="type", max_length=200)] = "",
+    source: PlainText = None,
+    period: Annotated[str, Query(max_length=10)] = "",
+    cursor: Cursor = None,
+) -> Response:
+    """List jobs, newest first; all filters must match. An id, or its beginning, finds one."""
+    now = state.ledger.clock.time()
+    wanted = JobFilter(
+        state=State(job_state) if job_state in set(State) else None,
+        lane=lane if lane in {each.name for each in LANES} else None,
+        job_type=job_type.strip() or None,
+        source=(source or "").strip() or None,
+        since=now - PERIODS[period] if period in PERIODS else None,
+    )
+    if wanted_id := job_id.strip():
+        full_id = await state.ledger.short_ids.full_id(Among.JOBS, wanted_id)
+        if await state.ledger.job_reads.get(full_id) is not None:
+            return RedirectResponse(f"{VIEW}/{quote(full_id, safe='')}", 303)
+        jobs: Sequence[JobSummary] = ()
+        older = None
+    else:
+        page = await state.ledger.job_reads.list_jobs(wanted, limit=PAGE_SIZE, cursor=cursor)
+        jobs, older = page.items, page.next_cursor
+    gauges = await state.ledger.gauges.gauges()
+    kept = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
+    context = {
+        "jobs": jobs,
+        "states": list(State),
+        "lanes": [each.name for each in LANES],
+        "types": sorted(each.name for each in state.registry),
+        "periods": list(PERIODS),
+        "asked": {
+            "id": job_id,
+            "state": job_state,
+            "lane": lane,
+            "type": job_type,
+            "source": source or "",
+            "period": period,
+        },
+        "counts": _counts(gauges.open_jobs, lane),
+        "without_state": urlencode({k: v for k, v in kept.items() if k not in ("state", "id")}),
+        "newer": _address(kept) if cursor else None,
+        "older": _address(kept | {"cursor": older}) if older else None,
+        "run_time": run_time,
+        "wait_time": wait_time,
+    }
+    return DashboardPage("jobs.html", context, title="Jobs")
+
+
+@router.get("/{job_id}")
+async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
+    """Show everything that is known of a job, and the jobs of its run."""
+    record = await state.ledger.job_reads.require(job_id)
+    run = await state.ledger.job_reads.pipeline(record.pipeline or record.id)
+    letters = DeadLetterFilter(ids=frozenset({job_id}))
+    dead = await state.ledger.dead_letters.list_dead(letters, limit=1)
+    now = state.ledger.clock.time()
+    context = {
+        "job": record,
+        "traceback": next((each.traceback for each in dead.items), None),
+        "payload": pretty(record.payload),
+        "result": None if record.result is None else pretty(record.result),
+        "metadata": pretty(record.envelope.get("metadata", {})),
+        "run": waterfall(run[:MAX_RUN], now),
+        "more_of_run": max(0, len(run) - MAX_RUN),
+        "is_open": record.state not in FINISHED,
+        "commands": commands(record),
+        "run_time": run_time,
+        "wait_time": wait_time,
+    }
+    return DashboardPage("job.html", context, title=f"{record.job_type} {record.id[:8]}")
+
+
+@router.post("/{job_id}/cancel", dependencies=[allows(Scope.PUBLISH)])
+async def cancel(job_id: JobIdInPath, state: Shared) -> Response:
+    """Cancel a job."""
+    cancelled = await cancel_job(state, job_id)
+    told = "Its worker was told to stop." if cancelled.stopping else "Cancelled: it will not run."
+    return done(f"{VIEW}/{job_id}", told)
+
+
+@router.post("/{job_id}/copy", dependencies=[allows(Scope.PUBLISH)])
+async def publish_again(job_id: JobIdInPath, request: Request, state: Shared) -> Response:
+    """Publish a job of the same type, with the same payload."""
+    record = await state.ledger.job_reads.require(job_id)
+    broker = state.require_broker()
+    wanted = JobRequest(
+        record.routing_key,
+        record.payload,
+        priority=record.priority,
+        source=source_of(request, None),
+    )
+    accepted = await published(broker, await prepared(broker, wanted, by_routing_key=True))
+    return done(f"{VIEW}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
+
+
+def run_time(job: JobSummary, now: float) -> float | None:
+    """Return the seconds of a job's last attempt so far."""
+    if job.started_at is None:
+        return None
+    end = job.finished_at if job.finished_at is not None else now
+    return max(0.0, end - job.started_at) if job.state is not State.QUEUED else None
+
+
+def wait_time(job: JobSummary, now: float) -> float | None:
+    """Return the seconds from when a job was published until it was begun, or until now."""
+    begin = job.queued_at or job.created_at
+    if job.started_at is not None:
+        return max(0.0, job.started_at - begin)
+    return None if job.state in FINISHED else max(0.0, now - begin)
+
+
+def waterfall(run: Sequence[JobSummary], now: float) -> list[RunRow]:
+    """Lay out the jobs of a run over its time, in the order in which they were made."""
+    if len(run) < 2:
+        return []
+    begin = min(each.created_at for each in run)
+    end = max(each.finished_at or (now if each.state not in FINISHED else begin) for each in run)
+    scale = 100 / max(0.001, end - begin)
+
+    def place(at: float) -> float:
+        return round(min(100.0, max(0.0, (at - begin) * scale)), 2)
+
+    rows = []
+    for job in sorted(run, key=lambda each: each.created_at):
+        stop = job.finished_at or (now if job.state not in FINISHED else job.created_at)
+        start = job.started_at if job.started_at is not None else stop
+        rows.append(
+            RunRow(
+                job,
+                wait_x=place(job.created_at),
+                wait_width=max(0.0, place(start) - place(job.created_at)),
+                run_x=place(start),
+                run_width=max(0.4, place(stop) - place(start)) if job.started_at else 0.0,
+            )
+        )
+    return rows
+
+
+def pretty(value: Any) -> str:
+    """Write JSON for people, cut where it is very long."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    text = text.encode("utf-8", "replace").decode()
+    left = len(text) - MAX_SHOWN
+    return text if left <= 0 else f"{text[:MAX_SHOWN]}\n… and {left:,} characters more"
+
+
+def commands(job: JobRecord) -> dict[str, str]:
+    """Return how to publish the same job elsewhere, by the name of the tool."""
+    payload = json.dumps(job.payload, ensure_ascii=True)
+    body = json.dumps({"routing_key": job.routing_key, "payload": job.payload}, ensure_ascii=True)
+    return {
+        "jobctl": f"jobctl publish {job.routing_key} --payload {shlex.quote(payload)}",
+        "curl": f"curl localhost:8000/jobs -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}",
+        "Python": "from switchyard import BlockingPublisher, JobMessage\n\n"
+        "with BlockingPublisher() as publisher:\n"
+        f"    message = JobMessage(job_type={job.job_type!r}, payload={job.payload!r})\n"
+        f"    publisher.publish(message, {job.routing_key!r})",
+        "look at it": f"jobctl jobs show {job.id}",
+    }
+
+
+def _counts(open_jobs: Mapping[tuple[str, str], int], lane: str) -> dict[str, int]:
+    """Return how many jobs are open, by state: of a lane, or of all."""
+    counts: dict[str, int] = {}
+    for (name, job_state), number in open_jobs.items():
+        if not lane or lane == name:
+            counts[job_state] = counts.get(job_state, 0) + number
+    return counts
+
+
+def _address(query: Mapping[str, Any]) -> str:
+    return f"{VIEW}?{urlencode(query)}"

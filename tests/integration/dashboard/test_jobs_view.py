@@ -1,0 +1,115 @@
+import asyncio
+import json
+
+from pydantic import SecretStr
+
+from switchyard.services.engine.records.states import State
+from tests.support.api_server import RunningApi, connected, serving
+from tests.support.browser import Browser
+from tests.support.eventually import eventually
+from tests.support.made import letter
+from tests.support.system import System
+
+INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+async def published(
+    api: RunningApi,
+    payload: dict[str, object],
+    lane: str = "hot",
+    source: str | None = INJECTION[:90],
+) -> str:
+    body = {"routing_key": f"{lane}.noop", "payload": payload, "source": source}
+    answer = await api.client.post("/jobs", json=body)
+    assert answer.status_code == 202, answer.text
+    job_id: str = answer.json()["job_id"]
+    return job_id
+
+
+async def test_a_job_is_found_cancelled_and_published_again(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await published(api, {}, lane="backfill")
+    job_id = await published(api, {INJECTION: INJECTION})
+
+    def use() -> None:
+        browser.open(f"{api.url}/dashboard/jobs?lane=hot")
+        assert len(browser.all(".jobs tbody tr")) == 1
+        assert INJECTION[:10] in browser.text(".jobs tbody")
+        browser.find(".jobs tbody a").click()
+        browser.await_text("queued", "[data-region=live_job]")
+        assert INJECTION in json.loads(browser.text("#payload-title + pre"))
+        browser.find("summary.bad").click()
+        browser.find("details[open] button.bad").click()
+        browser.await_text("Cancelled: it will not run.", ".notice")
+        browser.await_text("cancelled", "#job-title")
+        browser.find(".actions details summary").click()
+        browser.find(".actions details[open] button").click()
+        browser.await_text("Published again", ".notice")
+        assert job_id not in browser.driver.current_url
+        assert "owned" not in browser.driver.title
+        assert not browser.all("main img, main script")
+        assert browser.complaints() == []
+
+    await asyncio.to_thread(use)
+    page = await system.ledger.job_reads.list_jobs(limit=10)
+    assert [(each.job_type, each.state) for each in page.items] == [
+        ("noop", State.QUEUED),
+        ("noop", State.CANCELLED),
+        ("noop", State.QUEUED),
+    ]
+    copy = await system.ledger.job_reads.require(page.items[0].id)
+    assert copy.payload == {INJECTION: INJECTION}
+
+
+async def test_a_list_stays_up_to_date_and_an_id_is_found_by_its_beginning(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await asyncio.to_thread(browser.open, f"{api.url}/dashboard/jobs")
+    await asyncio.to_thread(browser.await_text, "No job was published yet.", "main")
+    job_id = await published(api, {})
+    await asyncio.to_thread(browser.await_text, job_id[:8], "[data-region=live_jobs]")
+    found = await api.client.get("/dashboard/jobs", params={"id": job_id[:8]})
+    assert (found.status_code, found.headers["location"]) == (303, f"/dashboard/jobs/{job_id}")
+    missing = await api.client.get("/dashboard/jobs", params={"id": "0b0f6c1e"})
+    assert "No job has this id." in missing.text
+    assert (await api.client.get("/dashboard/jobs/0b0f6c1e")).status_code == 404
+
+
+async def test_a_dead_job_shows_its_error_with_the_traceback(
+    system: System, api: RunningApi
+) -> None:
+    await system.start_worker("llm")
+    script = {"routing_key": "hot.scripted", "payload": {"steps": ["bug"]}, "max_attempts": 1}
+    job_id = (await api.client.post("/jobs", json=script)).json()["job_id"]
+
+    async def page() -> str:
+        return (await api.client.get(f"/dashboard/jobs/{job_id}")).text
+
+    async def is_dead() -> bool:
+        return "it failed" in await page()
+
+    await eventually(is_dead, what="the end of the job")
+    await system.ledger.dead_letters.index_dead([letter(job_id, traceback=f"at {INJECTION}")])
+    shown = await page()
+    assert "Attempts that did not succeed" in shown
+    assert "at &lt;img src=x" in shown
+    assert INJECTION not in shown
+
+
+async def test_buttons_are_for_those_who_may(system: System) -> None:
+    reader, publisher = "reader-of-32-characters-00000000", "publisher-of-32-characters-00000"
+    keys = SecretStr(f"{reader}:read,{publisher}:publish")
+    async with serving(system.settings, api_keys=keys) as api:
+        await connected(api)
+        api.client.headers["X-API-Key"] = publisher
+        job_id = await published(api, {}, source=None)
+        login = await api.client.post("/dashboard/login", data={"key": reader})
+        assert login.status_code == 303
+        page = await api.client.get(f"/dashboard/jobs/{job_id}")
+        assert "/cancel" not in page.text
+        token = page.text.partition('name="csrf" value="')[2].partition('"')[0]
+        refused = await api.client.post(f"/dashboard/jobs/{job_id}/cancel", data={"csrf": token})
+        assert refused.status_code == 403
+        record = await system.ledger.job_reads.require(job_id)
+        assert record.state is State.QUEUED
