@@ -18,6 +18,8 @@ from switchyard.services.pipeline.citations.features import features_of
 from switchyard.services.pipeline.citations.parsing import MODEL, OfflineParser
 
 SEED = 20260101
+_TWO_WORKS = 0.015
+"""Part of the entries that name a second work."""
 
 
 def examples(count: int, seed: int) -> Iterator[tuple[list[list[str]], list[str]]]:
@@ -27,7 +29,12 @@ def examples(count: int, seed: int) -> Iterator[tuple[list[list[str]], list[str]
     learned, _ = styles()
     for number in range(count):
         style = learned[number % len(learned)]
-        text, labels = with_faults(writer.write(works.next(), style), rng)
+        pieces = writer.write(works.next(), style)
+        if rng.random() < _TWO_WORKS:  # the first is the entry's reference
+            second = writer.write(works.next(), style)
+            pieces += [(rng.choice(["; ", ". ", "; see also "]), "o")]
+            pieces += [(text, "note") for text, _ in second]
+        text, labels = with_faults(pieces, rng)
         tokens, of_tokens = labelled(text, labels)
         yield features_of(tokens), of_tokens
 
@@ -55,8 +62,8 @@ def main() -> None:
     """Trains, measures, prints."""
     arguments = argparse.ArgumentParser(prog="make train-citations", description=__doc__)
     arguments.add_argument("--out", type=Path, default=Path(parsing.__file__).with_name(MODEL))
-    arguments.add_argument("--count", type=int, default=20_000, help="references to learn from")
-    arguments.add_argument("--iterations", type=int, default=120)
+    arguments.add_argument("--count", type=int, default=8_000, help="references to learn from")
+    arguments.add_argument("--iterations", type=int, default=70)
     arguments.add_argument(
         "--measure-only", action="store_true", help="measure the model that is there"
     )

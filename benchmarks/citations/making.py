@@ -57,6 +57,10 @@ class Making:
                 f"American Journal of {subject}", f"European Journal of {subject}", f"The {subject} Quarterly", f"Advances in {subject}", f"Trends in {subject}",
                 f"Studies in {subject}", f"Archives of {subject}", f"IEEE Transactions on {subject}", f"ACM Transactions on {subject}", f"Current Opinion in {subject}",
                 f"Frontiers in {subject}", f"{subject} Today", f"Research in {subject}", f"British Journal of {subject}", f"{subject} & {self._of('subjects')}",
+                f"Journal of {subject} and {self._of('subjects')}", f"Journal of {subject}, {self._titles.noun().capitalize()}, and {self._titles.noun().capitalize()}", f"The {subject} Journal", f"The Journal of {subject}",
+                f"{subject}, Part {rng.choice('ABCI')}", f"{subject} {rng.choice('ABCDEG')}", f"Journal of {subject} {rng.choice('ABC')}", f"{subject}: Journal of the {self._of('subjects')} Society Part {rng.choice('AB')}", f"{self._titles.noun().capitalize()}-Centered {subject}",
+                f"{self._titles.noun().capitalize()}", f"{self._titles.noun().capitalize()}", f"{self._titles.noun().capitalize()} and {self._titles.noun()}", f"Proceedings of the National {subject} Society", f"Transactions of the {subject} Society", f"{self._town()} {subject} Review", f"{subject} in {self._town()}",
+                f"Special issue, {subject}", f"{subject}, Special Issue on {self._of('subjects')}", f"{subject} Notices", f"Miscellaneous Publications, {self._town()} Museum", f"Proceedings of the {self._town()} Academy", f"Revue de {self._titles.noun()}", f"{self._town()} Magazine",
                 f"Bulletin of {subject}", f"New {subject}", f"BMC {subject}", f"Perspectives on {subject}", f"{subject}: An International Journal",
             ])  # fmt: skip
             short = ""
@@ -67,6 +71,15 @@ class Making:
                 for word in full.split()
                 if word.lower() not in ("of", "the", "and", "in", "on", "for", "&")
             )
+        if rng.random() < 0.1:  # known by its initials
+            short = rng.choice(["MNRAS", "A&A", "ApJ", "PNAS", "JAMA", "BMJ", "PRL", "ETL", "JHEP", "NEJM"])  # fmt: skip
+            if rng.random() < 0.5:
+                short = "".join(rng.choices("ABCDEFGHIJLMNOPRST", k=rng.randint(3, 6)))
+            full = short if rng.random() < 0.3 else full
+        elif rng.random() < 0.03:
+            short = rng.choice(["ACM ", "IEEE ", "IEEE/ACM "]) + "".join(rng.choices("ABCDEIJKLMNOPST", k=rng.randint(3, 5)))  # fmt: skip
+        elif rng.random() < 0.03:
+            short = short.lower().capitalize().replace(".", "")
         work.fields["container"], work.fields["short"] = full, short
 
     def _pages(self, work: CitedWork) -> None:
@@ -77,11 +90,15 @@ class Making:
         if roll < 0.83:
             work.fields["pages"] = f"{first}-{last}"
         elif roll < 0.90:
-            work.fields["pages"] = str(first)
+            work.fields["pages"] = rng.choice([str(first), str(first), f"{first}-{last}, {last + 5}-{last + 20}", f"{first}-{last} et {last + 5}-{last + 20}"])  # fmt: skip
         elif roll < 0.94:
             work.fields["pages"] = f"e{rng.randint(1000, 99999)}"
-        elif roll < 0.97:
+        elif roll < 0.96:
             work.fields["pages"] = f"{rng.randint(100000, 999999)}"
+        elif roll < 0.975:
+            work.fields["pages"] = f"{rng.randint(1, 99999):06d}"
+        elif roll < 0.98:
+            work.fields["pages"] = f"{first}{rng.choice('abc')}"
         else:
             letter = rng.choice("ASLRED")
             work.fields["pages"] = f"{letter}{first}-{letter}{last}"
@@ -91,7 +108,41 @@ class Making:
         publisher = self._of("publishers")
         if rng.random() < 0.15:
             publisher = f"{self._names.one('en').family.split()[-1]} {rng.choice(['Press', 'Verlag', 'Books', 'Publishing', '& Sons', 'Publishers', 'Editore', 'Éditions', 'University Press'])}"
-        work.fields["publisher"], work.fields["place"] = publisher, self._of("places")
+        elif rng.random() < 0.15:
+            family = self._names.one(work.language).family
+            subject = self._of("subjects").split()[-1]
+            letters = "".join(rng.choices("ABCDEGIKLMNPRSTU", k=rng.randint(3, 5)))
+            publisher = rng.choice([
+                family, f"{family} & {self._names.one('en').family}", letters, f"{letters} Books", f"{letters} Press", f"{family} & Cie", subject, f"{subject} Press",
+                f"{self._town()} UP", f"University of {self._town()} Press", f"{self._town()} University Press", f"Presses de l’université de {self._town()}", f"Presses universitaires de {self._town()}",
+                f"Edizioni di {family}", f"Editorial {family}", f"{family} Verlag", f"Universitätsverlag {self._town()}", self._organisation(), f"{family}, {self._names.one('en').family} and Co.", family.upper(),
+            ])  # fmt: skip
+        work.fields["publisher"], work.fields["place"] = publisher, self._place(work.language)
+
+    def _town(self) -> str:
+        """A town by its bare name."""
+        return self._of("places").split(",")[0].split("/")[0]
+
+    def _place(self, language: str) -> str:
+        """Where a publisher is: a town, often with its state or country, now and then two towns."""
+        rng = self._rng
+        place = self._of("places") if rng.random() < 0.6 else self._names.town(language)
+        roll = rng.random()
+        if roll < 0.12 and "," not in place:
+            place += ", " + rng.choice(["Scotland", "England", "United Kingdom", "Scotland, United Kingdom", "New Jersey", "Ill.", "Calif.", "Colo.", "Canada", "Australia", "IL", "Mass.", "D. C.", "NY", "USA", "Germany", "Pa.", "N.J.", "New Zealand", "California, USA"])  # fmt: skip
+        elif roll < 0.17:
+            place += rng.choice([" and ", ", ", "; ", "/", " / ", " ; ", " & "]) + self._town()
+        return place
+
+    def _organisation(self) -> str:
+        """The name of an institution, made of a subject."""
+        rng, subject = self._rng, self._of("subjects")
+        scope = rng.choice(["National", "International", "American", "European", "Royal", "World", "Federal", "British"])  # fmt: skip
+        body = rng.choice(["Institute of", "Council for", "Association of", "Society of", "Agency for", "Commission on", "Bureau of", "Academy of", "Center for", "Institutes of"])  # fmt: skip
+        return rng.choice([
+            f"{scope} {body} {subject}", f"{scope} {body} {subject}", f"{subject} Administration", f"Department of {subject}", f"Ministry of {subject}",
+            f"{scope} {subject} Association", f"U.S. Department of {subject}", f"Committee on {subject}", f"{subject} Working Group", f"{scope} {subject} Society",
+        ])  # fmt: skip
 
     def _plain_name(self) -> str:
         name = self._names.one("en")

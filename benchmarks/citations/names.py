@@ -91,6 +91,11 @@ class Names:
             family = f"{family}-{faker.last_name().split()[-1]}"
         return Name(family, tuple(given), rng.choice(_SUFFIXES) if rng.random() < 0.015 else "")
 
+    def town(self, language: str) -> str:
+        """A town in a country of that language."""
+        locales = _LOCALES.get(language, _LOCALES["other"])
+        return str(self._fakers[self._rng.choice(locales)].city())
+
     def several(self, language: str) -> list[Name]:
         """The authors of a work: one to twelve."""
         count = self._rng.choices([1, 2, 3, 4, 5, 6, 8, 12], [32, 27, 17, 9, 5, 4, 4, 2])[0]

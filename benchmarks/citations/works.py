@@ -45,6 +45,8 @@ class Works(Making):
         if rng.random() < 0.04:
             f["month"] += rng.choice(["-", "/", " - ", " / "]) + rng.choice(_MONTHS)
         f["day"] = str(rng.randint(1, 28))
+        if rng.random() < 0.015:
+            f["written"] = str(year - rng.randint(1, 90))  # the year that it first appeared
         f["title"] = self._titles.title(language)
         getattr(self, f"_{kind}")(work)
         if (
@@ -53,14 +55,21 @@ class Works(Making):
             and rng.random() < 0.4
         ):
             f["doi"] = f"10.{rng.randint(1000, 9999)}/{self._identifier()}"
+        if rng.random() < 0.05:
+            f["remark"] = rng.choice([
+                f"Cited {rng.randint(2, 90)} times", f"PMCID: PMC{rng.randint(100000, 9999999)}", f"PubMed PMID: {rng.randint(1000000, 29999999)}", "(in German)", "[in Chinese]", "Print", f"(See also {self._of('subjects')} Note No. {rng.randint(1, 90)})",
+                f"Also in ({self._names.one('en').family} et al., {year + 2})", f"Special Issue on {self._of('subjects')}", f"(with comments by {self._plain_name()} & {self._plain_name()})", f"[See also: Dover edition {year + 30}]", f"Reprinted in {year + 10}", f"IF: {rng.randint(1, 9)}.{rng.randint(100, 999)}",
+                f"({self._of('subjects')})", f"{rng.randint(90, 900)} p.", f"Cited on page {rng.randint(1, 90)}",
+            ])  # fmt: skip
         return work
 
     def _article(self, work: CitedWork) -> None:
         rng, f = self._rng, work.fields
         self._periodical(work)
         f["volume"] = str(rng.choice([rng.randint(1, 60), rng.randint(1, 400), rng.randint(1, 30)]))
+        year = int(f["year"][:4])
         if rng.random() < 0.65:
-            f["issue"] = rng.choice([str(rng.randint(1, 12)), str(rng.randint(1, 12)), str(rng.randint(1, 9000)), f"{rng.randint(1, 6)}-{rng.randint(7, 9)}",
+            f["issue"] = rng.choice([str(rng.randint(1, 12)), str(rng.randint(1, 12)), str(rng.randint(1, 9000)), f"{rng.randint(1, 6)}-{rng.randint(7, 9)}", f"{year % 60 + 1}-{year % 60 + 2}",
                                      f"Suppl. {rng.randint(1, 4)}", f"{rng.randint(1, 5)}/{rng.randint(6, 8)}", f"{rng.randint(1, 3)} & {rng.randint(4, 5)}"])  # fmt: skip
         self._pages(work)
         if rng.random() < 0.04:
@@ -69,14 +78,28 @@ class Works(Making):
             f["note"] = rng.choice(
                 ["in press", "to appear", "forthcoming", "accepted", "submitted"]
             )
+        if rng.random() < 0.02:
+            f["volume"] = rng.choice(["II", "III", "IV", "VI", "VII", "IX", "XII", "XIV", "XXIII", "XXXV", "LX"])  # fmt: skip
+        elif rng.random() < 0.02:
+            f["volume"] = rng.choice(["SAC-4", "PAMI-8", "C-30", "SE-12", "IT-13", "COM-28", "AC-19", "SMC-15"])  # fmt: skip
         if rng.random() < 0.06:
             f.pop("volume", None)  # numbered by issue, or by article alone
         if rng.random() < 0.02:
+            f["volume"] = rng.choice("ABD") + f.get("volume", "7")
+            if rng.random() < 0.5:
+                f["volume"] += f"-{rng.randint(1, 999)}"
+        if rng.random() < 0.3:
+            f["collaboration"] = (
+                f"{rng.choice(['ATLAS', 'STAR', 'CMS', 'Belle II', 'ALICE', 'Planck', 'LHCb', 'PHENIX', 'BaBar'])} Collaboration"
+            )
+        if rng.random() < 0.03:
             work.authors = [
                 Name(
                     rng.choice(
                         [
                             *_ORGANISATIONS,
+                            self._organisation(),
+                            self._organisation(),
                             f"{rng.choice(['ATLAS', 'Planck', 'LIGO Scientific', 'CMS', 'Belle', 'COSMIC'])} Collaboration",
                         ]
                     ),
@@ -106,25 +129,40 @@ class Works(Making):
                     "2e éd.",
                     "2ª ed.",
                     "1st ed.",
+                    "1st American ed.",
+                    "2nd edn",
+                    "5.ª ed.",
+                    "4th",
+                    "Revised and expanded",
+                    "Rev. edn",
                 ]
             )
         if rng.random() < 0.12:
             f["series"] = (
                 f"{rng.choice(['Studies in', 'Lecture Notes in', 'Handbook of', 'Series in', 'Graduate Texts in'])} {self._of('subjects')}"
+                if rng.random() < 0.6
+                else f"{rng.choice([f['publisher'], self._of('subjects'), self._titles.noun().capitalize()])} {rng.choice(['Series', 'Series in ' + self._of('subjects'), 'Library', 'Monographs'])}"
             )
-        if rng.random() < 0.08:
-            f["volume"] = str(rng.randint(1, 9))
+        if rng.random() < 0.12:
+            f["volume"] = str(rng.randint(1, 20))
+            if rng.random() < 0.3:
+                f["issue"] = str(rng.choice([rng.randint(1, 20), rng.randint(1, 20000)]))
         if rng.random() < 0.12:
             f["isbn"] = (
                 f"978-{rng.randint(0, 9)}-{rng.randint(100, 9999)}-{rng.randint(1000, 9999)}-{rng.randint(0, 9)}"
             )
         if rng.random() < 0.08:
             f["total"] = f"{rng.randint(90, 900)} {rng.choice(['p.', 'pp.', 'S.', 'pages'])}"
-        if rng.random() < 0.1:
+        if rng.random() < 0.15:
             work.editors, work.authors = work.authors[:3], []
-        if rng.random() < 0.05:
+        if rng.random() < 0.06:
+            work.authors, work.editors = [Name(self._organisation(), ())], []
+            if rng.random() < 0.4:
+                f["volume"], f["issue"] = str(rng.randint(1, 40)), str(rng.randint(1, 20000))
+        if rng.random() < 0.1:
             f["note"] = (
-                rng.choice(["Trans. ", "Translated by ", "trad. ", "Übers. "]) + self._plain_name()
+                rng.choice(["Trans. ", "Translated by ", "trad. ", "Übers. ", "Trad. ", "trans. "])
+                + self._plain_name()
             )
 
     def _chapter(self, work: CitedWork) -> None:
@@ -146,11 +184,17 @@ class Works(Making):
             "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         )
         acronym = "".join(word[0] for word in subject.split() if word[0].isupper())
+        acronym = acronym or "SIG"
+        short_name = "".join(rng.choices("ABCDEGILMNOPRSTV", k=rng.randint(3, 6)))
         meeting = rng.choice([
+            f"{number}{suffix} Int'l. Conf. on {subject} ({short_name}-{rng.choice(['II', 'IV', 'VI', '3'])})", f"{number}{suffix}. {acronym}-{short_name} {subject} Workshop", f"{short_name}-{rng.randint(1, 9)}", f"{short_name} {rng.choice(['II', 'IV', 'VI'])}", f"{short_name} '{year[2:4]}",
+            f"IEEE/RSJ {short_name} '{year[2:4]}", f"{short_name}-{year[2:4]} Workshop on {subject}", f"National Conference on {subject}", f"{subject} Society of America, {year} Annual Meeting", f"International {subject} Society Meeting", f"Conf. Rec. of the {number}{suffix} Workshop on {subject}",
+            f"SIG{acronym} '{year[2:4]} Conference on {subject} and {self._of('subjects')}", f"{rng.choice(['Ninth', 'Twelfth', 'Nineteenth', 'Eleventh'])} Annual {rng.choice(['ACM', 'IEEE', 'International', 'National'])} Conference on {subject} and {self._of('subjects')}", f"{subject}, {self._titles.noun().capitalize()} and {self._titles.noun().capitalize()}",
+            f"{self._town()} Symposium on {subject}", f"{subject} '{year[2:4]}", f"{subject} and {self._of('subjects')}: {number}{suffix} International Conference",
             f"{number}{suffix} International Conference on {subject}", f"International Conference on {subject}", f"{number}{suffix} Annual Meeting of the Association for {subject}",
             f"IEEE International Conference on {subject} ({acronym})", f"ACM SIG{acronym} Conference on {subject}", f"{year} IEEE Symposium on {subject}", f"Workshop on {subject}",
             f"Advances in {subject}", f"{number}{suffix} ACM Symposium on {subject}", f"European Conference on {subject}", f"{rng.choice(['Third', 'Fifth', 'Tenth', 'First', 'Second'])} International Workshop on {subject}",
-            f"{acronym or 'SIG'}{rng.choice([' ', '’', '-', ''])}{year[2:] if rng.random() < 0.5 else year}", f"Conference on {subject}", f"Tagung {subject}",
+            f"{acronym}{rng.choice([' ', '’', '-', ''])}{year[2:] if rng.random() < 0.5 else year}", f"Conference on {subject}", f"Tagung {subject}",
             rng.choice(["NIPS", "CVPR", "ICML", "SIGMOD", "CHI", "ACL", "VLDB", "SOSP", "OSDI", "Advances in Neural Information Processing Systems", "KDD", "STOC", "FOCS", "EMNLP", "ICLR", "AAAI", "IJCAI", "INFOCOM", "Lecture Notes in Computer Science"]),
         ])  # fmt: skip
         if not meeting.startswith(("Advances", "Lecture")) and rng.random() < 0.6:
@@ -178,7 +222,7 @@ class Works(Making):
             elif rng.random() < 0.4:
                 del f["publisher"]
         elif rng.random() < 0.3:
-            f["place"] = self._of("places")
+            f["place"] = self._place("en")
         if rng.random() < 0.12:
             work.editors = self._names.several("en")[:3]
 
@@ -195,8 +239,12 @@ class Works(Making):
 
     def _report(self, work: CitedWork) -> None:
         rng, f = self._rng, work.fields
-        if rng.random() < 0.4:
-            work.authors = [Name(rng.choice(_ORGANISATIONS), ())]
+        if rng.random() < 0.5:
+            work.authors = [
+                Name(rng.choice([rng.choice(_ORGANISATIONS), self._organisation()]), ())
+            ]
+        if rng.random() < 0.15:
+            f["volume"], f["issue"] = str(rng.randint(1, 40)), str(rng.randint(1, 20000))
         f["type"] = rng.choice(
             [
                 "Technical Report",

@@ -4,7 +4,7 @@ import random
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 
@@ -15,6 +15,8 @@ from benchmarks.citations.names import Name
 Piece = tuple[str, str]
 
 _PART = re.compile(r"\{(\w+)\}|<|>|[^{}<>]+")
+# The ways of writing one person that a style may be changed to.
+_NAMES = ["F, I. I.", "F, I.I.", "F II", "F, II", "F I. I.", "F I.I.", "I. I. F", "I.I. F", "II F", "G F", "F G", "F, G", "F (I.)", "F", "I. F"]  # fmt: skip
 _SHORT_MONTHS = {"September": "Sept"}
 
 
@@ -65,7 +67,9 @@ class Writer:
         template = self._template(work, style)
         if self.vary and self.rng.random() < 0.45:
             template = self._varied(template)
-        self._now = {"dash": self.rng.choice(["-", "-", "–", "–", "--", "‐"])}
+        self._now = {"dash": self.rng.choice(["-", "-", "–", "–", "--", "‐", "-", "–", "‑", "—", "- ", " - ", " – ", "– ", " ‑ ", "_"])}  # fmt: skip
+        if self.vary:
+            style = self._of_another_hand(style)
         pieces: list[Piece] = []
         groups: list[
             tuple[int, bool]
@@ -87,6 +91,22 @@ class Writer:
                 pieces.append((part.replace("⟨", "<").replace("⟩", ">"), "o"))
         return _tidy(pieces)
 
+    def _of_another_hand(self, style: Style) -> Style:
+        """The style with its people written, or joined, in another way now and then."""
+        rng = self.rng
+        if rng.random() < 0.12:
+            style = replace(style, name=rng.choice(_NAMES), first="")
+        if rng.random() < 0.12:
+            style = replace(style, last=rng.choice([" and ", ", and ", " & ", ", & ", " et ", " und ", " y ", " e ", "; ", ", ", " a ", "; & "]))  # fmt: skip
+        if rng.random() < 0.06:
+            joins = [",, ", "; ", ", ", " and ", " & ", "/", " – ", ", and "]
+            if style.name.endswith("I."):
+                joins += [" ", " "]
+            style = replace(style, join=rng.choice(joins))
+        if rng.random() < 0.03:
+            style = replace(style, caps=not style.caps)
+        return style
+
     def _template(self, work: CitedWork, style: Style) -> str:
         kind = "page" if work.kind == "news" and "url" in work.fields else work.kind
         alike = {
@@ -106,6 +126,18 @@ class Writer:
             ),
             style.templates["article"],
         )
+        if self.vary and work.kind == "book":
+            if "series" in work.fields and "{series}" not in template and self.rng.random() < 0.7:
+                template = template.replace("{title}.", self.rng.choice(["{title}. {series}.", "{title} ({series}).", "{title}, {series}."]), 1)  # fmt: skip
+            if "volume" in work.fields and "{volume}" not in template and self.rng.random() < 0.7:
+                template = template.replace("{title}.", "{title}." + self.rng.choice([" Vol. {volume}.< No. {issue}.>", " vol. {volume}<, no. {issue}>.", " Volume {volume}<, No. {issue}>."]), 1)  # fmt: skip
+            if "note" in work.fields and "{note}" not in template:
+                template = template.replace("{title}.", "{title}. {note}.", 1)
+            if work.authors and self.rng.random() < 0.06:
+                by = self.rng.choice([". Edited by {names}.", ". Ed. {names}.", ", ed. by {names}.", ". Edited and translated by {names}.", ", ed. {names}."])  # fmt: skip
+                template = template.replace("{title}.", "{title}" + by.replace("names", "editor_of"), 1)  # fmt: skip
+        if self.vary and "remark" in work.fields:
+            template = re.sub(r"[.;]?$", self.rng.choice([". {remark}.", ", {remark}.", " {remark}", ". {remark}"]), template, count=1)  # fmt: skip
         if work.kind == "news" and kind == "news":
             template = template.replace("{year}", "{full_date}", 1)
         if not work.authors and not work.editors:
@@ -115,20 +147,21 @@ class Writer:
             )
         if not work.editors and "editors_plain" in template:
             template = re.sub(r"<[^<>]*\{editors_plain\}[^<>]*>", "", template)
-            template = re.sub(r"[,;.]? ?[\w ]*\(?\{editors_plain\}(,? \(?\w+\.?\)?)?[):]?[.,;:]?", lambda match: " " + ("In" if "n" in match.group()[:4] else ""), template)  # fmt: skip
+            template = re.sub(r"[,;.]? ?[\w ]*\(?\{editors_plain\}(,? \(?\w+\.?\)?)?[):]?[.,;:]?", lambda match: " " + ("In" if "n" in match.group()[:4] else ""), template, count=1)  # fmt: skip
         return template
 
     def _varied(self, template: str) -> str:
         rng = self.rng
         changes: list[tuple[str, str]] = [
-            (r"pp?\. ?\{pages\}", rng.choice(["{pages}", "p. {pages}", "pages {pages}", "pp {pages}", "S. {pages}", "p.{pages}", "pgs. {pages}", "pp. {pages}"])),
-            (r"<\(\{issue\}\)>", rng.choice(["< ({issue})>", "<, no. {issue}>", "<.{issue}>", "<, {issue}>", "<:{issue}>", "<, Nos. {issue}>", "< no. {issue}>", "</{issue}>", "<, Heft {issue}>", "<, iss. {issue}>"])),
-            (r"<, \{volume\}>|< \{volume\}>", rng.choice(["<, {volume}>", "< {volume}>", "<, vol. {volume}>", "<, Vol. {volume}>", "< vol {volume}>", "<, Bd. {volume}>", "<, volume {volume}>", "<, t. {volume}>", "<, v. {volume}>", "<; {volume}>"])),
-            (r"“\{title\}([.,]?)”", rng.choice(["\"{title}\\1\"", "‘{title}’\\1", "{title}\\1", "“{title}”\\1", "\"{title}\"\\1", "''{title}\\1''", "“{title}\\1”"])),
+            (r"pp?\. ?\{pages\}", rng.choice(["{pages}", "p. {pages}", "pages {pages}", "pp {pages}", "S. {pages}", "p.{pages}", "p {pages}", "pgs. {pages}", "pp. {pages}"])),
+            (r"<\(\{issue\}\)>", rng.choice(["< ({issue})>", "<, no. {issue}>", "<.{issue}>", "<, {issue}>", "<:{issue}>", "<, Nos. {issue}>", "< no. {issue}>", "</{issue}>", "<, Heft {issue}>", "<, iss. {issue}>", "<-{issue}>", "<: {issue}>", "<, n° {issue}>", "<, no {issue}>", "< ({issue}) >"])),
+            (r"<, \{volume\}>|< \{volume\}>", rng.choice(["<, v. {volume}>", "<. {volume}>", "< vol. {volume}>", "<. Volume {volume}>", "<. Vol. {volume}>", "<, {volume}>", "< {volume}>", "<, vol. {volume}>", "<, Vol. {volume}>", "< vol {volume}>", "<, Bd. {volume}>", "<, volume {volume}>", "<, t. {volume}>", "<, v. {volume}>", "<; {volume}>"])),
+            (r"“\{title\}([.,]?)”", rng.choice(["\"{title}\\1\"", "‘{title}’\\1", "{title}\\1", "“{title}”\\1", "\"{title}\"\\1", "''{title}\\1''", "“{title}\\1”", "``{title}\\1''", "« {title} »\\1", "«{title}»\\1", "'{title}'\\1"])),
             (r"\(\{year\}\)\.", rng.choice(["({year})", "({year}):", "{year}.", "({year}),", "[{year}]", "{year},", "{year}"])),
             (r"<, \{pages\}>|<:\{pages\}>|<, pp\. \{pages\}>", rng.choice(["<: {pages}>", "<, {pages}>", "<:{pages}>", "<, pp. {pages}>", "<, p. {pages}>", "<. {pages}>", "<; {pages}>", "< {pages}>", "<. pp. {pages}>", "< pp. {pages}>"])),
-            (r"\{place\}: \{publisher\}", rng.choice(["{publisher}, {place}", "{place}, {publisher}", "{publisher}: {place}", "{publisher}", "{place} : {publisher}", "{place}: {publisher}", "{publisher}. {place}"])),
+            (r"\{place\}: \{publisher\}", rng.choice(["{publisher}, {place}", "{place}, {publisher}", "{publisher}: {place}", "{publisher}", "{place} : {publisher}", "{place}: {publisher}", "{publisher}. {place}", "{place} - {publisher}", "{place}. {publisher}", "({place}) {publisher}"])),
             (r"\{publisher\}, \{place\}", rng.choice(["{place}: {publisher}", "{publisher}", "{publisher} ({place})", "{publisher}, {place}", "{place}: {publisher}"])),
+            (r"\([Ee]ds?\.\),", rng.choice(["(ed.)", "(eds)", "(eds.)", "(Eds.)", "(Ed.),", "(ed.):", "(eds),", ", eds.,", ", editors,"])),
             (r"\. In:? ", rng.choice([". In ", ". In: ", ", in ", ". ", " in ", ". in: ", ". En: ", ". In "])),
             (r"\{title\}\. \{container", rng.choice(["{title}, {container", "{title}. {container", "{title}; {container", "{title} {container", "{title}. In {container", "{title}. {container"])),
             (r"\.$", rng.choice(["", ".", ",", ";", "."])),
@@ -152,7 +185,7 @@ class Writer:
         plain: dict[str, Callable[[], list[Piece]]] = {
             "authors": lambda: self._people(work.authors, style, editors=work.editors),
             "editors_plain": lambda: self._editors(work.editors, style),
-            "year": lambda: [(f["year"] + f.get("letter", ""), "year")],
+            "year": lambda: self._year(f),
             "full_date": lambda: rng.choice([
                 [(f"{f['month']} {f['day']}", "date"), (", ", "o"), (f["year"], "year")], [(f"{f['day']} {f['month']}", "date"), (" ", "o"), (f["year"], "year")],
             ]),
@@ -170,6 +203,9 @@ class Writer:
             "class": lambda: _given(f.get("class"), "note"),
             "type": lambda: _given(f.get("type"), "type"),
             "number": lambda: _given(f.get("number"), "note"),
+            "remark": lambda: _given(f.get("remark"), "note"),
+            "editor_of": lambda: self._editors(work.authors[:2], style),
+            "collaboration": lambda: _given(f.get("collaboration"), "note"),
             "total": lambda: _given(f.get("total"), "note"),
             "note": lambda: _given(f.get("note"), "note"),
             "doi": lambda: _given(f.get("doi"), "id"),
@@ -178,11 +214,23 @@ class Writer:
         }  # fmt: skip
         return plain[name]() if name in plain else _given(f.get(name), name)
 
+    def _year(self, fields: Mapping[str, str]) -> list[Piece]:
+        """The year; now and then with the year that the work first appeared, or a season."""
+        year: list[Piece] = [(fields["year"] + fields.get("letter", ""), "year")]
+        if "written" in fields:
+            year.append((f" [{fields['written']}]", "o"))
+        elif self.vary and self.rng.random() < 0.02:
+            season = self.rng.choice(["Spring", "Summer", "Fall", "Autumn", "Winter"])
+            year.insert(0, (season + " ", "date"))
+        return year
+
     def _cased(self, title: str) -> str:
         """Titles as words, as a sentence, now and then in capitals."""
         roll = self._now.setdefault(
-            "case", self.rng.choices(["sentence", "title", "all"], [60, 38, 2])[0]
+            "case", self.rng.choices(["sentence", "title", "every", "all"], [58, 36, 4, 2])[0]
         )
+        if roll == "every":
+            return re.sub(r"(?<![\w’'])([a-zà-ÿ])", lambda match: match.group(1).upper(), title)
         if roll == "title":
             return re.sub(
                 r"(?<![\w’'])([a-zà-ÿ])(\w{3,})",
@@ -260,15 +308,19 @@ class Writer:
             "G": " ".join(person.given),
             "I. I.": ". ".join(first) + ".",
             "I.I.": ".".join(first) + ".",
+            "I I": " ".join(first).replace(".", ""),
             "II": "".join(first).replace(".", ""),
             "I.": first[0] + ".",
         }
-        style = next((name for name in ("I. I.", "I.I.", "II", "I.", "G") if name in form), "")
+        style = next(
+            (name for name in ("I. I.", "I.I.", "I I", "II", "I.", "G") if name in form), ""
+        )
         if not style:
             return family
         names: list[Piece] = [(given[style], "given")]
         if form.startswith(("G", "I")):
-            pieces = [*names, (" ", "asep"), *family]
+            apart: list[Piece] = [] if form.endswith(".F") else [(" ", "asep")]
+            pieces = [*names, *apart, *family]
         elif "(" in form:
             pieces = [*family, (" (", "asep"), *names, (")", "asep")]
         else:
@@ -305,12 +357,20 @@ def _tidy(pieces: list[Piece]) -> list[Piece]:
             tidy
             and label == "o"
             and text[0] in ".,"
+            and tidy[-1][0]
             and tidy[-1][0][-1] in ".?!"
             and not (text[0] == "," and tidy[-1][0][-1] == ".")
         ):
             text = text[1:]
         if tidy and text.startswith(" ") and tidy[-1][0].endswith(" "):
             text = text[1:]
-        if text:
+        if text and label == "o" and tidy and tidy[-1][1] == "o":
+            tidy[-1] = (_without_gaps(tidy[-1][0] + text), "o")
+        elif text:
             tidy.append((text, label))
-    return tidy
+    return [piece for piece in tidy if piece[0]]
+
+
+def _without_gaps(signs: str) -> str:
+    """Signs between two fields, without those that stood around one that is missing."""
+    return re.sub(r"[,:;]\s*(?=[,.;:])|\.\s+(?=[,;:.])|\([\s,:]*\)", "", signs)

@@ -10,13 +10,20 @@ from switchyard.services.pipeline.citations.tokens import Token, identifier
 
 _OPENS = {")": "(", "]": "[", "}": "{"}
 _EDGES = " .,:;–—-/()[]{}<>«»“”‘’\"'`´„"
-_DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−])\s*")
+_DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−_])\s*")
+_PAGES_AND_YEAR = re.compile(r"(?:([^,]*\d[^,]*), ?)?((?:1[5-9]|20)\d\d)")
+# "Who governs? Journal of Politics": a sentence before a name, not an abbreviation's full stop.
+_TITLE_AND_CONTAINER = re.compile(r"(\S+(?: \S+)+(?:[?!]|(?<=[a-zà-ÿ]{4})\.)) (\w.*)")
+_FAMILY_AND_INITIALS = re.compile(r"([^\W\d_][^\W\d_'’-]{2,}) ((?:[^\W\d_](?:\.|\b)[ -]?)+)")
+_WHOLE_NAME = re.compile(r"[^\W\d_]{3}")
+_ABBREVIATED = re.compile(r"[^\W\d_]{2}\. ")
 
 
 def assembled(
     text: str, tokens: Sequence[Token], labels: Sequence[str], *, confidence: float, engine: str
 ) -> Reference:
     """The reference that the labels make of a text."""
+    labels = _mended(tokens, labels)
     spans = list(_spans(tokens, labels))
 
     def longest(label: str) -> str:
@@ -38,8 +45,12 @@ def assembled(
         )
 
     identifiers = identifiers_of(tokens)
-    title = longest("title")
-    year = re.search(r"\d{4}", first("year"))
+    title, container = longest("title"), longest("container")
+    if not title and (parts := _TITLE_AND_CONTAINER.fullmatch(container)):
+        title, container = _trimmed(parts.group(1)), _trimmed(parts.group(2))
+    year, pages = re.search(r"\d{4}", first("year")), first("pages")
+    if year is None and (both := _PAGES_AND_YEAR.fullmatch(pages)):
+        pages, year = both.group(1) or "", re.match(r"\d{4}", both.group(2))
     persons, more = _persons(text, tokens, labels)
     also = [
         _trimmed(text[tokens[begin].start : tokens[end].end])
@@ -52,11 +63,11 @@ def assembled(
         more_authors=more,
         editors=longest("editor"),
         title=title,
-        container=longest("container"),
+        container=_with_full_stop(container, text),
         year=int(year.group()) if year else None,
         volume=first("volume"),
         issue=first("issue"),
-        pages=_pages(first("pages")),
+        pages=_pages(pages),
         publisher=longest("publisher"),
         place=longest("place"),
         edition=first("edition"),
@@ -71,8 +82,41 @@ def assembled(
     )
 
 
+def _mended(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[str]:
+    """The labels without what no reference has: a second work's fields, a group as a title."""
+    mended = list(labels)
+    seen: set[str] = set()
+    for place, token in enumerate(tokens):
+        if token.text == ";" and {"volume", "year"} <= seen and "volume" in labels[place:]:
+            mended[place + 1 :] = [
+                label if later.is_identifier else "note"
+                for later, label in zip(tokens[place + 1 :], labels[place + 1 :], strict=True)
+            ]
+            break
+        seen.add(labels[place])
+        if token.text == "Collaboration" and labels[place] in ("title", "container"):
+            first = place
+            while first and labels[first - 1] == labels[place]:
+                first -= 1
+            if tokens[max(first - 1, 0)].text in "[(" or tokens[first].text in "[(":
+                mended[first : place + 1] = ["note"] * (place + 1 - first)
+        if (
+            labels[place] == "o"
+            and token.kind == "number"
+            and place
+            and labels[place - 1] == "volume"
+            and tokens[place - 1].end < token.start
+            and "pages" not in labels
+        ):
+            mended[place] = "pages"  # "Acta 48 581"
+    return mended
+
+
 def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Runs of one label; one sign between two of them does not part them ("Title: subtitle")."""
+    """Runs of one label; a sign between two of them does not part them ("Title: subtitle").
+
+    Two signs do not part a title ("The ‘first’: a subtitle").
+    """
     joined: list[tuple[str, int, int]] = []
     for run in _runs(labels):
         if (
@@ -80,8 +124,8 @@ def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str
             and run[0] not in ("o", "year", "volume", "issue")
             and joined[-2][0] == run[0]
             and joined[-1][0] == "o"
-            and joined[-1][1] == joined[-1][2]
-            and tokens[joined[-1][1]].kind == "sign"
+            and joined[-1][2] - joined[-1][1] <= (run[0] == "title")
+            and all(token.kind == "sign" for token in tokens[joined[-1][1] : joined[-1][2] + 1])
         ):
             joined[-2:] = [(run[0], joined[-2][1], run[2])]
         else:
@@ -117,6 +161,12 @@ def _trimmed(text: str) -> str:
     return trimmed
 
 
+def _with_full_stop(name: str, text: str) -> str:
+    """A periodical's short form with its last full stop, where its other words have theirs."""
+    whole = f"{name}."
+    return whole if _ABBREVIATED.search(name) and whole in text else name
+
+
 def _pages(text: str) -> str:
     return _DASHES.sub("–", text)
 
@@ -141,6 +191,11 @@ def _paired(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
     family_first = (
         next((label for label, _ in runs if label in ("family", "given")), "family") == "family"
     )
+    # In "Smith A., Jones B." the second is no "Robert B.", as no other given name is whole.
+    only_initials = not any(
+        label == "given" and _WHOLE_NAME.search(name) and not _FAMILY_AND_INITIALS.fullmatch(name)
+        for label, name in runs
+    )
     while place < len(runs):
         label, name = runs[place]
         following = runs[place + 1] if place + 1 < len(runs) else ("", "")
@@ -148,6 +203,15 @@ def _paired(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
         if label == "family" and following[0] == "given" and (family_first or after != "family"):
             persons.append(Person(name, following[1]))
             place += 2
+        elif (
+            label == "given"
+            and family_first
+            and only_initials
+            and (following[0] != "family" or after == "given")
+            and (whole := _FAMILY_AND_INITIALS.fullmatch(name))
+        ):
+            persons.append(Person(whole.group(1), whole.group(2)))
+            place += 1
         elif label == "given" and following[0] == "family":
             persons.append(Person(following[1], name))
             family_first = False

@@ -1,14 +1,15 @@
 """What the model sees of each token: its shape, its kind of word, its neighbours, its clause."""
 
-import itertools
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 
 from switchyard.services.pipeline.citations.tokens import Token
 
-_OPENING, _CLOSING, _STRAIGHT = "“«„‘", "”»’", "\"'"
+# What opens a quotation, and what may close it; straight marks do both.
+_QUOTES = {"“": "”", "„": "“”", "«": "»", "‘": "’", "``": "''", '"': '"', "'": "'"}
 
 
 @cache
@@ -49,8 +50,9 @@ class _Word:
         shape = _shape(text, kind)
         brief = [shape, *(f"k:{named}" for named in self.kinds)]
         self.here = [*brief]
+        known = lower.capitalize() if self.is_capital else lower  # "In" is not "in"
         if self.kinds:
-            self.here.append(f"w:{lower}")
+            self.here += [f"w:{lower}", f"W:{known}"] if self.is_capital else [f"w:{lower}"]
         elif self.is_word:
             self.here.append(f"e:{lower[-3:]}" if len(text) > 4 else f"l:{len(text)}")
             if len(text) > 2 and not any(
@@ -62,11 +64,9 @@ class _Word:
         self.before_last = [f"-2{name}" for name in brief]
         self.after_next = [f"+2{name}" for name in brief]
         if self.kinds and len(self.kinds) < 3:
-            self.before.append(f"-1w:{lower}")
-            self.after.append(f"+1w:{lower}")
+            self.before.append(f"-1w:{known}")
+            self.after.append(f"+1w:{known}")
 
-
-_Ends = Callable[[Sequence[_Word], Sequence[Token], int], bool]
 
 # Names and words of a paper's references come again and again; what is kept is bounded.
 _word = lru_cache(maxsize=20_000)(_Word)
@@ -74,7 +74,7 @@ _word = lru_cache(maxsize=20_000)(_Word)
 
 def _shape(text: str, kind: str) -> str:
     if kind == "number":
-        if len(text) == 4 and 1500 <= int(text) <= 2039:
+        if len(text) == 4 and 1500 <= int(text) <= 2099:
             return "year"
         return f"d{min(len(text), 6)}" + ("0" if text[0] == "0" else "")
     if kind == "sign":
@@ -91,15 +91,20 @@ def _shape(text: str, kind: str) -> str:
 def features_of(tokens: Sequence[Token]) -> list[list[str]]:
     """For each token the names of what is true of it. Linear in the number of tokens."""
     words = [_word(token.text, token.kind) for token in tokens]
-    sentences = _clauses(words, tokens, "S:", _ends_sentence)
-    phrases = _clauses(words, tokens, "P:", _ends_phrase)
+    quotations = _quotations(tokens)
+    ends = _ends(words, tokens, quotations)
+    sentences = _clauses(words, "S:", [end == "sentence" for end in ends])
+    phrases = _clauses(words, "P:", [bool(end) for end in ends])
+    whole = _whole(words, tokens, quoted=bool(quotations))
+    opening, closing = {first for first, _ in quotations}, {last for _, last in quotations}
+    years_left = sum(word.here[0] == "year" for word in words)
+    numbers_left = sum(token.kind == "number" for token in tokens)
     far = len(words) - 1
-    quotes = _Quotes()
-    seen_year = seen_number = False
+    seen_year = seen_number = quoted = closed = False
     depth = 0
     names: list[list[str]] = []
     for place, word in enumerate(words):
-        quotes.before(tokens, place)
+        quoted = quoted or place in opening
         sentence, phrase = sentences[place], phrases[place]
         mine = [
             *word.here,
@@ -109,21 +114,29 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             *(words[place + 2].after_next if place + 1 < far else ()),
             *sentence.names,
             *phrase.names,
-            f"at:{min(sentence.number, 5)}|{int(seen_year)}{int(quotes.closed)}{int(quotes.open)}",
+            f"at:{min(sentence.number, 5)}|{int(seen_year)}{int(closed)}{int(quoted)}",
+            f"all:{whole}|{min(sentence.number, 3)}{int(seen_year)}",
             f"ph:{min(phrase.number, 8)}",
             f"left:{min(len(words) - place, 40) // 5}",
             f"pos:{min(place, 40) // 4}",
         ]
         if place and tokens[place - 1].end == tokens[place].start:
             mine.append("glued")
-        if quotes.open:
+        if quoted:
             mine.append("quoted")
         if depth:
             mine.append("bracketed")
+        if tokens[place].kind == "number":
+            numbers_left -= 1
+            mine.append(f"numbers:{min(numbers_left, 4)}")
+            if word.here[0] == "year":
+                years_left -= 1
+                mine.append(f"years:{int(seen_year)}{min(years_left, 2)}")
         if seen_number:
             mine.append(f"number|{min(sentence.number, 5)}")
         names.append(mine)
-        quotes.after(tokens, place)
+        if place in closing:
+            quoted, closed = False, True
         if word.text in "([":
             depth += 1
         elif word.text in ")]" and depth:
@@ -135,21 +148,44 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
     return names
 
 
-class _Quotes:
-    """Whether a quotation is open; straight marks open at a word's left and close at its right."""
+def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
+    """First and last token of each quotation that stands by itself, such as a title in quotes.
 
-    def __init__(self) -> None:
-        self.open = self.closed = False
+    Words quoted inside a title or another quotation are none, nor is a mark without its partner.
+    """
+    opened: list[int] = []
+    waiting: Counter[str] = Counter()  # marks that would close one of the opened
+    pairs: list[tuple[int, int]] = []
+    for place, token in enumerate(tokens):
+        text = token.text
+        straight = text in "\"'"
+        if waiting[text] and not (straight and _opens(tokens, place)):
+            while opened:
+                first = opened.pop()
+                closers = _QUOTES[tokens[first].text]
+                waiting.subtract(_closing(closers))
+                if text in _closing(closers):
+                    pairs.append((first, place))
+                    break
+        elif text in _QUOTES and (not straight or _opens(tokens, place)):
+            opened.append(place)
+            waiting.update(_closing(_QUOTES[text]))
+    alone: list[tuple[int, int]] = []
+    for first, last in sorted(pairs):
+        if (not alone or first > alone[-1][1]) and _stands_alone(tokens, first, last):
+            alone.append((first, last))
+    return alone
 
-    def before(self, tokens: Sequence[Token], place: int) -> None:
-        text = tokens[place].text
-        if text in _OPENING or (text in _STRAIGHT and not self.open and _opens(tokens, place)):
-            self.open = True
 
-    def after(self, tokens: Sequence[Token], place: int) -> None:
-        text = tokens[place].text
-        if self.open and (text in _CLOSING or (text in _STRAIGHT and not _opens(tokens, place))):
-            self.open, self.closed = False, True
+def _closing(marks: str) -> tuple[str, ...]:
+    return (marks,) if marks == "''" else tuple(marks)
+
+
+def _stands_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
+    """Whether a sign, a number or nothing stands before a quotation, or a sign at its end."""
+    if not first or tokens[first - 1].kind != "word" or last + 1 == len(tokens):
+        return True
+    return tokens[last - 1].text in ",.;:?!" or tokens[last + 1].text in ",.;:?!"
 
 
 def _opens(tokens: Sequence[Token], place: int) -> bool:
@@ -157,6 +193,21 @@ def _opens(tokens: Sequence[Token], place: int) -> bool:
     before = place > 0 and tokens[place - 1].end == tokens[place].start
     after = place + 1 < len(tokens) and tokens[place + 1].start == tokens[place].end
     return after and not before
+
+
+def _whole(words: Sequence[_Word], tokens: Sequence[Token], *, quoted: bool) -> str:
+    """Whether the reference has a quotation, numbers as of a volume, a publisher, editors, "In"."""
+    volume = publisher = editor = within = False
+    for place, word in enumerate(words):
+        publisher = publisher or "publisher" in word.kinds
+        editor = editor or "editor" in word.kinds
+        if word.text in ("In", "in") and place and tokens[place - 1].kind == "sign":
+            within = True
+        if place > 1 and words[place - 2].here[0].startswith("d") and word.here[0].startswith("d"):
+            volume = volume or words[place - 1].text in "(:,"
+        elif place and "volume" in words[place - 1].kinds and word.here[0].startswith("d"):
+            volume = volume or len(words[place - 1].text) > 1
+    return "".join(str(int(flag)) for flag in (quoted, volume, publisher, editor, within))
 
 
 class _Clause:
@@ -192,7 +243,20 @@ class _Clause:
             self.names.append(f"{kind}year")
         self.names += [f"{kind}{named}" for named in kinds if named in _TELLING]
         if letters and "in" in letters[0].kinds:
-            self.names.append(f"{kind}In")
+            self.names.append(
+                f"{kind}{letters[0].text.capitalize() if letters[0].is_capital else 'in'}"
+            )
+
+    def beside(self, kind: str, before: Sequence[_Word], after: Sequence[_Word], left: int) -> None:
+        """Note how the clause before ends, how the clause after begins, and how many are left."""
+        begins = next(
+            (word.here[0] for word in after if word.is_word or word.here[0][0] != "p"), ""
+        )
+        self.names += [
+            f"{kind}<{before[-1].text if before else ''}",
+            f"{kind}>{begins}",
+            f"{kind}-{min(left, 4)}",
+        ]
 
 
 _TELLING = frozenset({
@@ -201,35 +265,78 @@ _TELLING = frozenset({
 })  # fmt: skip
 
 
-def _clauses(
-    words: Sequence[_Word], tokens: Sequence[Token], kind: str, ends: _Ends
-) -> list[_Clause]:
-    """The clause of each token."""
+def _clauses(words: Sequence[_Word], kind: str, ends: Sequence[bool]) -> list[_Clause]:
+    """The clause of each token; a number before the reference is no clause of its own."""
     spans: list[tuple[int, int]] = []
     begin = 0
-    for place in range(len(words)):
-        if place + 1 == len(words) or ends(words, tokens, place):
+    for place, end in enumerate(ends):
+        if end or place + 1 == len(ends):
             spans.append((begin, place + 1))
             begin = place + 1
-    clauses = [_Clause(number, kind, words[slice(*span)]) for number, span in enumerate(spans)]
-    for clause, following in itertools.pairwise(clauses):
-        clause.names.append("n" + following.names[0])
+    stretches = [words[slice(*span)] for span in spans]
+    mark = bool(stretches) and not any(word.is_word for word in stretches[0])
+    clauses = [
+        _Clause(max(number - mark, 0), kind, stretch) for number, stretch in enumerate(stretches)
+    ]
+    first_names = [clause.names[0] for clause in clauses]
+    for number, clause in enumerate(clauses):
+        before = stretches[number - 1] if number else ()
+        after = stretches[number + 1] if number + 1 < len(clauses) else ()
+        clause.beside(kind, before, after, len(clauses) - number - 1)
+        if after:
+            clause.names.append("n" + first_names[number + 1])
+        if before:
+            clause.names.append("b" + first_names[number - 1])
     return [clause for clause, span in zip(clauses, spans, strict=True) for _ in range(*span)]
+
+
+def _ends(
+    words: Sequence[_Word], tokens: Sequence[Token], quotations: Sequence[tuple[int, int]]
+) -> list[str]:
+    """What ends with each token: "sentence", "phrase" or nothing; a quotation is one sentence."""
+    ends = [
+        "sentence"
+        if _ends_sentence(words, tokens, place)
+        else "phrase"
+        if token.text in ",;:()"
+        else ""
+        for place, token in enumerate(tokens)
+    ]
+    for first, last in quotations:
+        for place in range(first, last):
+            if ends[place]:
+                ends[place] = "phrase"
+        ends[last] = "sentence"
+    return ends
 
 
 def _ends_sentence(words: Sequence[_Word], tokens: Sequence[Token], place: int) -> bool:
     """A full stop after a word, not after an initial or inside an abbreviation or a number."""
     text = tokens[place].text
-    if text in _CLOSING and text != "’":
-        return True
     if text not in ".?!" or not place:
         return False
-    following = tokens[place + 1] if place + 1 < len(tokens) else None
-    if following and following.start == tokens[place].end and following.text not in '"”’)]':
-        return False
     before = words[place - 1]
-    return len(before.text) > 2 or not before.is_word or before.text.islower()
+    following = tokens[place + 1] if place + 1 < len(tokens) else None
+    if following:
+        if following.text in ",;:":
+            return False
+        if following.start == tokens[place].end and following.text not in '"”’)]':
+            return False
+        if (
+            text == "."
+            and following.kind == "word"
+            and following.text.islower()
+            and not words[place + 1].kinds
+        ):
+            return False  # "Int. conf.": an abbreviation
+    if text != "." or not before.is_word:
+        return True
+    if len(before.text) == 2 and before.text.isupper():  # "Smith AB. Title", not "Smith, A.B."
+        return place > 1 and words[place - 2].is_word and len(words[place - 2].text) > 2
+    if before.kinds and _NUMBERED.intersection(before.kinds) and len(before.text) < 4:
+        return False  # "no. 4", "p. 12"
+    return len(before.text) > 2 or before.text.islower()
 
 
-def _ends_phrase(words: Sequence[_Word], tokens: Sequence[Token], place: int) -> bool:
-    return tokens[place].text in ",;:()" or _ends_sentence(words, tokens, place)
+# Kinds of words that a number follows.
+_NUMBERED = frozenset({"volume", "issue", "pages"})

@@ -37,11 +37,15 @@ _IDENTIFIERS = {
         r"\bISBN(?:-1[03])?:?\s?((?:97[89][- ]?)?\d(?:[- ]?\d){8}[- ]?[\dXx])\b", re.IGNORECASE
     ),
 }
-_WORD = re.compile(r"(\d+)|([^\W\d_]+(?:['’][^\W\d_]+)*)|(\S)")
+_WORD = re.compile(r"(\d+)|([^\W\d_]+(?:['’][^\W\d_]+)*)|(``|''|\S)")
 _TRAILING = ".,;:!?'’”\"»"
 _JOINED = re.compile(r"(?<=[^\W\d_])[-\u00ad\u00ac]\s*\n\s*(?=[a-zà-ÿ])")
 _JOINED_SOFT = re.compile(r"[\u00ad\u00ac]\s*")
 _BROKEN_ADDRESS = re.compile(r"(?<=[/\-_.=])[ \t]*\n[ \t]*(?=[\w/?=&%-])")
+# Marks of print that a publisher's text brings along: <italic>Water Research</italic>.
+_MARKUP = re.compile(
+    r"</?(?:i|b|em|strong|italic|bold|sup|sub|sc|span)(?: [^<>]{0,100})?>", re.IGNORECASE
+)
 _SPACE = re.compile(r"\s+")
 
 
@@ -49,6 +53,7 @@ def cleaned(text: str) -> str:
     """A reference as one line: ligatures undone, words whole that a line's end had cut."""
     text = unicodedata.normalize("NFC", text[:MAX_REFERENCE_CHARS])
     text = text.translate(_LIGATURES)
+    text = _MARKUP.sub("", text)
     text = _JOINED.sub("", text)
     text = _JOINED_SOFT.sub("", text)
     if "http" in text or "doi" in text.lower():
