@@ -103,6 +103,21 @@ def nested_forms(depth: int = 24, width: int = 4) -> bytes:
     return _whole(b"4 0 R", [*forms, last])
 
 
+def nested_fonts(depth: int = 15_000) -> bytes:
+    """Type 3 fonts of which each draws its letter with the next one."""
+    fonts = []
+    for at in range(1_000, 1_000 + 2 * depth, 2):
+        resources = b"/Resources<</Font<</H %d 0 R>>>>" % (at + 2) if at < 998 + 2 * depth else b""
+        fonts.append(
+            b"%d 0 obj\n<</Type/Font/Subtype/Type3/FontBBox[0 0 1 1]/FontMatrix[1 0 0 1 0 0]"
+            b"/FirstChar 97/LastChar 97/Widths[1]/Encoding<</Differences[97/a]>>"
+            b"/CharProcs<</a %d 0 R>>%b>>\nendobj\n" % (at, at + 1, resources)
+        )
+        fonts.append(_stream(at + 1, b"", b"1 0 d0 BT /H 1 Tf (a) Tj ET"))
+    form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</Font<</H 1000 0 R>>>>"
+    return _whole(b"4 0 R", [_stream(4, form, b"BT /H 9 Tf (a) Tj ET"), *fonts])
+
+
 def bomb(megabytes: int = 300) -> bytes:
     """A page of text that unpacks to more than there is memory."""
     packer = zlib.compressobj(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.runtime.execution import Executor
-from tests.support.hostile_pdfs import hostile_pdfs, nested_forms
+from tests.support.hostile_pdfs import hostile_pdfs, nested_fonts, nested_forms
 from tests.support.pdfs import TEXT, pdf
 
 LIMIT = 20.0
@@ -33,6 +34,13 @@ FAILURES = {
     "ProcessorTimeExceeded",
     "TimeLimitExceeded",
     "ProcessCrashed",
+}
+
+
+_OVER_TIME = {"ProcessorTimeExceeded", "TimeLimitExceeded"}
+HOSTILE_TO_PDFIUM: dict[str, tuple[Callable[[], bytes], set[str]]] = {
+    "fonts-within-fonts": (nested_fonts, {"ProcessCrashed"}),
+    "forms-within-forms": (lambda: nested_forms(depth=11, width=10), _OVER_TIME),
 }
 
 
@@ -102,6 +110,23 @@ async def test_a_small_pdf_that_never_comes_to_its_end_is_given_up_at_its_first_
     assert (ended.error_type, ended.permanent) == ("ProcessorTimeExceeded", True)
     assert "2 s of processor time" in ended.message
     assert isinstance(ordinary, Done)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", HOSTILE_TO_PDFIUM)
+async def test_what_harms_pdfium_harms_its_own_process_alone(settings: Settings, name: str) -> None:
+    make, ends = HOSTILE_TO_PDFIUM[name]
+    by_pdfium = settings.model_copy(update={"pdf_extractor": "pypdfium2"})
+    executor = Executor(processes=1)
+    try:
+        ended, _ = await extracted(executor, by_pdfium, name, make(), cpu_limit=2)
+        ordinary, _ = await extracted(executor, by_pdfium, "ordinary", pdf([TEXT]), cpu_limit=2)
+    finally:
+        await executor.close()
+    assert isinstance(ended, Failure)
+    assert ended.error_type in ends, ended
+    assert isinstance(ordinary, Done)
+    assert not ordinary.result["needs_ocr"]
 
 
 @pytest.mark.long
