@@ -71,6 +71,27 @@ def test_cells_that_blanks_set_apart_are_a_table(extractor: ExtractorName, font:
 
 
 @both
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Fund", "2023", "2024"), ("Lamps", "$ 1,204", "$   993"), ("Oil", "$    77", "$    81")],
+        [
+            ("Name", "Tel", "Fax"),
+            ("Baker", "12345", "999"),
+            ("Keeper", "", "888"),
+            ("Ann", "5", "4"),
+        ],
+    ],
+    ids=["amounts", "empty cells"],
+)
+def test_padded_cells_of_one_word_are_told_apart(
+    extractor: ExtractorName, rows: list[tuple[str, ...]]
+):
+    text = text_of(printed([f"{a:<12}{b:<10}{c}" for a, b, c in rows], "cour"), extractor)
+    assert rows_in(text) == [tuple(" ".join(cell.split()) for cell in row) for row in rows]
+
+
+@both
 def test_columns_that_blanks_set_apart_are_read_one_after_the_other(extractor: ExtractorName):
     sides = zip_longest(wrap(PROSE, 34), wrap(OTHER, 34), fillvalue="")
     lines = [f"{left:<40}{right}" for left, right in sides]

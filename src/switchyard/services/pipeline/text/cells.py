@@ -39,7 +39,10 @@ wide in justified text."""
 _MOST = 0.75
 _SHORT_CELL = 28
 """Letters of a cell, on average, up to which what stands side by side may be a table."""
-_NUMBER = re.compile(r"[-+–−(<>~±$€£¥]*\d[\d.,:/'’%)*†‡°±–-]*[a-z]?|[-–—.]|n/?a\.?", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[-+–−(<>~±$€£¥]*\d[\d.,:/'’%)*†‡°±–-]*[a-z]?|[-–—.$€£¥]|n/?a\.?", re.IGNORECASE
+)
+_CURRENCY = "$€£¥"
 _GROUP = re.compile(r"\d{3}(?:[.,]\d+)?")
 _PAIR = re.compile(r"\d[%)*]*\s+[-+–−(]?\d")
 _CODE_END = re.compile(r"[;{},\\]$")
@@ -249,11 +252,13 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
         )
         least = min(within, default=0.0)
         for at, ((a, b), blanks) in enumerate(zip(pairs, within, strict=True), 1):
+            if a.text in _CURRENCY:  # it stands at the left of its cell
+                continue
             is_pair = _is_number(a.text) and _is_number(b.text)
             if blanks < (_SHARED if is_pair else _NARROW):
                 continue
             is_code = _CODE_END.search(a.text) or _COMMENT.match(b.text)
-            is_wider = len(within) == 1 or blanks > _WIDER * max(least, 0.5)
+            is_wider = least >= _PADDED or blanks > _WIDER * max(least, 0.5) or len(within) == 1
             is_padding = blanks >= _PADDED and is_wider and not has_stretched and not is_code
             found.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
     for before, after in pairwise(lines):
