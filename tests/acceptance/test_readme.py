@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,35 @@ def shell(script: str, environment: dict[str, str], directory: Path) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def test_the_readme_has_no_block_that_is_not_tried_here() -> None:
+    blocks = re.findall(
+        r"^```[a-z]*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    tried = [blocks_of("README.md", "## Try it"), blocks_of("README.md", "## Your own jobs")]
+    assert blocks == [block for section in tried for block in section]
+    assert [len(section) for section in tried] == [1, 3]
+
+
+def test_the_two_commands_run_what_the_tests_of_demo_and_up_run() -> None:
+    (block,) = blocks_of("README.md", "## Try it")
+    commands = [line.partition("#")[0].strip() for line in block.splitlines()]
+    assert commands == ["make demo", "make up"]
+    for command in [*commands, "make demo ARGS=--keep", 'make demo FILES="a.pdf b.pdf"']:
+        assert command.removeprefix("make ") in (ROOT / "README.md").read_text()
+        arguments = shlex.split(command)
+        # Without what it installs.
+        done = subprocess.run(
+            [*arguments, "--dry-run", "--assume-old=.venv/.libraries"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        more = " ".join(arguments[2:]).partition("=")[2]
+        last = done.stdout.strip().splitlines()[-1]
+        assert last.split() == [".venv/bin/jobctl", arguments[1], *more.split()]
 
 
 def test_your_own_jobs_run_beside_make_up_as_written(
