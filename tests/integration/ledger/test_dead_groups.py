@@ -50,11 +50,14 @@ async def test_groups_are_of_one_state(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead([of_cause("a", "disk full"), of_cause("b", "disk full")])
     await ledger.dead_letters.mark_dead_state(["a"], DeadLetterState.PURGED, NOW)
     assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1]
-    assert [group.sample.id for group in await ledger.dead_letters.dead_groups(state="purged")] == [
-        "a"
-    ]
-    assert [group.count for group in await ledger.dead_letters.dead_groups(state=None)] == [2]
-    assert await ledger.dead_letters.dead_groups(state="dropped") == []
+    assert [
+        group.sample.id
+        for group in await ledger.dead_letters.dead_groups(wanted=DeadLetterFilter(state="purged"))
+    ] == ["a"]
+    assert [
+        group.count for group in await ledger.dead_letters.dead_groups(wanted=DeadLetterFilter())
+    ] == [2]
+    assert await ledger.dead_letters.dead_groups(wanted=DeadLetterFilter(state="dropped")) == []
 
 
 async def test_letters_of_before_there_were_groups_get_theirs(ledger: Ledger) -> None:

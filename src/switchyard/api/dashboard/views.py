@@ -7,7 +7,16 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from switchyard.api.dashboard import jobs, limits, llm, overview, schedules, signing_in, workers
+from switchyard.api.dashboard import (
+    dead,
+    jobs,
+    limits,
+    llm,
+    overview,
+    schedules,
+    signing_in,
+    workers,
+)
 from switchyard.api.dashboard.live import Feeds
 from switchyard.api.dashboard.pages import Dashboard, Renderer
 from switchyard.api.dashboard.readings import Readings
@@ -17,6 +26,7 @@ from switchyard.api.state import ApiState
 VIEWS = (
     overview.router,
     jobs.router,
+    dead.router,
     workers.router,
     schedules.router,
     limits.router,

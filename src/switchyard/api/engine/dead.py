@@ -20,13 +20,15 @@ from switchyard.api.models.dead import (
     RedriveRate,
     RedriveView,
 )
-from switchyard.api.state import Shared
+from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.dead import view_group, view_redrive_plan, view_settled_redrive
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.dead.groups import with_full_ids
 from switchyard.services.engine.dead.scan import wait_at_most
+from switchyard.services.engine.records.bulk import BulkOperation
+from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState
 from switchyard.services.engine.redrive import spec as redrive_spec
 from switchyard.services.engine.redrive.plan import plan_redrive
@@ -59,7 +61,8 @@ async def dead_groups(
     limit: Limit = 50,
 ) -> DeadGroupList:
     """List dead letters by cause, most frequent first, as indexed by the scheduler."""
-    found = await state.ledger.dead_letters.dead_groups(state=letter_state, limit=limit)
+    wanted = DeadLetterFilter(state=letter_state)
+    found = await state.ledger.dead_letters.dead_groups(wanted=wanted, limit=limit)
     return DeadGroupList(groups=[view_group(group) for group in found])
 
 
@@ -77,22 +80,9 @@ async def start_redrive(
     body: NewRedrive, state: Shared, request: Request, response: Response
 ) -> RedriveView | JsonResponse:
     """Start a redrive; a running `jobctl scheduler` executes it."""
-    state.require_broker()
-    spec = _make_spec(body)
-    spec.check_remote(state.registry)
-    spec = replace(spec, which=await with_full_ids(state.ledger, spec.which))
     if body.dry_run:
-        tally = await plan_redrive(
-            state.settings, state.registry, state.ledger, spec, wait=wait_at_most(SCAN_TIMEOUT)
-        )
-        return JsonResponse(view_redrive_plan(spec, tally).model_dump(mode="json"))
-    operation = await redrive_spec.start_redrive(
-        state.ledger,
-        spec,
-        created_by=starter_of(request),
-        reason=body.reason,
-        rate=body.rate,
-    )
+        return JsonResponse((await count_redrive(state, body)).model_dump(mode="json"))
+    operation = await record_redrive(state, request, body)
     response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
     return await view_settled_redrive(state.ledger, operation)
 
@@ -117,8 +107,26 @@ async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     return await REDRIVES.found(state, redrive_id)
 
 
-def _make_spec(order: NewRedrive) -> RedriveSpec:
-    return RedriveSpec(
+async def count_redrive(state: ApiState, order: NewRedrive) -> RedrivePlan:
+    """Return what the redrive would do. Raises Problem (no broker), InvalidRedrive, InvalidRequest,
+    UnknownGroup, ScanBusy, BrokerUnavailable, LedgerUnavailable."""
+    spec = await _make_spec(state, order)
+    wait = wait_at_most(SCAN_TIMEOUT)
+    tally = await plan_redrive(state.settings, state.registry, state.ledger, spec, wait=wait)
+    return view_redrive_plan(spec, tally)
+
+
+async def record_redrive(state: ApiState, request: Request, order: NewRedrive) -> BulkOperation:
+    """Start the redrive. Raises as `count_redrive` does, and RedriveConflict."""
+    spec = await _make_spec(state, order)
+    return await redrive_spec.start_redrive(
+        state.ledger, spec, created_by=starter_of(request), reason=order.reason, rate=order.rate
+    )
+
+
+async def _make_spec(state: ApiState, order: NewRedrive) -> RedriveSpec:
+    state.require_broker()
+    spec = RedriveSpec(
         order.filter,
         order.change.change(),
         limit=order.limit,
@@ -127,6 +135,8 @@ def _make_spec(order: NewRedrive) -> RedriveSpec:
         from_ledger=order.from_ledger,
         remote=True,
     )
+    spec.check_remote(state.registry)
+    return replace(spec, which=await with_full_ids(state.ledger, spec.which))
 
 
 REDRIVES.add_to(router)

@@ -65,10 +65,14 @@ def groups(
     wanted = known_state(state)
     quiet_logs()
 
+    from switchyard.services.engine.records.requests import DeadLetterFilter
+
     async def read(settings: Settings, registry: Registry) -> list[DeadGroup]:
         async with open_ledger(settings, registry) as ledger:
             await bring_up_to_date(settings, ledger, registry)
-            return await ledger.dead_letters.dead_groups(state=wanted, limit=limit)
+            return await ledger.dead_letters.dead_groups(
+                wanted=DeadLetterFilter(state=wanted), limit=limit
+            )
 
     settings = load_settings()
     found = run(read(settings, load_registry(settings)))

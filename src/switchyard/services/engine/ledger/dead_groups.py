@@ -17,6 +17,7 @@ HOURS = 24
 HOUR = 3600.0
 MAX_GROUPS = 1_000
 BATCH = 500
+WAITING = DeadLetterFilter(state=DeadLetterState.WAITING)
 
 MarkOf = Callable[[DeadLetter], str]
 """Makes the fingerprint of a letter."""
@@ -28,12 +29,12 @@ class DeadLetterRepository(DeadLetterReads):
     async def dead_groups(
         self,
         *,
-        state: str | None = DeadLetterState.WAITING,
+        wanted: DeadLetterFilter = WAITING,
         limit: int = 100,
         now: float | None = None,
     ) -> list[DeadGroup]:
-        """Group the dead letters in that state (None: in any) by cause, largest group first. Raises
-        ValueError for a limit outside 1 to 1,000."""
+        """Group the dead letters that match by cause, largest group first. Raises ValueError for a
+        limit outside 1 to 1,000."""
         if not 1 <= limit <= MAX_GROUPS:
             raise ValueError(f"limit must be 1 to {MAX_GROUPS}")
         moment = self.clock.time() if now is None else now
@@ -54,10 +55,9 @@ class DeadLetterRepository(DeadLetterReads):
             .group_by(group, hour)
         )
         samples = select(dead_letters).order_by(at.desc(), dead_letters.c.id.desc()).limit(1)
-        if state is not None:
-            groups, recent, samples = (
-                query.where(dead_letters.c.state == state) for query in (groups, recent, samples)
-            )
+        groups, recent, samples = (
+            filtered(query, wanted, self._database.dialect) for query in (groups, recent, samples)
+        )
 
         def work(connection: Connection) -> list[DeadGroup]:
             found = connection.execute(groups).all()

@@ -1,0 +1,161 @@
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.purge import PurgeHandler
+from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.states import DeadLetterState, State
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from tests.support.api_server import RunningApi
+from tests.support.browser import Browser
+from tests.support.eventually import eventually
+from tests.support.made import letter
+from tests.support.redrives import bury_all, names
+from tests.support.system import System
+
+INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+GROUP = "ab12cd34ef"
+DEAD = "/dashboard/dead"
+
+
+@asynccontextmanager
+async def operating(system: System) -> AsyncIterator[None]:
+    """A scheduler's runner of redrives and purges."""
+    redrives = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
+    runner = BulkRunner(system.ledger, [redrives, PurgeHandler(system.settings, system.ledger)])
+    task = asyncio.create_task(runner.run())
+    try:
+        yield
+    finally:
+        runner.stop()
+        await asyncio.wait_for(task, 20)
+
+
+async def test_a_group_is_counted_redriven_watched_and_what_is_left_is_purged_by_clicks(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await bury_all(system, names(3, "a"), cause="disk full")
+    await system.start_worker("llm")
+
+    def redrive_one() -> None:
+        browser.open(f"{api.url}{DEAD}")
+        assert "disk full" in browser.text("[data-region=live_groups]")
+        browser.find(".groups a").click()
+        browser.await_text("backfill", "[data-region=live_letters]")
+        browser.find(".redrive input[name=why]").send_keys("the disk is empty")
+        browser.find(".redrive button.primary").click()
+        browser.await_text("Redrive 1 letter?")
+        assert "backfill.scripted: 1" in browser.text()
+        browser.find("button.primary").click()
+        browser.await_address(f"{DEAD}/redrives/redrive-")
+        browser.await_text("completed", "[data-region=live_redrive]")
+        browser.await_text("the disk is empty", "[data-region=live_redrive]")
+        assert browser.complaints() == []
+
+    def purge_the_rest() -> None:
+        browser.find(".eyebrow a:last-child").click()
+        browser.await_text("redrive-", "[data-region=live_operations]")
+        assert len(browser.all("[data-region=live_letters] tbody tr")) == 2
+        browser.find("#purge summary").click()
+        browser.find("#purge button.bad").click()
+        browser.await_text("has begun", ".notice")
+        browser.await_text("2 purged", "[data-region=live_operations]")
+        browser.await_text("No job is dead.", "[data-region=live_groups]")
+
+    async with operating(system):
+        await asyncio.to_thread(redrive_one)
+        await system.wait_until_all(["a-0000"], State.SUCCEEDED)
+        await asyncio.to_thread(purge_the_rest)
+    purged = await system.ledger.dead_letters.list_dead(DeadLetterFilter(state="purged"))
+    assert sorted(each.id for each in purged.items) == ["a-0001", "a-0002"]
+
+
+async def test_a_letter_is_redriven_alone_and_a_redrive_is_halted_resumed_and_cancelled(
+    system: System, api: RunningApi
+) -> None:
+    await bury_all(system, names(2, "b"), recorded=False)
+    page = await api.client.get(f"{DEAD}/letters/b-0001")
+    assert "/dashboard/jobs/b-0001" in page.text
+    token = _token(page.text)
+    fields = {"csrf": token, "letter": "b-0001", "rate": "5", "halt_percent": "20"}
+    plan = await api.client.post(f"{DEAD}/redrives/plan", data=fields)
+    assert "Redrive 1 letter?" in plan.text
+    assert "when 20 % fail again" in plan.text
+    started = await api.client.post(f"{DEAD}/redrives", data=fields)
+    where = started.headers["location"]
+    again = await api.client.post(f"{DEAD}/redrives", data=fields)
+    assert (again.status_code, "takes some of the same letters" in again.text) == (409, True)
+    for action, state, button in (
+        ("halt", "paused", "Resume"),
+        ("resume", "waiting", "Halt"),
+        ("cancel", "cancelled", None),
+    ):
+        assert (await api.client.post(f"{where}/{action}", data=fields)).status_code == 303
+        shown = (await api.client.get(where)).text
+        assert state in shown
+        assert (f">{button}</button>" in shown) == (button is not None)
+    over = await api.client.post(f"{where}/resume", data=fields)
+    assert (over.status_code, "is over" in over.text) == (409, True)
+    for wrong in ({"limit": "0"}, {"canary": "many"}, {"halt_percent": "101"}, {"group": "x'"}):
+        refused = await api.client.post(f"{DEAD}/redrives/plan", data={**fields, **wrong})
+        assert refused.status_code == 422, wrong
+    nothing = await api.client.post(f"{DEAD}/purges", data={"csrf": token})
+    assert nothing.status_code == 422
+
+
+async def test_what_dead_letters_say_is_text_and_only_an_admin_may_act(
+    system: System, api: RunningApi
+) -> None:
+    texts = dict.fromkeys(("job_type", "lane", "error_type", "error_message", "traceback"))
+    await system.ledger.dead_letters.index_dead(
+        [
+            letter(
+                "raw-1",
+                **dict.fromkeys(texts, INJECTION),
+                routing_key=INJECTION,
+                worker=INJECTION,
+                body=INJECTION.encode(),
+                headers={INJECTION: INJECTION},
+                fingerprint=GROUP,
+            )
+        ]
+    )
+    pages = (DEAD, f"{DEAD}/groups/{GROUP}", f"{DEAD}/letters/raw-1")
+    for path in pages:
+        page = await api.client.get(path)
+        assert page.status_code == 200, path
+        assert "&lt;img src=x" in page.text, path
+        assert "<img" not in page.text, path
+        assert "<script>" not in page.text, path
+        assert "<form" in page.text, path
+    assert "No dead letter is like that." in (await api.client.get(f"{DEAD}?lane=hot&reason=")).text
+    assert (await api.client.get(f"{DEAD}/groups/0123456789")).status_code == 404
+
+    key = await create_key(system.ledger, "reader", [Scope.READ])
+
+    async def signed_in() -> bool:
+        await api.client.post("/dashboard/login", data={"key": key.key})
+        return "Sign out" in (await api.client.get(DEAD)).text
+
+    await eventually(signed_in)
+    for path in pages[:2]:
+        page = await api.client.get(path)
+        assert "&lt;img src=x" in page.text
+        assert f"{DEAD}/redrives" not in page.text
+        assert f"{DEAD}/purges" not in page.text
+    assert (await api.client.get(pages[2])).status_code == 403
+    fields = {"csrf": _token((await api.client.get(DEAD)).text), "group": GROUP}
+    for path in ("redrives/plan", "redrives", "purges", "redrives/redrive-0000000000/cancel"):
+        assert (await api.client.post(f"{DEAD}/{path}", data=fields)).status_code == 403, path
+    found = await system.ledger.dead_letters.get_dead("raw-1")
+    assert found is not None
+    assert found.state == DeadLetterState.WAITING
+
+
+def _token(page: str) -> str:
+    found = re.search(r'name="csrf" value="(\w+)"', page)
+    assert found is not None
+    return found.group(1)
