@@ -219,7 +219,9 @@ def test_a_pattern_takes_time_in_proportion_to_the_text() -> None:
     ("name", "wrong"),
     [
         ("chat_completion", {"messages": []}),
-        ("chat_completion", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("chat_completion", {"messages": [{"role": "king", "content": "x"}]}),
+        ("chat_completion", {"messages": [{"role": "user"}]}),
+        ("chat_completion", {"extra": {"stream": True}}),
         ("chat_completion", {"max_tokens": 0}),
         ("chat_completion", {"temperature": 3}),
         ("classify", {"labels": ["one"]}),

@@ -96,7 +96,12 @@ async def test_every_operation_of_the_api_is_covered(
     shared_api: RunningApi, kind: type[Any]
 ) -> None:
     paths = (await shared_api.client.get("/openapi.json")).json()["paths"]
-    known = {operation["operationId"] for item in paths.values() for operation in item.values()}
+    known = {
+        operation["operationId"]
+        for path, item in paths.items()
+        if not path.startswith("/v1/")  # OpenAI's own clients are for these
+        for operation in item.values()
+    }
     assert operations_of(kind) == known, "name each new operation in api/client/operations.py"
 
 

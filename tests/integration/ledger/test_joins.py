@@ -369,7 +369,7 @@ async def test_jobs_without_a_join_cost_no_statement_more(ledger: Ledger) -> Non
         finished, said[:] = _changes(said), []
     finally:
         event.remove(Engine, "before_cursor_execute", note)
-    assert claimed == ["SELECT", "UPDATE"]
+    assert claimed == ["SELECT", "SELECT", "UPDATE"]  # the pauses, then the job
     assert finished == ["SELECT", "UPDATE"]
 
 

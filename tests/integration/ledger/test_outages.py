@@ -66,9 +66,9 @@ async def test_a_server_that_does_not_answer_is_unavailable(
 FREEZES_IN_A_TRANSACTION = """
 import asyncio, os, signal, sys
 from sqlalchemy import text
-from switchyard.services.engine.ledger.sql import database, servers
+from switchyard.services.engine.ledger.sql import database, postgres_servers
 
-servers.ABANDONED = 1.0
+postgres_servers.ABANDONED = 1.0
 runs = []
 
 def work(connection):

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.monitoring import worker_status
+from switchyard.services.engine.monitoring import schedule_status
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import schedules as schedules_check
@@ -66,7 +66,7 @@ async def test_one_that_is_due_every_second_and_always_refused_is_as_late_as_its
 async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
     system: System, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_status, "MAX_SHOWN", 2)
+    monkeypatch.setattr(schedule_status, "MAX_SHOWN", 2)
 
     async def shown() -> dict[tuple[str, ...], float]:
         last = await system.ledger.schedules.last_firings(settled=True)

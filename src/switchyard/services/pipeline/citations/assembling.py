@@ -14,6 +14,12 @@ _DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−_])\s*")
 _PAGES_AND_YEAR = re.compile(r"(?:([^,]*\d[^,]*), ?)?((?:1[5-9]|20)\d\d)")
 # "Who governs? Journal of Politics": a sentence before a name, not an abbreviation's full stop.
 _TITLE_AND_CONTAINER = re.compile(r"(\S+(?: \S+)+(?:[?!]|(?<=[a-zà-ÿ]{4})\.)) (\w.*)")
+# "On tides. Tides 3": a periodical with its volume behind a title, and not a part of a work.
+_TITLE_AND_VOLUME = re.compile(
+    r"(\S+(?: \S+)*?[^\W\d_]{3}[.?!]) "
+    r"(?!(?:Part|Volume|Vol|Book|Chapter|Section|No|Version|Band|Teil|Tome|Report)\b)"
+    r"([A-ZÀ-Þ][^\W\d_]*\.?(?: [^\W\d_]+\.?){0,6}) (\d{1,4})"
+)
 _FAMILY_AND_INITIALS = re.compile(r"([^\W\d_][^\W\d_'’-]{2,}) ((?:[^\W\d_](?:\.|\b)[ -]?)+)")
 _WHOLE_NAME = re.compile(r"[^\W\d_]{3}")
 _ABBREVIATED = re.compile(r"[^\W\d_]{2}\. ")
@@ -48,6 +54,9 @@ def assembled(
     title, container = longest("title"), longest("container")
     if not title and (parts := _TITLE_AND_CONTAINER.fullmatch(container)):
         title, container = _trimmed(parts.group(1)), _trimmed(parts.group(2))
+    volume = first("volume")
+    if not (container or volume) and (glued := _TITLE_AND_VOLUME.fullmatch(title)):
+        title, container, volume = _trimmed(glued[1]), glued[2], glued[3]
     year, pages = re.search(r"\d{4}", first("year")), first("pages")
     if year is None and (both := _PAGES_AND_YEAR.fullmatch(pages)):
         pages, year = both.group(1) or "", re.match(r"\d{4}", both.group(2))
@@ -65,7 +74,7 @@ def assembled(
         title=title,
         container=_with_full_stop(container, text),
         year=int(year.group()) if year else None,
-        volume=first("volume"),
+        volume=volume,
         issue=first("issue"),
         pages=_pages(pages),
         publisher=longest("publisher"),
