@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         place = normpath(join(dirname(source), target))
         if place == "README.md":
             to = _INDEX
-        elif place.startswith("docs/") and place.endswith(".md"):
+        elif place.startswith("docs/") and place.endswith((".md", ".png")):
             to = place.removeprefix("docs/")
         else:
             return f"{text} (`{place}`)" if text != place else f"`{place}`"

@@ -98,6 +98,9 @@ def test_the_two_commands_run_what_the_tests_of_demo_and_up_run() -> None:
     (block,) = blocks_of("README.md", "## Try it")
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert commands == ["make demo", "make up"]
+    # Not what the `make` was told that runs the tests.
+    of_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS", "FILES")
+    environment = {name: value for name, value in os.environ.items() if name not in of_make}
     for command in [*commands, "make demo ARGS=--keep", 'make demo FILES="a.pdf b.pdf"']:
         assert command.removeprefix("make ") in (ROOT / "README.md").read_text()
         arguments = shlex.split(command)
@@ -105,6 +108,7 @@ def test_the_two_commands_run_what_the_tests_of_demo_and_up_run() -> None:
         done = subprocess.run(
             [*arguments, "--dry-run", "--assume-old=.venv/.libraries"],
             cwd=ROOT,
+            env=environment,
             capture_output=True,
             text=True,
             check=True,

@@ -256,10 +256,6 @@ class Pages(Routes):
         self.route_class = PageRoute
 
 
-Page, View = DashboardPage, DashboardView
-"""Short names, as views import them."""
-
-
 def allows(scope: Scope) -> Any:
     """A dependency: whoever is signed in has this scope, or `admin`."""
     return Depends(SessionGuard(scope))
