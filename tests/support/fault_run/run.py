@@ -195,8 +195,12 @@ async def _is_quiet(system: System) -> bool:
 
 
 async def _document_state(api: Api, document_id: str) -> str:
-    answer = await api.once("GET", f"/documents/{document_id}")
-    return str(answer.json()["state"]) if answer is not None else "no answer"
+    """Ask until the API answers: the last fault may have ended its process."""
+    try:
+        answer = await eventually(lambda: api.once("GET", f"/documents/{document_id}"))
+    except AssertionError:
+        return "no answer"
+    return str(answer.json()["state"])
 
 
 def _print(plan: Plan, account: Account, told: Chronicle, logs: list[Path]) -> None:
