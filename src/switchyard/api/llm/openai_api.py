@@ -7,12 +7,11 @@ not about the lanes goes to the model server, and back, as it is.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import structlog
@@ -25,10 +24,10 @@ from switchyard.api.http.event_stream import (
     EventStream,
     wait_for_disconnect,
 )
-from switchyard.api.http.openai_errors import error_of
 from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.llm.llm import refusals, request_queue
+from switchyard.api.llm.openai_chunks import ChunkWriter
 from switchyard.api.middleware.access import Place, needs, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState, Shared
@@ -83,6 +82,17 @@ class _Wishes:
     """Whether it goes on when its client has gone."""
     source: str
     idempotency_key: str | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return what the queue of requests takes."""
+        return {
+            "lane": self.lane,
+            "priority": self.priority,
+            "expires_in": self.expires_in,
+            "key": self.idempotency_key,
+            "source": self.source,
+        }
 
 
 @router.post(
@@ -197,11 +207,7 @@ def check_model(settings: Settings, model: str) -> None:
         return
     known = ", ".join(each.id for each in served_models(settings)[:10])
     advice = f"one of: {known}" if known else "the operator has to set JOBS_LLM_BASE_URL"
-    raise Problem(
-        "unknown-model",
-        f"no server has the model {model!r}; {advice}",
-        error_code="model_not_found",
-    )
+    raise Problem("unknown-model", f"no server has the model {model!r}; {advice}")
 
 
 def payload_of(body: models.ChatCompletionRequest, *, fresh: bool = False) -> dict[str, Any]:
@@ -225,15 +231,7 @@ async def _answer(
 ) -> Response:
     queue = request_queue(state)
     with refusals():
-        job_id = await queue.submit(
-            "chat_completion",
-            payload,
-            lane=wishes.lane,
-            priority=wishes.priority,
-            expires_in=wishes.expires_in,
-            key=wishes.idempotency_key,
-            source=wishes.source,
-        )
+        job_id = await queue.submit("chat_completion", payload, **wishes.options)
     ending = asyncio.create_task(queue.wait_for_end(job_id, timeout=wishes.expires_in))
     if not await _ends_while_connected(request, ending):
         await _abandon(state, job_id, wishes)
@@ -259,10 +257,11 @@ def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
     found = result.result or {}
     is_reused = bool(found.get("answer_reused"))
     headers = {"X-Job-Id": result.job_id, "X-Cache": "HIT" if is_reused else "MISS"}
-    price = settings.prices.of(found.get("model", ""))
+    prices = settings.prices
+    price = prices.of(found.get("model", ""))
     if price is not None:
         cost = 0.0 if is_reused else price.cost(found.get("usage", {}))
-        headers["X-Job-Cost"] = f"{cost:.8f} {settings.prices.currency}".rstrip()
+        headers["X-Job-Cost"] = f"{cost:.8f} {prices.currency}".rstrip()
     return headers
 
 
@@ -335,15 +334,7 @@ async def _start_stream(
     with an error; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
     with refusals():
-        written = await queue.open_stream(
-            "chat_completion",
-            payload,
-            lane=wishes.lane,
-            priority=wishes.priority,
-            expires_in=wishes.expires_in,
-            key=wishes.idempotency_key,
-            source=wishes.source,
-        )
+        written = await queue.open_stream("chat_completion", payload, **wishes.options)
     ending = queue.wait_for_end(written.job_id, timeout=wishes.expires_in)
     events = written.follow(ending, heartbeat=state.settings.api_heartbeat)
     async with AsyncExitStack() as leaving:
@@ -415,87 +406,3 @@ async def _frames(
     finally:
         if not is_ended:
             await _abandon(state, job_id, wishes)
-
-
-@dataclass(slots=True)
-class ChunkWriter:
-    """Writes one answer as the chunks of OpenAI's streams. The text is written as it comes; the
-    rest (tool calls, further choices, log probabilities) when the answer is whole."""
-
-    job_id: str
-    model: str
-    shows_usage: bool = False
-    _created: int = field(default_factory=lambda: int(time.time()))
-    _sent: list[str] = field(default_factory=list)
-    _length: int = 0
-    _is_live: bool = True
-    """False once a piece was left out, or the answer began anew: the rest comes at the end."""
-
-    def text(self, piece: LlmText) -> Iterator[bytes]:
-        """Write a piece of the text, where it follows those before it."""
-        if piece.offset != self._length:
-            self._is_live = False
-        if not self._is_live:
-            return
-        delta: dict[str, Any] = {"content": piece.text}
-        if not self._sent:
-            delta = {"role": "assistant", **delta}
-        self._sent.append(piece.text)
-        self._length += len(piece.text)
-        yield self._chunk({"index": 0, "delta": delta, "finish_reason": None})
-
-    def end(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        """Write what is missing of the whole answer, and the end."""
-        sent = "".join(self._sent)
-        choices = completion.get("choices", [])
-        first = choices[0]["message"].get("content") if choices else None
-        if sent and not (isinstance(first, str) and first.lstrip().startswith(sent)):
-            text = "the answer began anew after a failure, and is another one now: ask again"
-            yield self.error(Problem("model-failed", text))
-            return
-        for choice in choices:
-            delta = dict(choice["message"])
-            if choice["index"] == 0 and sent:
-                del delta["role"]
-                delta["content"] = str(first).lstrip()[len(sent) :]
-                if not delta["content"]:
-                    del delta["content"]
-            calls = delta.get("tool_calls")
-            if isinstance(calls, list):
-                delta["tool_calls"] = [
-                    {"index": number, **call} for number, call in enumerate(calls)
-                ]
-            others = {
-                name: value
-                for name, value in choice.items()
-                if name not in ("index", "message", "finish_reason")
-            }
-            if delta or others:
-                yield self._chunk(
-                    {"index": choice["index"], "delta": delta, "finish_reason": None, **others}
-                )
-            reason = {"delta": {}, "finish_reason": choice["finish_reason"]}
-            yield self._chunk({"index": choice["index"], **reason})
-        if self.shows_usage:
-            yield self._chunk(None, usage=completion.get("usage"))
-        yield b"data: [DONE]\n\n"
-
-    def error(self, problem: Problem) -> bytes:
-        """Write why a stream that has begun has no end."""
-        return _data(error_of(problem.content)[1])
-
-    def _chunk(self, choice: Mapping[str, Any] | None, **others: Any) -> bytes:
-        return _data(
-            {
-                "id": f"chatcmpl-{self.job_id}",
-                "object": "chat.completion.chunk",
-                "created": self._created,
-                "model": self.model,
-                "choices": [] if choice is None else [choice],
-                **others,
-            }
-        )
-
-
-def _data(value: Any) -> bytes:
-    return f"data: {json.dumps(value)}\n\n".encode()

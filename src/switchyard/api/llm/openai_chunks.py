@@ -1,0 +1,97 @@
+"""The chunks of OpenAI's streams, written from the pieces of an answer and its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.api.http.openai_errors import error_of
+from switchyard.api.http.problems import Problem
+from switchyard.services.llm.answer_follower import LlmText
+
+
+@dataclass(slots=True)
+class ChunkWriter:
+    """Writes one answer as the chunks of OpenAI's streams. The text is written as it comes; the
+    rest (tool calls, further choices, log probabilities) when the answer is whole."""
+
+    job_id: str
+    model: str
+    shows_usage: bool = False
+    _created: int = field(default_factory=lambda: int(time.time()))
+    _sent: list[str] = field(default_factory=list)
+    _length: int = 0
+    _is_live: bool = True
+    """False once a piece was left out, or the answer began anew: the rest comes at the end."""
+
+    def text(self, piece: LlmText) -> Iterator[bytes]:
+        """Write a piece of the text, where it follows those before it."""
+        if piece.offset != self._length:
+            self._is_live = False
+        if not self._is_live:
+            return
+        delta: dict[str, Any] = {"content": piece.text}
+        if not self._sent:
+            delta = {"role": "assistant", **delta}
+        self._sent.append(piece.text)
+        self._length += len(piece.text)
+        yield self._chunk({"index": 0, "delta": delta, "finish_reason": None})
+
+    def end(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write what is missing of the whole answer, and the end."""
+        sent = "".join(self._sent)
+        choices = completion.get("choices", [])
+        first = choices[0]["message"].get("content") if choices else None
+        if sent and not (isinstance(first, str) and first.lstrip().startswith(sent)):
+            text = "the answer began anew after a failure, and is another one now: ask again"
+            yield self.error(Problem("model-failed", text))
+            return
+        for choice in choices:
+            delta = dict(choice["message"])
+            if choice["index"] == 0 and sent:
+                del delta["role"]
+                delta["content"] = str(first).lstrip()[len(sent) :]
+                if not delta["content"]:
+                    del delta["content"]
+            calls = delta.get("tool_calls")
+            if isinstance(calls, list):
+                delta["tool_calls"] = [
+                    {"index": number, **call} for number, call in enumerate(calls)
+                ]
+            others = {
+                name: value
+                for name, value in choice.items()
+                if name not in ("index", "message", "finish_reason")
+            }
+            if delta or others:
+                yield self._chunk(
+                    {"index": choice["index"], "delta": delta, "finish_reason": None, **others}
+                )
+            reason = {"delta": {}, "finish_reason": choice["finish_reason"]}
+            yield self._chunk({"index": choice["index"], **reason})
+        if self.shows_usage:
+            yield self._chunk(None, usage=completion.get("usage"))
+        yield b"data: [DONE]\n\n"
+
+    def error(self, problem: Problem) -> bytes:
+        """Write why a stream that has begun has no end."""
+        return _data(error_of(problem.content)[1])
+
+    def _chunk(self, choice: Mapping[str, Any] | None, **others: Any) -> bytes:
+        return _data(
+            {
+                "id": f"chatcmpl-{self.job_id}",
+                "object": "chat.completion.chunk",
+                "created": self._created,
+                "model": self.model,
+                "choices": [] if choice is None else [choice],
+                **others,
+            }
+        )
+
+
+def _data(value: Any) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()
