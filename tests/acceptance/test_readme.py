@@ -99,7 +99,7 @@ def test_the_two_commands_run_what_the_tests_of_demo_and_up_run() -> None:
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert commands == ["make demo", "make up"]
     # Not what the `make` was told that runs the tests.
-    of_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS", "FILES")
+    of_make = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ARGS", "FILES")
     environment = {name: value for name, value in os.environ.items() if name not in of_make}
     for command in [*commands, "make demo ARGS=--keep", 'make demo FILES="a.pdf b.pdf"']:
         assert command.removeprefix("make ") in (ROOT / "README.md").read_text()
