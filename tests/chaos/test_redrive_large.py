@@ -1,4 +1,4 @@
-"""Tens of thousands of dead letters of 20 causes: grouped, one cause redriven, killed half-way, resumed."""
+"""Dead letters of 20 causes: grouped, one cause redriven, killed half-way, resumed."""
 
 import asyncio
 import time

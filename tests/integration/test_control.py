@@ -10,6 +10,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.engine.records.requests import FinishRequest
 from switchyard.services.engine.records.results import AttemptFinished, Cancelled, Running
 from switchyard.services.engine.records.states import AttemptOutcome, State
+from switchyard.services.engine.runtime import execution
 from switchyard.services.engine.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -130,6 +131,34 @@ async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System
     await journal.until(lambda: journal.cancelled == [job_id])
     journal.release(job_id)
     await system.wait_for_state(job_id, State.SUCCEEDED)
+
+
+async def test_a_handler_that_ignores_its_cancel_and_its_time_limit_holds_nothing(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "HEED_TIMEOUT", 0.3)
+    worker = await system.start_worker("llm", slots=1)
+    await listening(system)
+    job_id = await system.publish("hot.stubborn")
+    await journal.started(job_id)
+    await send_cancel(system.wire, job_id)
+    await system.wait_for_state(job_id, State.CANCELLED)
+
+    slow = await system.publish("hot.stubborn_and_slow")
+    record = await system.wait_for_state(slow, State.DEAD)
+    assert (record.attempts, record.reason, record.error_type) == (
+        1,
+        "permanent",
+        "TimeLimitExceeded",
+    )
+    assert "swallows CancelledError" in str(record.error_message)
+    assert journal.runs(slow) == 1
+
+    await system.wait_for_state(await system.publish("hot.noop"), State.SUCCEEDED)
+    await eventually(lambda: worker.worker.running == 0, what="a free slot")
+    # What they return at last is of no interest to anybody.
+    journal.release(job_id, slow)
+    assert await system.state(job_id) is State.CANCELLED
 
 
 async def test_commands_that_make_no_sense_are_heard_and_forgotten(system: System) -> None:

@@ -264,6 +264,12 @@ async def stubborn(payload: Note, ctx: JobContext) -> Outcome:
             return Done()
 
 
+@job("stubborn_and_slow", worker="llm", lanes=("hot",), timeout=SLOW_LIMIT, max_attempts=2)
+async def stubborn_and_slow(payload: Note, ctx: JobContext) -> Outcome:
+    """Does not let itself be stopped by its time limit either."""
+    return await stubborn(payload, ctx)
+
+
 @job("scripted", worker="llm", lanes=("hot", "backfill"), timeout=30)
 async def scripted(payload: Script, ctx: JobContext) -> Outcome:
     """Ends as its script says."""

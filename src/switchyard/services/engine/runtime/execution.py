@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
 from pydantic import BaseModel
 
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed, in_thread
@@ -33,6 +34,9 @@ from switchyard.services.engine.runtime.process_pool import ProcessEnded, Proces
 from switchyard.services.engine.runtime.running_job import is_from_outside
 from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
 
+HEED_TIMEOUT = 15.0
+"""Seconds that a handler in the event loop has to end after its time limit, or once cancelled. Its
+job ends without it then, and its slot is free."""
 PROCESS_POLL_INTERVAL = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""
 SUSPECTS_AT_ONCE = 4
@@ -51,6 +55,8 @@ class Executor:
 
     def __init__(self, processes: int) -> None:
         self._pool = ProcessPool(processes, serve)
+        # asyncio keeps no task alive that nobody refers to.
+        self._abandoned: set[asyncio.Task[Any]] = set()
         # Of each lane, so that a hot one does not wait for others.
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(SUSPECTS_AT_ONCE)
@@ -65,7 +71,8 @@ class Executor:
 
         A `suspect`, whose worker has died, runs in a process of its own: if it kills that, nobody
         else is harmed, and nobody else is to blame. Beside it other jobs, hot ones above all,
-        start as ever. Cancelling this call cancels the handler; a handler's process is killed.
+        start as ever. Cancelling this call cancels the handler; a handler's process is killed. A
+        handler in the event loop that swallows CancelledError has HEED_TIMEOUT to end.
         """
         if job_type.isolation == "process":
             limits = (job_type.memory_limit_mb, job_type.cpu_limit)
@@ -73,14 +80,54 @@ class Executor:
         if suspect and _can_be_sent(job_type.handler):
             async with self._turns[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
-        # A task of its own: so what cancels that one is told from what cancels this call.
+        return await self._run_in_loop(job_type, payload, ctx)
+
+    async def _run_in_loop(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
+        # A task of its own: so what cancels that one is told from what cancels this call, and one
+        # that goes on regardless holds nobody up.
         running = asyncio.create_task(_run_here(job_type, payload, ctx))
         try:
-            return await running
+            await asyncio.wait({running}, timeout=job_type.timeout + HEED_TIMEOUT)
+        except asyncio.CancelledError:
+            running.cancel()
+            try:
+                await asyncio.wait({running}, timeout=HEED_TIMEOUT)
+            finally:
+                self._abandon_unless_done(running, job_type, ctx)
+            if not running.done():
+                raise
+        else:
+            if self._abandon_unless_done(running, job_type, ctx):
+                return _unstoppable(job_type, ctx)
+        try:
+            return running.result()
         except asyncio.CancelledError as error:
             if is_from_outside(error):
                 raise
             return Failure.from_error(error)
+
+    def _abandon_unless_done(
+        self, running: asyncio.Task[Any], job_type: JobType, ctx: JobContext
+    ) -> bool:
+        """Let a handler run on that ignores that it is cancelled: only the end of the worker ends
+        it. Returns False for one that has ended."""
+        if running.done():
+            return False
+        running.cancel()
+        self._abandoned.add(running)
+        running.add_done_callback(self._forget)
+        structlog.get_logger("worker").error(
+            "handler abandoned",
+            job_id=ctx.message.job_id,
+            job_type=job_type.name,
+            abandoned=len(self._abandoned),
+        )
+        return True
+
+    def _forget(self, ended: asyncio.Task[Any]) -> None:
+        self._abandoned.discard(ended)
+        if not ended.cancelled():
+            ended.exception()  # asyncio complains of one that nobody has asked for
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
         """Return what the work gives or raises: JobContext.compute for a handler in the event
@@ -185,6 +232,17 @@ async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> A
         if issubclass(type(error), TimeoutError) and limit.expired():
             return _too_slow(job_type)
         return failure_of(error)
+
+
+def _unstoppable(job_type: JobType, ctx: JobContext) -> Failure:
+    # Not tried again: that would be beside itself.
+    return Failure(
+        TIMED_OUT,
+        f"{job_type.name} ran longer than its {job_type.timeout:g} s, and its handler swallows "
+        f"CancelledError, so it runs on in worker {ctx.worker_id} until that is restarted: let "
+        "CancelledError through (`except Exception` does), restart the worker, redrive the job",
+        permanent=True,
+    )
 
 
 def _how_it_ended(exit_code: int) -> str:
