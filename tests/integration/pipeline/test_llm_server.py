@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import time
 from dataclasses import replace
@@ -422,6 +423,25 @@ async def test_nonsense_is_tried_again_later(
     with pytest.raises(InvalidLlmResponse):
         await ask(asking)
     assert len(llm.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (b"<html>\n<h1>Bad \x1b[2Jgateway</h1>", 'not JSON: "<html> <h1>Bad \\x1b[2Jgateway</h1>"'),
+        (b"", "not JSON: an empty body"),
+        (b'{"status": "loading"}', 'no choices: it answered "{"status": "loading"}"'),
+        (b"x" * 1_000, f'not JSON: "{"x" * 100}…"'),
+    ],
+)
+async def test_what_was_answered_instead_is_told(
+    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder, said: bytes, told: str
+):
+    llm.always(server.says(said))
+    with pytest.raises(InvalidLlmResponse, match=re.escape(told)):
+        await ask(asking)
+    with pytest.raises(InvalidLlmResponse, match=re.escape(told.split(": ", 1)[1][-12:])):
+        await embedder.embed(["a"])
 
 
 async def test_a_filtered_answer_is_final(llm: LlmServer, asking: Settings):

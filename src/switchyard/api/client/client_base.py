@@ -26,6 +26,7 @@ from switchyard.api.client.errors import (
 from switchyard.api.client.operations import Operations
 from switchyard.api.client.sse import SILENCE_TIMEOUT
 from switchyard.services.common.durations import PollPauses
+from switchyard.services.common.printable import quoted_answer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 2.0
@@ -146,7 +147,8 @@ class ClientBase(Operations, ABC):
                 raise error_of(answer) from error
             raise UnexpectedResponse(
                 f"{shown_url(self.base_url)} does not answer {call.method} {call.path} as this "
-                "client expects it: is it the API, and of the same version?"
+                "client expects it: is it the API, and of the same version? It answers "
+                f"{quoted_answer(answer.content)}"
             ) from error
 
     def _stream(self, last_id: str | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import httpx
 from pydantic import ValidationError
 
 from switchyard.api.models.problems import TYPE_BASE, FieldError, ProblemDetails
+from switchyard.services.common.printable import quoted_answer
 
 
 class ApiError(Exception):
@@ -113,6 +114,8 @@ def error_of(answer: httpx.Response) -> ApiError:
         said = f"{answer.url.host} answered {phrase}"
         if answer.is_redirect:
             said += f", to {answer.headers['location'][:200]}: is that the address of the API?"
+        elif answer.content:
+            said += f": {quoted_answer(answer.content)}"
         error = _class_of(answer.status_code)(said)
         error.status = answer.status_code
         error.retry_after = _seconds(answer)

@@ -19,6 +19,8 @@ _STEERING = (
     "\u2028\u2029"  # line ends to some
     "\ud800-\udfff"  # halves of a pair: no encoding can write them
 )
+MAX_QUOTED = 100
+"""Characters of a server's answer that an error quotes."""
 _TEXT = re.compile(f"[{_STEERING}]")
 _LINE = re.compile(f"[{_STEERING}\t\n]")
 
@@ -33,6 +35,18 @@ def printable_line(text: str) -> str:
     """Return the text in one line, without steering characters: nothing in it can look like the
     next line."""
     return text if text.isascii() and text.isprintable() else _LINE.sub(_escaped, text)
+
+
+def quoted_answer(answer: object) -> str:
+    """Return the beginning of what a server has answered, in quotes and in one line, for the error
+    that says what it should have answered. `answer` is bytes, text, or what its JSON said."""
+    if isinstance(answer, bytes | bytearray):
+        answer = bytes(answer[: 4 * MAX_QUOTED]).decode(errors="replace")
+    text = answer if isinstance(answer, str) else _start_of_json(answer)
+    line = printable_line(" ".join(text[: 4 * MAX_QUOTED].split()))
+    if not line:
+        return "an empty body"
+    return f'"{line[:MAX_QUOTED]}…"' if len(line) > MAX_QUOTED else f'"{line}"'
 
 
 def printable_json(text: str) -> str:
@@ -50,6 +64,16 @@ def to_json(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, **options)
     except ValueError:
         return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **options)
+
+
+def _start_of_json(value: Any) -> str:
+    """Write no more of a large value than is quoted."""
+    start = ""
+    for part in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        start += part[: 4 * MAX_QUOTED]
+        if len(start) > 4 * MAX_QUOTED:
+            break
+    return start
 
 
 def _finite(value: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.llm.completion_assembler import CompletionAssembler
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
 from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
@@ -174,7 +175,7 @@ class CompletionReader:
 
     def _read_chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
-            raise InvalidLlmResponse("the model server's answer has no choices")
+            raise _without_choices(chunk)
         if error := chunk.get("error"):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
@@ -184,7 +185,7 @@ class CompletionReader:
         if choices is None or choices == []:
             return  # usage, a filter's report, or a sign of life
         if not isinstance(choices, list):
-            raise InvalidLlmResponse("the model server's answer has no choices")
+            raise _without_choices(chunk)
         self._keep(CompletionAssembler.add_chunk, chunk)
         choice = self._first_choice(choices)
         delta = field_of(choice, "delta")
@@ -203,7 +204,7 @@ class CompletionReader:
         LlmUnavailable."""
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
-            raise InvalidLlmResponse("the model server's answer has no choices")
+            raise _without_choices(completion)
         self._read_metadata(field_of(completion, "model"), field_of(completion, "usage"))
         self._keep(CompletionAssembler.add_whole, completion)
         choice = self._first_choice(choices)
@@ -443,11 +444,19 @@ def _add_data(data: bytearray, line: bytes) -> None:
         data += value.removeprefix(b" ")
 
 
+def _without_choices(answer: Any) -> InvalidLlmResponse:
+    return InvalidLlmResponse(
+        f"the model server's answer has no choices: it answered {quoted_answer(answer)}"
+    )
+
+
 def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidLlmResponse("the model server's answer is not JSON") from error
+        raise InvalidLlmResponse(
+            f"the model server's answer is not JSON: {quoted_answer(body)}"
+        ) from error
 
 
 def _is_json(body: bytes | bytearray) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchyard.services.common.library_loading import load
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded_http import bounded_http
@@ -278,7 +279,10 @@ async def call_with_retries(
     except (LlmUnavailable, InvalidLlmResponse, LlmRefused):
         raise
     except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors
-        raise InvalidLlmResponse("the model server's answer is not JSON") from error
+        said = getattr(error, "doc", None) or getattr(error, "object", "")
+        raise InvalidLlmResponse(
+            f"the model server's answer is not JSON: {quoted_answer(said)}"
+        ) from error
     except TimeoutError as error:
         if limit.expired():
             raise LlmTimeout(f"the model server did not answer within {within:g} s") from error

@@ -12,6 +12,7 @@ import structlog
 from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.llm.budget_account import CallCharge, EmbeddingBudget
 from switchyard.services.llm.completion_reader import CompletionReader, field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
@@ -127,7 +128,10 @@ class RemoteEmbedder:
     def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
         data = field_of(answer, "data")
         if not isinstance(data, list) or len(data) != expected:
-            raise InvalidLlmResponse(f"the embedding server did not answer with {expected} vectors")
+            raise InvalidLlmResponse(
+                f"the embedding server did not answer with {expected} vectors, but with "
+                f"{quoted_answer(answer)}"
+            )
         ordered: list[list[float] | None] = [None] * expected
         for place, item in enumerate(data):
             index = field_of(item, "index")
@@ -141,7 +145,10 @@ class RemoteEmbedder:
     def _normalised(self, vector: Any) -> list[float]:
         numbers = isinstance(vector, list) and all(isinstance(x, int | float) for x in vector)
         if not numbers or not all(math.isfinite(x) for x in vector):
-            raise InvalidLlmResponse("the embedding server answered something that is no vector")
+            raise InvalidLlmResponse(
+                f"the embedding server answered something that is no vector: "
+                f"{quoted_answer(vector)}"
+            )
         if len(vector) != self.dimensions:
             raise PermanentError(
                 f"model {self.model!r} makes vectors of length {len(vector)}, "

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
 
     if not isinstance(value, dict):
         raise InvalidSourceResponse(
-            f"{label} returned something other than a JSON object for the {what}"
+            f"{label} returned no JSON object for the {what}, but {quoted_answer(value)}"
         )
     return value
 

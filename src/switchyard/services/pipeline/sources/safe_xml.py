@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 from xml.parsers import expat
 
 from switchyard.services.common.files.charsets import Charset, charset_in, decode
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 _MAX_DEPTH = 50
@@ -55,4 +56,6 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
         parser.Parse(decode(data, charset or charset_in(data)).encode(), True)
         return builder.close()
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise InvalidSourceResponse(f"{label} returned no XML: {error}") from error
+        raise InvalidSourceResponse(
+            f"{label} returned no XML ({error}), but {quoted_answer(data)}"
+        ) from error

@@ -14,6 +14,7 @@ from switchyard.services.common.files.charsets import Charset, charset_of, decod
 from switchyard.services.common.files.errors import NotStored
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceNotFound,
@@ -58,7 +59,8 @@ class SourceResponse:
             raise SourceRefused(f"{label} refuses the request with {status}{self._error_message()}")
         to = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
         after = parse_retry_after(self.headers.get("retry-after", ""))
-        raise SourceUnavailable(f"{label} answers {status}{to}", after=after)
+        said = self._error_message() or (f": {quoted_answer(self.body)}" if self.body else "")
+        raise SourceUnavailable(f"{label} answers {status}{to}{said}", after=after)
 
     def json(self) -> Any:
         """Return the body, read as JSON."""
@@ -66,7 +68,9 @@ class SourceResponse:
         try:
             return json.loads(self.text())
         except (ValueError, RecursionError) as error:
-            raise InvalidSourceResponse(f"{self.label} returned no JSON") from error
+            raise InvalidSourceResponse(
+                f"{self.label} returned no JSON, but {quoted_answer(self.text())}"
+            ) from error
 
     def text(self) -> str:
         """Return the body, by its byte order mark or the charset that its Content-Type names, else

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.linking.questions import LookupMethod, WorkQuestion
 from switchyard.services.pipeline.citations.reference import Person
@@ -75,7 +76,9 @@ class Catalogue(ABC):
     async def _get(self, path: str, **params: str) -> dict[str, Any]:
         told = (await self._client.get(path, params | self._polite)).json()
         if not isinstance(told, dict):
-            raise InvalidSourceResponse(f"{self.label} returned something other than an object")
+            raise InvalidSourceResponse(
+                f"{self.label} returned no JSON object, but {quoted_answer(told)}"
+            )
         return told
 
     def _records(self, told: Mapping[str, Any], *path: str) -> list[Mapping[str, Any]]:
@@ -83,7 +86,9 @@ class Catalogue(ABC):
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, list):
-            raise InvalidSourceResponse(f"{self.label}'s answer has no {'.'.join(path)}")
+            raise InvalidSourceResponse(
+                f"{self.label}'s answer has no {'.'.join(path)}: {quoted_answer(told)}"
+            )
         return [each for each in found if isinstance(each, dict)]
 
 
