@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from switchyard.api.dashboard import (
     dead,
+    documents,
     jobs,
     limits,
     llm,
@@ -31,6 +32,7 @@ VIEWS = (
     schedules.router,
     limits.router,
     llm.router,
+    documents.router,
 )
 ROUTERS = (signing_in.router, *VIEWS)
 

@@ -117,6 +117,92 @@
   });
   addEventListener("pagehide", unfollow);
 
+  // Uploads: many at once, a few at a time, each with its progress. Without this it is a form.
+  const AT_ONCE = 3;
+
+  function upload(form) {
+    const input = form.querySelector("input[type=file]");
+    const drop = form.querySelector("[data-drop]"), list = form.querySelector("[data-uploads]");
+    const waiting = [];
+    let running = 0;
+    input.multiple = true;
+    form.querySelector("[data-drop-hint]").hidden = false;
+
+    function send({ file, row }) {
+      const bar = row.querySelector("progress"), told = row.querySelector(".told");
+      const end = (text, isWrong) => {
+        running -= 1;
+        told.textContent = text;
+        row.classList.toggle("failed", isWrong);
+        next();
+      };
+      if (file.size > Number(form.dataset.maxBytes)) return end("too large", true);
+      const fields = new FormData(form), request = new XMLHttpRequest();
+      fields.delete("file");
+      fields.append("file", file);
+      request.upload.addEventListener("progress", (event) => {
+        bar.value = event.loaded / (event.total || 1);
+        told.textContent = bar.value < 1 ? `${Math.floor(100 * bar.value)} %` : "taken in …";
+      });
+      request.addEventListener("error", () => end("the connection broke: send it again", true));
+      request.addEventListener("load", () => {
+        bar.value = 1;
+        const page = new DOMParser().parseFromString(request.responseText, "text/html");
+        if (request.status >= 400) {
+          const why = page.querySelector("[data-why]");
+          return end(why ? why.textContent : `refused (${request.status})`, true);
+        }
+        const link = document.createElement("a");
+        link.href = request.responseURL;
+        link.textContent = file.name;
+        row.firstChild.replaceWith(link);
+        end(new URL(link.href).searchParams.has("known") ? "known already" : "sent", false);
+      });
+      request.open("POST", form.action);
+      request.send(fields);
+      return undefined;
+    }
+
+    function next() {
+      while (running < AT_ONCE && waiting.length) {
+        running += 1;
+        send(waiting.shift());
+      }
+    }
+
+    function add(files) {
+      for (const file of files) {
+        const row = document.createElement("li"), name = document.createElement("span");
+        const bar = document.createElement("progress"), told = document.createElement("span");
+        name.textContent = file.name;
+        bar.max = 1;
+        bar.value = 0;
+        bar.setAttribute("aria-label", file.name);
+        told.className = "told";
+        told.textContent = "waits";
+        row.append(name, bar, told);
+        list.append(row);
+        waiting.push({ file, row });
+      }
+      list.hidden = false;
+      next();
+    }
+
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      add(input.files);
+      input.value = "";
+    });
+    for (const name of ["dragover", "dragenter"])
+      drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
+    drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+    drop.addEventListener("drop", (event) => {
+      event.preventDefault();
+      drop.classList.remove("over");
+      add(event.dataTransfer.files);
+    });
+  }
+
   // The keyboard.
   let isGoing = false;
 
@@ -162,6 +248,7 @@
     if (theme) { theme.hidden = false; theme.addEventListener("click", switchTheme); }
     const help = document.querySelector("[data-help]");
     if (help) { help.hidden = false; help.addEventListener("click", () => document.getElementById("help").showModal()); }
+    document.querySelectorAll("[data-upload]").forEach(upload);
     setInterval(tellTimes, 1000);
     follow();
   });

@@ -8,7 +8,7 @@ whole fleet never have more set aside than is left. Days are in UTC, times the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -167,12 +167,15 @@ class LlmSpendRepository(Repository):
         *,
         since: str | None = None,
         until: str | None = None,
+        names: Collection[str] | None = None,
         limit: int = 100,
     ) -> list[SpendRow]:
         """Return what was spent, by one thing that calls have in common: on the days from `since`
-        to `until` (`2026-11-22`), both included. Days in their order, all others with what has cost
-        most first, up to `limit`."""
+        to `until` (`2026-11-22`), both included; of these `names` alone where they are given. Days
+        in their order, all others with what has cost most first, up to `limit`."""
         query = _spend_query(by).limit(limit)
+        if names is not None:
+            query = query.where(llm_calls.c[_COLUMNS.get(by, by)].in_(names))
         if since is not None:
             query = query.where(llm_calls.c.day >= since)
         if until is not None:

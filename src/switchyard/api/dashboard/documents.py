@@ -1,0 +1,340 @@
+"""Documents: sent by drag and drop, followed through their stages, read, searched."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from fastapi import Depends, Path, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from switchyard.api.dashboard.formats import Html
+from switchyard.api.dashboard.jobs import run_time, wait_time, waterfall
+from switchyard.api.dashboard.pages import (
+    HEADERS,
+    DashboardPage,
+    DashboardView,
+    Pages,
+    allows,
+    done,
+)
+from switchyard.api.dashboard.sessions import PATH
+from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import Cursor
+from switchyard.api.models.documents import HitView, SearchBody
+from switchyard.api.pipeline.documents import FORM, DocumentIdOf, receive_upload
+from switchyard.api.pipeline.search import search
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.records.results import JobSummary
+from switchyard.services.engine.wings import load_wings
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.pipeline.documents.document_service import (
+    DocumentService,
+    NotFinished,
+    UnknownDocument,
+)
+from switchyard.services.pipeline.documents.document_status import STATES
+from switchyard.services.pipeline.graph.svg import draw
+from switchyard.services.pipeline.index.chunk_search import highlights
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.words import query_terms
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.graph import Neighbourhood
+
+T = TypeVar("T")
+HERE = f"{PATH}/documents"
+WING = "pipeline"
+
+PAGE_SIZE = 50
+MAX_HITS = 20
+MAX_HITS_PER_DOCUMENT = 3
+MAX_NEIGHBOURS = 24
+"""Works and authors that are drawn around a document."""
+MAX_RELATED = 8
+MAX_REFERENCES = 300
+MAX_PAGE_TEXT = 200_000
+"""Characters of a page that are shown."""
+MAX_PAGE_LINKS = 400
+
+
+def _is_installed(_: Request) -> bool:
+    return any(wing.name == WING for wing in load_wings())
+
+
+async def _require_wing(request: Request) -> None:
+    if not _is_installed(request):
+        raise Problem(
+            "not-found", "documents need the extra: `pip install 'switchyard[documents]'`"
+        )
+
+
+router = Pages(DashboardView("documents", "Documents", HERE, is_shown=_is_installed))
+router.dependencies.append(Depends(_require_wing))
+
+Asked = Annotated[str, Query(max_length=2000, pattern=patterns.NO_NUL)]
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedText:
+    """A text in three parts, each cut into pieces that are a word that was asked for or are not."""
+
+    before: Sequence[tuple[str, bool]]
+    passage: Sequence[tuple[str, bool]]
+    after: Sequence[tuple[str, bool]]
+
+
+@router.get("")
+async def list_documents(
+    request: Request,
+    documents: DocumentsOf,
+    document_state: Annotated[str, Query(alias="state", max_length=40)] = "",
+    source: Asked = "",
+    label: Annotated[str, Query(alias="class", max_length=100)] = "",
+    cursor: Cursor = None,
+) -> DashboardPage:
+    """List documents, newest first."""
+    wanted = label.strip()
+    if wanted and re.match(patterns.CLASS, wanted) is None:
+        raise Problem("invalid", f"a class is written kind:label, not {wanted[:50]!r}")
+    page = await documents.documents(
+        state=document_state or None,
+        source=source.strip() or None,
+        classes=[wanted] if wanted else (),
+        limit=PAGE_SIZE,
+        cursor=cursor,
+    )
+    asked = {"state": document_state, "source": source.strip(), "class": wanted}
+    kept = {name: value for name, value in asked.items() if value}
+    context = {
+        "documents": page.items,
+        "asked": asked,
+        "is_filtered": bool(kept),
+        "states": sorted(STATES),
+        "max_bytes": documents.inbox.max_bytes,
+        "newer": f"{HERE}?{urlencode(kept)}" if cursor else None,
+        "older": f"{HERE}?{urlencode(kept | {'cursor': page.next_cursor})}"
+        if page.next_cursor
+        else None,
+    }
+    return DashboardPage("documents.html", context, title="Documents")
+
+
+@router.post("", dependencies=[allows(Scope.PUBLISH)], openapi_extra=FORM)
+async def send_document(request: Request, documents: DocumentsOf) -> Response:
+    """Take a document in, as the API does."""
+    upload, about = await receive_upload(request, documents.inbox)
+    submitted = await documents.submit(upload, about)
+    name = about.filename or "The document"
+    told = "is known: nothing was started" if submitted.duplicate else "has been taken in"
+    # Many are sent at once, and the notice is one for all.
+    known = "?known=1" if submitted.duplicate else ""
+    to = f"{HERE}/{quote(submitted.status.document_id, safe='')}{known}"
+    return done(to, f"{name} {told}.")
+
+
+@router.get("/search")
+async def search_documents(
+    request: Request,
+    state: Shared,
+    documents: DocumentsOf,
+    q: Asked = "",
+    mode: Mode = Mode.HYBRID,
+) -> DashboardPage:
+    """Show the places in documents that answer a question, with the words that were found."""
+    hits: list[HitView] = []
+    if q.strip():
+        body = SearchBody(
+            query=q.strip(), mode=mode, limit=MAX_HITS, per_document=MAX_HITS_PER_DOCUMENT
+        )
+        hits = (await search(body, request, state, documents)).hits
+    context = {
+        "q": q.strip(),
+        "mode": mode,
+        "modes": list(Mode),
+        "hits": [(each, _cut_at(each.snippet, each.highlights), _place(each, q)) for each in hits],
+    }
+    return DashboardPage("documents_search.html", context, title="Search documents")
+
+
+@router.get("/{document_id}")
+async def show_document(
+    document_id: DocumentIdOf, request: Request, state: Shared, documents: DocumentsOf
+) -> Response:
+    """Show what was made of a document, and how."""
+    status = await documents.status(document_id)
+    if status.document_id != document_id:
+        return RedirectResponse(f"{HERE}/{quote(status.document_id, safe='')}", 303)
+    run = await state.ledger.job_reads.pipeline(status.job_id) if status.job_id else []
+    result = await _there(documents.result(document_id))
+    now = state.ledger.clock.time()
+    context = {
+        "document": status,
+        "run": waterfall(run, now),
+        "costs": await _costs(state, run),
+        "currency": state.settings.prices.currency,
+        "run_time": run_time,
+        "wait_time": wait_time,
+        "result": result,
+        "pages": min((result or {}).get("page_count") or 0, MAX_PAGE_LINKS),
+        "figures": await _there(documents.figures(document_id)) or [],
+        "references": await _references(documents, document_id),
+        "max_references": MAX_REFERENCES,
+        **(await _around(state, document_id) if status.has_ended else _NOTHING_AROUND),
+    }
+    return DashboardPage("document.html", context, title=status.title or status.filename or "")
+
+
+@router.get("/{document_id}/pages/{number}")
+async def show_page(
+    document_id: DocumentIdOf,
+    number: Annotated[int, Path(ge=1, le=1_000_000)],
+    documents: DocumentsOf,
+    q: Asked = "",
+    passage: Annotated[str, Query(max_length=1000)] = "",
+) -> Response:
+    """Show the text of a page; where somebody comes from a search, with the passage and the words
+    that were found."""
+    page = await documents.page(document_id, number)
+    where = _passage_in(page.text, passage)
+    if passage and where is None and number < page.page_count:
+        # A passage begins on its page, and its best sentence may be on the next.
+        following = await documents.page(document_id, number + 1)
+        if _passage_in(following.text, passage) is not None:
+            asked = urlencode({"q": q, "passage": passage})
+            to = f"{HERE}/{quote(document_id, safe='')}/pages/{number + 1}?{asked}"
+            return RedirectResponse(to, 303)
+    status = await documents.status(document_id)
+    figures = await _there(documents.figures(document_id)) or []
+    context = {
+        "document": status,
+        "page": page,
+        "q": q,
+        "marked": await asyncio.to_thread(_marked, page.text[:MAX_PAGE_TEXT], q, where),
+        "is_cut": len(page.text) > MAX_PAGE_TEXT,
+        "figures": [each for each in figures if each["page"] == number],
+        "is_unreadable": number in status.unreadable_pages,
+    }
+    title = f"Page {number} of {status.title or status.filename or document_id}"
+    return DashboardPage("document_page.html", context, title=title)
+
+
+@router.get("/{document_id}/figures/{number}")
+async def show_figure(
+    document_id: DocumentIdOf,
+    number: Annotated[int, Path(ge=1, le=1_000)],
+    documents: DocumentsOf,
+) -> Response:
+    """Return the picture of a figure."""
+    content, media_type = await documents.figure(document_id, number)
+    kept = {"Cache-Control": "private, max-age=300"}
+    return Response(content, media_type=media_type, headers={**HEADERS, **kept})
+
+
+async def _there(found: Awaitable[T]) -> T | None:
+    """Return what there is; None where it was not made yet, or is gone."""
+    try:
+        return await found
+    except (UnknownDocument, NotFinished):
+        return None
+
+
+async def _costs(state: ApiState, run: Sequence[JobSummary]) -> dict[str, float]:
+    """Return what the calls of a run's jobs came to, by the id of the job."""
+    if not run or not state.settings.model_servers:
+        return {}
+    since = datetime.fromtimestamp(run[0].created_at, UTC).date().isoformat()
+    ids = [each.id for each in run]
+    spending = LlmLedger(state.ledger).spending
+    rows = await spending.llm_spend("job", since=since, names=ids, limit=len(ids))
+    return {each.name: each.cost for each in rows if each.name is not None}
+
+
+async def _references(documents: DocumentService, document_id: str) -> list[dict[str, Any]]:
+    found = await _there(documents.references(document_id))
+    listed = [] if found is None else found["references"][:MAX_REFERENCES]
+    return [{**each, "links": _links_of(each)} for each in listed]
+
+
+def _links_of(reference: Mapping[str, Any]) -> dict[str, str]:
+    """Return where a reference leads, by what is there."""
+    work = (reference.get("link") or {}).get("work") or {}
+    links = {}
+    if doi := reference.get("doi") or work.get("doi"):
+        links["doi"] = f"https://doi.org/{quote(str(doi), safe='/')}"
+    if arxiv_id := reference.get("arxiv_id"):
+        links["arXiv"] = f"https://arxiv.org/abs/{quote(str(arxiv_id), safe='/')}"
+    url = str(reference.get("url") or "")
+    if url.lower().startswith(("http://", "https://")):
+        links["web"] = url
+    return links
+
+
+_NOTHING_AROUND: Mapping[str, Any] = {"drawn": None, "neighbours": [], "related": {}}
+
+
+async def _around(state: ApiState, document_id: str) -> dict[str, Any]:
+    """Return what hangs together with a document: drawn, and as lists."""
+    pipeline = PipelineLedger(state.ledger)
+    near = await pipeline.graph_walks.graph_neighbourhood(
+        document_id, depth=1, limit=MAX_NEIGHBOURS + 1
+    )
+    if near is None or len(near.nodes) < 2:
+        return dict(_NOTHING_AROUND)
+    coupled = await pipeline.graph_reads.graph_coupled(document_id, MAX_RELATED)
+    cocited = await pipeline.graph_reads.graph_cocited(document_id, MAX_RELATED)
+    return {
+        "drawn": Html(draw(near, near.distances)),
+        "neighbours": _stored_neighbours(near),
+        "related": {
+            "Cites the same works": coupled.works if coupled is not None else [],
+            "Cited together with it": cocited.works if cocited is not None else [],
+        },
+    }
+
+
+def _stored_neighbours(near: Neighbourhood) -> list[tuple[str, str]]:
+    """Return id and label of the neighbours that are documents here."""
+    return [(each.documents[0], each.label) for each in near.nodes[1:] if each.documents]
+
+
+def _place(hit: HitView, query: str) -> str:
+    """Return the address of a hit's page, at its passage."""
+    asked = urlencode({"q": query.strip(), "passage": hit.snippet})
+    return f"{HERE}/{quote(hit.document_id, safe='')}/pages/{hit.page}?{asked}#passage"
+
+
+def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
+    """Return where a snippet is in a text, which may be broken into lines elsewhere."""
+    words = passage.rstrip(" …").split()
+    if not words:
+        return None
+    found = re.search(r"\s+".join(map(re.escape, words)), text[:MAX_PAGE_TEXT])
+    return None if found is None else found.span()
+
+
+def _marked(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:
+    """Mark the words of a query in a text as a search marks them in its snippets."""
+    start, end = where if where is not None else (len(text), len(text))
+    wanted = {form for word in query_terms(query) for form in word} if query.strip() else set()
+
+    def pieces(part: str) -> list[tuple[str, bool]]:
+        return _cut_at(part, highlights(part, wanted) if wanted else ())
+
+    return MarkedText(pieces(text[:start]), pieces(text[start:end]), pieces(text[end:]))
+
+
+def _cut_at(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
+    """Cut a text into pieces: each, and whether it is one of the spans."""
+    pieces, at = [], 0
+    for start, end in spans:
+        pieces += [(text[at:start], False), (text[start:end], True)]
+        at = end
+    return [piece for piece in [*pieces, (text[at:], False)] if piece[0]]

@@ -1,0 +1,165 @@
+import asyncio
+import json
+import re
+from pathlib import Path
+
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import (
+    content_hash,
+    figure_key,
+    figures_key,
+    references_key,
+)
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.records.results import Page
+from switchyard.services.pipeline.documents.document_status import DocumentStatus
+from switchyard.services.pipeline.graph.upserts import upsert_document
+from tests.integration.dashboard.test_signing_in import sign_in
+from tests.support.api_server import RunningApi
+from tests.support.browser import Browser
+from tests.support.eventually import eventually
+from tests.support.pdfs import pdf
+from tests.support.system import System
+
+INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+DOCUMENTS = "/dashboard/documents"
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
+    "0000000d4944415478da63f8ffff3f0005fe02fea72d2c9d0000000049454e44ae426082"
+)
+
+
+async def _completed(system: System, api: RunningApi, number: int) -> Page[DocumentStatus]:
+    """Wait until the pipeline has done with so many documents."""
+    documents = api.server.app.state.desks.documents
+
+    async def found() -> Page[DocumentStatus] | None:
+        page: Page[DocumentStatus] = await documents.documents(limit=50, cursor=None)
+        done = len(page.items) == number and all(each.is_finished for each in page.items)
+        return page if done else None
+
+    return await eventually(found, what="the end of the pipeline")
+
+
+async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
+    system: System, api: RunningApi, browser: Browser, tmp_path: Path
+) -> None:
+    await system.start_worker("ingest", "llm", "embed", "link")
+    tides = tmp_path / "tides.pdf"
+    tides.write_bytes(pdf(["Of bread and flour.", "The Moon pulls at the water of the ocean."]))
+    hostile = tmp_path / "hostile.md"
+    hostile.write_text(f"# {INJECTION}\n\nThe tide rises twice a day. {INJECTION}\n")
+    wrong = tmp_path / "wrong.bin"
+    wrong.write_bytes(b"\x00\x01\x02" * 100)
+
+    def send() -> None:
+        browser.open(f"{api.url}{DOCUMENTS}")
+        assert "There is no document yet." in browser.text("[data-region=live_documents]")
+        files = "\n".join(map(str, (tides, hostile, wrong)))
+        browser.find("[data-upload] input[type=file][multiple]").send_keys(files)
+        browser.click("[data-upload] button")
+        browser.await_text("sent", ".uploads li:nth-child(1)")
+        browser.await_text("sent", ".uploads li:nth-child(2)")
+        browser.find(".uploads li:nth-child(3).failed")
+        browser.wait(lambda: len(browser.all(".documents tbody tr")) == 2, "both documents")
+
+    def read() -> None:
+        browser.open(f"{api.url}{DOCUMENTS}")
+        assert INJECTION[:40] in browser.text(".documents tbody")
+        assert "completed" in browser.text(".documents tbody")
+        browser.find("[data-search]").send_keys("moon pulls water\n")
+        browser.find(".hits li:first-child mark")
+        marked = [each.text for each in browser.all(".hits li:first-child mark")]
+        assert marked == ["Moon", "pulls", "water"]
+        browser.click(".hits li:first-child a")
+        browser.await_text("The Moon pulls at the water", "#passage")
+        assert "/pages/2" in browser.driver.current_url  # the passage is on the second page
+        assert [each.text for each in browser.all("#passage mark")] == ["Moon", "pulls", "water"]
+        browser.click(".eyebrow a:nth-child(2)")
+        browser.await_text("extract text", ".run tbody")
+        assert len(browser.all(".run .waterfall")) == 6
+        assert browser.all("[data-region]") == []  # it has ended: nothing is read again
+        browser.open(f"{api.url}{DOCUMENTS}/search?q=tide+rises")
+        browser.click(".hits li:first-child a")
+        browser.find(".page-text")
+        assert INJECTION in browser.text(".page-text")
+        assert browser.driver.title != "owned"
+        assert not browser.all("main img, main script")
+        refused = "the server responded with a status of 415"  # what the third file was answered
+        assert [each for each in browser.complaints() if refused not in each] == []
+
+    await asyncio.to_thread(send)
+    await _completed(system, api, 2)
+    await asyncio.to_thread(read)
+
+
+async def test_a_document_is_sent_by_a_form_without_scripts_and_shows_what_was_made_of_it(
+    system: System, api: RunningApi
+) -> None:
+    await system.start_worker("ingest", "llm", "embed", "link")
+    page = (await api.client.get(DOCUMENTS)).text
+    action = re.search(r'action="(/dashboard/documents\?csrf=\w+)" enctype="multipart', page)
+    assert action is not None
+    file = {"file": (f"{INJECTION}.md", f"# Tides\n\nThey rise. {INJECTION}".encode())}
+    sent = await api.client.post(action.group(1), files=file, data={"lane": "backfill"})
+    assert sent.status_code == 303, sent.text
+    where = sent.headers["location"]
+    again = await api.client.post(action.group(1), files=file)
+    assert again.headers["location"] == f"{where}?known=1"
+    forged = await api.client.post(f"{DOCUMENTS}?csrf=x", files=file)
+    assert forged.status_code == 403
+    document_id = (await _completed(system, api, 1)).items[0].document_id
+    assert where == f"{DOCUMENTS}/{document_id}"
+
+    storage = Storage(system.settings.files_url)
+    key = figure_key(document_id, content_hash(PNG), "png")
+    figure = {
+        "figure": 1,
+        "page": 1,
+        "kind": "figure",
+        "caption": INJECTION,
+        "description": INJECTION,
+        "model": "eyes",
+        "width": 1,
+        "height": 1,
+        "media_type": "image/png",
+        "size": len(PNG),
+        "key": key,
+    }
+    reference = {
+        "text": INJECTION,
+        "title": INJECTION,
+        "doi": '10.1/"><script>',
+        "url": "javascript:alert(1)",
+    }
+    await storage.put_async(key, PNG)
+    figures = json.dumps({"content": "x", "figures": [figure]})
+    await storage.put_async(figures_key(document_id), figures.encode())
+    references = json.dumps({"document_id": document_id, "references": [reference]})
+    await storage.put_async(references_key(document_id), references.encode())
+    for name in (document_id, "other"):
+        cited = {"references": [{"doi": "10.1234/b", "title": INJECTION}]}
+        await upsert_document(system.ledger, name, {}, f"On {INJECTION}", references=cited)
+
+    page = (await api.client.get(where)).text
+    for heading in ("Stages", "Summary", "Figures", "References", "Cites the same works"):
+        assert heading in page, heading
+    assert 'class="card graph"' in page
+    assert f'href="{DOCUMENTS}/other"' in page
+    assert "https://doi.org/10.1/%22%3E%3Cscript%3E" in page
+    assert "javascript:" not in page
+    assert "<img src=x" not in page
+    assert "<script>" not in page
+    picture = await api.client.get(f"{where}/figures/1")
+    assert (picture.content, picture.headers["content-type"]) == (PNG, "image/png")
+    assert "content-security-policy" in picture.headers
+    assert (await api.client.get(f"{where}/pages/2")).status_code == 404
+    assert (await api.client.get(f"{DOCUMENTS}/nobody")).status_code == 404
+    assert (await api.client.get(f"{DOCUMENTS}?class=x")).status_code == 422
+    assert "No document matches." in (await api.client.get(f"{DOCUMENTS}?state=failed")).text
+
+    key_of_reader = await create_key(system.ledger, "reader", [Scope.READ])
+    await sign_in(api, key_of_reader.key)
+    page = (await api.client.get(DOCUMENTS)).text
+    assert "data-upload" not in page
+    assert (await api.client.post(action.group(1), files=file)).status_code == 403
