@@ -14,6 +14,7 @@ import statistics
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, TypeVar
 
 from benchmarks.llm_batch import Batch, Full, Machine
@@ -47,11 +48,17 @@ CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "fixed 10": (Fixed(), Bounds(10, 10, 10)),
     "fixed 50": (Fixed(), Bounds(50, 50, 50)),
     "fixed 200": (Fixed(), Bounds(200, 200, 200)),
-    "steps (requirement L3), 5 to 50": (StepPolicy(), Bounds()),
-    "steps (requirement L3), 5 to 200": (StepPolicy(), Bounds(most=200)),
-    "adaptive, 5 to 50": (AdaptivePolicy(), Bounds()),
-    "adaptive, 5 to 200": (AdaptivePolicy(), Bounds(most=200)),
+    "steps (requirement L3), 5 to 50": (StepPolicy(), Bounds(16, 5, 50)),
+    "steps (requirement L3), 5 to 200": (StepPolicy(), Bounds(16, 5, 200)),
+    "adaptive, 1 to 50": (AdaptivePolicy(), Bounds()),
+    "adaptive, 1 to 200": (AdaptivePolicy(), Bounds(most=200)),
 }
+
+
+SMALL = (1, 2, 4, 8)
+"""Requests that small servers take at once."""
+KINDS = ("queues", "slows")
+SEEKING = ("steps (requirement L3), 5 to 50", "adaptive, 1 to 50")
 
 
 class _Instant(asyncio.SelectorEventLoop):
@@ -95,7 +102,9 @@ class Outcome:
     useful: float = 0.0
     """Part of the answers' time at the server that was not for nothing."""
     limit: float = 0.0
-    """The limit at the end."""
+    """The limit at the end of the load."""
+    answered_in_time: int = 0
+    """Answers up to the end of the load."""
 
     @property
     def timeouts(self) -> float:
@@ -132,7 +141,6 @@ class _Fleet:
             self.outcome.waits.append(loop.time() - began)
             await asyncio.sleep(self._dice.expovariate(1 / PAUSE))
         self.outcome.useful = 1 - self._wasted / max(1e-9, self._spent)
-        self.outcome.limit = self.pace.limit
 
     async def _call(self, tokens: int) -> bool:
         await self._room()
@@ -164,8 +172,11 @@ class _Fleet:
         sample = CallSample(
             ended,
             self.in_flight,
+            loop.time() - began,
+            tokens,
             first - began if whole and first is not None else None,
             (loop.time() - first) / tokens if whole and first is not None else None,
+            is_awaited=bool(self._queue),
         )
         self.pace = observe(self.pace, sample, self.rule, self.bounds, loop.time())
         self.in_flight -= 1
@@ -185,11 +196,17 @@ class _Fleet:
 
 
 async def run(
-    rule: ConcurrencyPolicy, bounds: Bounds, *, seed: int, minutes: float = MINUTES
+    rule: ConcurrencyPolicy,
+    bounds: Bounds,
+    *,
+    seed: int,
+    minutes: float = MINUTES,
+    machine: Machine | None = None,
+    count: int = DOMAINS,
 ) -> Outcome:
     """One run of the load, to its end: every request that was begun is answered."""
     loop = asyncio.get_running_loop()
-    batch = Batch(Machine(), loop.time)
+    batch = Batch(machine or Machine(), loop.time)
     fleet = _Fleet(rule, bounds, batch, seed)
     end = minutes * 60
     loop.call_at(SLOW_FROM, batch.slow_down, SLOWED)
@@ -198,9 +215,11 @@ async def run(
     def measure() -> None:
         batch.count_up()
         fleet.outcome.use = batch.busy / end
+        fleet.outcome.answered_in_time = fleet.outcome.answered
+        fleet.outcome.limit = fleet.pace.limit
 
     loop.call_at(end, measure)
-    domains = [asyncio.create_task(fleet.domain(end)) for _ in range(DOMAINS)]
+    domains = [asyncio.create_task(fleet.domain(end)) for _ in range(count)]
     await asyncio.gather(*domains)
     return fleet.outcome
 
@@ -222,4 +241,37 @@ def llm(stage: Stage, rounds: int, count: int) -> list[Row]:
     return rows
 
 
-ALL: dict[str, tuple[Measurement, int, int]] = {"llm": (llm, 3, DOMAINS)}
+def small_machine(kind: str, at_once: int) -> Machine:
+    """A server that takes so many at once: it `queues` all others, or `slows` all of them."""
+    if kind == "queues":
+        return Machine(at_once=at_once, knee=10_000)
+    return Machine(knee=at_once)
+
+
+def llm_small(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """The same for servers that take 1, 2, 4 and 8 at once, with 20 domains for each of these."""
+    rows: list[Row] = []
+    for at_once in SMALL:
+        ideal = Fixed(), Bounds(at_once, at_once, at_once)
+        contenders = {f"fixed {at_once}": ideal, **{name: CONTENDERS[name] for name in SEEKING}}
+        for kind, (name, (rule, bounds)) in product(KINDS, contenders.items()):
+            machine, load = small_machine(kind, at_once), count * at_once
+            outcomes = [
+                instantly(run(rule, bounds, seed=seed, machine=machine, count=load))
+                for seed in range(rounds)
+            ]
+            figures = (
+                ("time-outs", "%", "under 0.5 %", [each.timeouts for each in outcomes]),
+                ("answers", "/s", "", [each.answered_in_time / MINUTES / 60 for each in outcomes]),
+                ("limit", "calls", "", [each.limit for each in outcomes]),
+            )
+            for figure, unit, target, values in figures:
+                title = f"{at_once} at once, {kind}, {name}: {figure}"
+                rows.append(Row(title, unit, values, target=target))
+    return rows
+
+
+ALL: dict[str, tuple[Measurement, int, int]] = {
+    "llm": (llm, 3, DOMAINS),
+    "llm_small": (llm_small, 1, 20),
+}

@@ -28,6 +28,9 @@ class Machine:
     """Requests a minute; None for as many as come."""
     retry_after: int = 1
     """Real seconds that a 503 asks for."""
+    bears: int | None = None
+    """Requests beyond which each new one cuts the answer that has run for longest; None for none,
+    as where others wait in a queue."""
     cut: float = 0.0
     """Part of the answers whose connection ends in the middle, 0 to 1."""
     scale: float = 1.0

@@ -41,9 +41,9 @@ LOOK = 0.5
 
 CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "fixed 50": (Fixed(60 / SCALE), Bounds(50, 50, 50)),
-    "steps (requirement L3), 5 to 50": (StepPolicy(10 / SCALE), Bounds()),
-    "adaptive, 5 to 50": (AdaptivePolicy(5 / SCALE), Bounds()),
-    "adaptive, 5 to 200": (AdaptivePolicy(5 / SCALE), Bounds(most=200)),
+    "steps (requirement L3), 5 to 50": (StepPolicy(10 / SCALE), Bounds(16, 5, 50)),
+    "adaptive, 1 to 50": (AdaptivePolicy(5 / SCALE), Bounds()),
+    "adaptive, 1 to 200": (AdaptivePolicy(5 / SCALE), Bounds(most=200)),
 }
 
 

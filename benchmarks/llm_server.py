@@ -71,6 +71,7 @@ class App:
         self.counts = Counts()
         self._batch: Batch | None = None
         self._here: set[object] = set()
+        self._running: list[_Answer] = []
         self._began = time.monotonic()
         self._dice = random.Random(seed)
         self._recent: deque[float] = deque()
@@ -169,6 +170,16 @@ class App:
         prompt, tokens = len(question) // 4, self._length(question, asked)
         cut_at = self._dice.random() * tokens if self._dice.random() < self.machine.cut else None
         answer = _Answer(asked, send, headers, prompt, tokens)
+        self._running.append(answer)
+        try:
+            await self._write(answer, tokens, prompt, cut_at)
+        finally:
+            self._running.remove(answer)
+
+    async def _write(self, answer: _Answer, tokens: int, prompt: int, cut_at: float | None) -> None:
+        bears = self.machine.bears
+        if bears is not None and len(self._running) > bears:
+            self._running[-1 - bears].is_interrupted = True
         await self.batch.make(1 + prompt / PROMPT_SHARE)
         made, part = 1, max(1, tokens // CHUNKS)
         await answer.token(made)
@@ -176,7 +187,7 @@ class App:
             step = min(part, tokens - made)
             await self.batch.make(step)
             made += step
-            if cut_at is not None and made >= cut_at:
+            if answer.is_interrupted or (cut_at is not None and made >= cut_at):
                 self.counts.cut += 1
                 await answer.cut()
                 return
@@ -218,6 +229,8 @@ class _Answer:
     tokens: int
     begun: bool = False
     told: int = 0
+    is_interrupted: bool = False
+    """Another request has taken its place."""
 
     @property
     def streams(self) -> bool:
@@ -358,7 +371,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=9000)
     for name, default in asdict(Machine()).items():
-        kind = int if name == "per_minute" else type(default)
+        kind = int if name in ("per_minute", "bears") else type(default)
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
     options = vars(parser.parse_args())
     with serving(port=options.pop("port"), machine=Machine(**options)) as (url, _):

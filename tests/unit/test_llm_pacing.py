@@ -19,6 +19,8 @@ from switchyard.services.llm.concurrency_policy import (
 )
 
 BOUNDS = Bounds(start=16, least=5, most=50)
+SMALL = Bounds(start=2, least=1, most=50)
+TOKENS = 100
 
 
 def after(
@@ -28,22 +30,38 @@ def after(
     answered: int = 0,
     timed_out: int = 0,
     refused: int = 0,
+    broken: int = 0,
     in_flight: int | None = None,
     first_token: float = 0.1,
     per_token: float = 0.02,
+    is_awaited: bool = True,
+    bounds: Bounds = BOUNDS,
 ) -> ServerPace:
     """What is known when a window with these calls is over."""
     busy = int(pace.limit) if in_flight is None else in_flight
+    seconds = first_token + per_token * TOKENS
+    answer = CallSample(
+        Ended.ANSWERED, busy, seconds, TOKENS, first_token, per_token, is_awaited=is_awaited
+    )
     samples = [
         *[CallSample(Ended.TIMED_OUT, busy)] * timed_out,
         *[CallSample(Ended.REFUSED, busy)] * refused,
-        *[CallSample(Ended.ANSWERED, busy, first_token, per_token)] * answered,
+        *[CallSample(Ended.BROKEN, busy)] * broken,
+        *[answer] * answered,
     ]
-    for place, sample in enumerate(samples):
-        last = place == len(samples) - 1
-        now = pace.began + (rule.window if last else 0)
-        pace = observe(pace, sample, rule, BOUNDS, now)
+    window = pace
+    for left, sample in zip(reversed(range(len(samples))), samples, strict=True):
+        pace = observe(pace, sample, rule, bounds, window.began + (9.9 if left else 10))
+        if pace.began != window.began:
+            break
     return pace
+
+
+def settled(seen: int = 16, *, bounds: Bounds = BOUNDS) -> ServerPace:
+    """What is known of a server that has just got this limit, and was as quick alone."""
+    pace = after(AdaptivePolicy(), ServerPace.first(bounds, 0), answered=1, bounds=bounds)
+    pace = after(AdaptivePolicy(), pace, answered=20, in_flight=1, bounds=bounds)
+    return replace(pace, limit=float(seen))
 
 
 @pytest.mark.parametrize(
@@ -83,53 +101,93 @@ def test_nothing_changes_within_a_window() -> None:
     assert pace.limit == 16
 
 
-def test_an_adaptive_limit_grows_while_it_is_used_and_the_server_keeps_its_pace() -> None:
-    rule = AdaptivePolicy()
-    pace = ServerPace.first(BOUNDS, 0)
-    seen = []
+def test_the_first_calls_tell_how_fast_a_server_is_with_one() -> None:
+    pace = after(AdaptivePolicy(), ServerPace.first(SMALL, 0), answered=1, bounds=SMALL)
+    assert pace.limit == 1
+    pace = after(AdaptivePolicy(), pace, answered=1, bounds=SMALL)
+    assert pace.limit == 2
+
+
+def test_an_adaptive_limit_grows_while_it_is_used_and_all_tokens_come_faster() -> None:
+    rule, pace, seen = AdaptivePolicy(), settled(bounds=SMALL, seen=2), []
     for _ in range(4):
-        pace = after(rule, pace, answered=20)
+        pace = after(rule, pace, answered=40, bounds=SMALL)
         seen.append(int(pace.limit))
-    assert seen == [24, 36, 50, 50]
-    idle = after(rule, ServerPace.first(BOUNDS, 0), answered=20, in_flight=3)
+    assert seen == [8, 32, 50, 50]
+    idle = after(rule, settled(), answered=40, in_flight=3, is_awaited=False)
     assert idle.limit == 16, "nobody wants more"
 
 
-@pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.06), (0.4, 0.02)])
+@pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.04), (2.1, 0.02)])
+def test_more_calls_that_make_no_more_tokens_are_taken_back(
+    first_token: float, per_token: float
+) -> None:
+    """The second call shares the server with the first, or waits for it."""
+    rule, pace = AdaptivePolicy(), settled(bounds=SMALL, seen=2)
+
+    def next_of(pace: ServerPace) -> ServerPace:
+        first, token = (first_token, per_token) if pace.limit > 1 else (0.1, 0.02)
+        return after(rule, pace, answered=20, bounds=SMALL, first_token=first, per_token=token)
+
+    pace = next_of(pace)
+    assert pace.limit == 1
+    trials = 0
+    for _ in range(50):
+        pace = next_of(pace)
+        trials += pace.limit > 1
+    assert 1 <= trials <= 5, "each trial in vain is followed by a longer rest"
+
+
+@pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.07), (0.4, 0.02)])
 def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float) -> None:
     rule = AdaptivePolicy()
-    pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
-    slower = after(rule, pace, answered=20, first_token=first_token, per_token=per_token)
+    pace = after(rule, settled(), answered=40, is_awaited=False)
+    assert pace.limit == 16
+    slower = after(rule, pace, answered=40, first_token=first_token, per_token=per_token)
     assert slower.limit == pytest.approx(pace.limit * 0.9)
-
-
-def test_long_answers_do_not_look_like_load() -> None:
-    """The times of tokens do not follow an answer's length, as its whole time does."""
-    rule = AdaptivePolicy()
-    pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20, per_token=0.02)
-    assert after(rule, pace, answered=20, per_token=0.02).limit > pace.limit
 
 
 def test_a_slowness_that_giving_way_does_not_mend_becomes_the_measure() -> None:
     rule = AdaptivePolicy()
-    pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
+    pace = after(rule, settled(), answered=40, is_awaited=False)
     for _ in range(6):
-        pace = after(rule, pace, answered=20, per_token=0.08)
-    settled = after(rule, pace, answered=20, per_token=0.08)
-    assert settled.limit > pace.limit
-    assert pace.limit > 24 * 0.9**4
+        pace = after(rule, pace, answered=40, per_token=0.08)
+    assert pace.limit > 16 * 0.9**4
+    assert after(rule, pace, answered=40, per_token=0.08).limit >= pace.limit
 
 
-def test_refusals_and_timeouts_shrink_it_at_once() -> None:
-    rule = AdaptivePolicy()
-    start = ServerPace.first(BOUNDS, 0)
-    assert after(rule, start, answered=20, refused=5).limit == pytest.approx(16 * 0.7)
-    assert after(rule, start, answered=18, timed_out=2).limit == pytest.approx(16 * 0.7)
+def test_refusals_timeouts_and_cut_answers_shrink_it_at_once() -> None:
+    rule, start = AdaptivePolicy(), settled()
+    for refused, timed_out, broken in ((5, 0, 0), (0, 2, 0), (0, 0, 5)):
+        pace = after(rule, start, answered=20, refused=refused, timed_out=timed_out, broken=broken)
+        assert pace.limit == pytest.approx(16 * 0.7)
     assert after(rule, start, refused=10).limit == pytest.approx(16 * 0.7)
+    alone = after(rule, start, broken=5, in_flight=1)
+    assert alone == start, "with one call it is no sign of too many"
+
+
+def test_a_window_grows_old() -> None:
+    """One quiet call an hour after a burst says nothing of the burst."""
+    rule, pace = AdaptivePolicy(), settled()
+    sample = CallSample(Ended.ANSWERED, 16, 2.0, TOKENS, 0.1, 0.02)
+    for _ in range(7):
+        pace = observe(pace, sample, rule, BOUNDS, pace.began + 3)
+    quiet = replace(sample, in_flight=1, is_awaited=False)
+    later = observe(pace, quiet, rule, BOUNDS, pace.began + 3600)
+    assert later.limit == 16
+    assert later.window.answered == 1
+
+
+def test_a_server_that_does_not_stream_is_measured_by_whole_answers() -> None:
+    rule, pace = AdaptivePolicy(), ServerPace.first(SMALL, 0)
+    for _ in range(12):
+        sample = CallSample(Ended.ANSWERED, int(pace.limit), 2.0, TOKENS)
+        pace = observe(pace, sample, rule, SMALL, pace.began + 10)
+    assert pace.limit > 8
 
 
 def test_what_is_kept_is_read_again_and_nonsense_begins_anew() -> None:
-    pace = after(AdaptivePolicy(), ServerPace.first(BOUNDS, 0), answered=20)
+    pace = after(AdaptivePolicy(), settled(25), answered=40)
     assert ServerPace.load(pace.dump(), BOUNDS, 99) == pace
     assert ServerPace.load({}, BOUNDS, 99) == ServerPace.first(BOUNDS, 99)
     narrower = replace(BOUNDS, most=20)

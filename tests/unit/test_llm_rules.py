@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.llm import CONTENDERS, instantly, run
+from benchmarks.llm import CONTENDERS, KINDS, SMALL, instantly, run, small_machine
+from switchyard.services.llm.concurrency_policy import Bounds, Fixed
 
 
-@pytest.mark.parametrize("name", ["adaptive, 5 to 50", "adaptive, 5 to 200"])
+@pytest.mark.parametrize("name", ["adaptive, 1 to 50", "adaptive, 1 to 200"])
 def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
     rule, bounds = CONTENDERS[name]
     outcome = instantly(run(rule, bounds, seed=1))
@@ -16,6 +17,22 @@ def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
     assert outcome.p99 < 30
     assert outcome.answered / 600 > 10
     assert outcome.deepest < 500
+
+
+@pytest.mark.parametrize("at_once", SMALL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_rule_finds_what_a_small_server_takes(at_once: int, kind: str) -> None:
+    machine, count = small_machine(kind, at_once), 20 * at_once
+    outcome, fixed = (
+        instantly(run(rule, bounds, seed=1, machine=machine, count=count))
+        for rule, bounds in (
+            CONTENDERS["adaptive, 1 to 50"],
+            (Fixed(), Bounds(at_once, at_once, at_once)),
+        )
+    )
+    assert outcome.timeouts < 0.5
+    assert outcome.answered_in_time > 0.95 * fixed.answered_in_time
+    assert outcome.limit <= (at_once if kind == "queues" else 2 * at_once)
 
 
 def test_one_limit_does_not_fit_all() -> None:

@@ -50,9 +50,12 @@ def test_what_an_empty_variable_can_not_say_a_word_does(
         ({"llm_slow_at": 249}, r"JOBS_LLM_OK_BELOW \(250, its default\) is .* JOBS_LLM_SLOW_AT"),
         ({"llm_full_at": 300}, "JOBS_LLM_SLOW_AT .* JOBS_LLM_FULL_AT"),
         ({"pressure_full_at": 0.4}, "JOBS_PRESSURE_SLOW_AT .* JOBS_PRESSURE_FULL_AT"),
-        ({"llm_concurrency_max": 4}, "JOBS_LLM_CONCURRENCY_MIN .* JOBS_LLM_CONCURRENCY_MAX"),
+        ({"llm_concurrency_min": 51}, "JOBS_LLM_CONCURRENCY_MIN .* JOBS_LLM_CONCURRENCY_MAX"),
         ({"llm_concurrency": 51}, "JOBS_LLM_CONCURRENCY .* JOBS_LLM_CONCURRENCY_MAX"),
-        ({"llm_concurrency": 4}, "JOBS_LLM_CONCURRENCY_MIN .* JOBS_LLM_CONCURRENCY "),
+        (
+            {"llm_concurrency": 4, "llm_concurrency_min": 5},
+            "JOBS_LLM_CONCURRENCY_MIN .* JOBS_LLM_CONCURRENCY ",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_both_named(

@@ -13,7 +13,13 @@ import pytest
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.concurrency_policy import Bounds, Ended, Fixed
-from switchyard.services.llm.gate import CallOutcome, LlmGate, Urgency, state_after_call
+from switchyard.services.llm.gate import (
+    CallOutcome,
+    FleetCall,
+    LlmGate,
+    Urgency,
+    state_after_call,
+)
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_slots import Change
 from switchyard.services.llm.llm_errors import LlmSaturated
@@ -216,7 +222,8 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
 
 
 def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerState:
-    return state_after_call(state, lesson, 1, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
+    call = FleetCall(lesson, 1, is_awaited=False)
+    return state_after_call(state, call, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
 
 
 def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:

@@ -22,6 +22,7 @@ from switchyard.services.llm.concurrency_policy import ServerPace
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import (
+    LlmCut,
     LlmLimited,
     LlmRefused,
     LlmSaturated,
@@ -65,9 +66,12 @@ def free_port() -> int:
 class Climbing:
     """One more at once with every window."""
 
-    window: float = 0.0
     min_calls: int = 10
+    minds_broken: bool = False
     seen: list[ServerPace] = field(default_factory=list)
+
+    def is_over(self, pace: ServerPace, seconds: float) -> bool:
+        return pace.window.answered >= self.min_calls
 
     def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         self.seen.append(pace)
@@ -126,8 +130,33 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
     for pace in rule.seen:
         window = pace.window
         assert window.answered >= rule.min_calls
-        assert window.most_in_flight <= pace.limit
-        assert min(window.timed, window.first_token, window.per_token) > 0
+        assert window.calls <= pace.limit
+        assert min(window.timed, window.first_token, window.per_token, window.rate) > 0
+
+
+@pytest.mark.parametrize("bears", [1, 2])
+async def test_a_small_server_that_cuts_answers_costs_no_attempt(
+    plain_ledger: Ledger, bears: int
+) -> None:
+    """As a server does that takes one request at a time, and drops it for the next: the rule of
+    old had 16 of 20 questions dead after 57 calls."""
+    with serving(Machine(tokens=40, scale=10, bears=bears)) as (url, app):
+        async with ModelClient.open(settings(url), plain_ledger) as lane:
+            urgency = Urgency.from_priority("backfill", 5)
+            answers = await asyncio.gather(*(ask(lane, str(n), urgency=urgency) for n in range(20)))
+        assert len(answers) == app.counts.answered == 20
+        assert app.counts.cut <= 10, "of 57 calls there were 49"
+        (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
+        assert not report.state.is_on_trial
+
+
+async def test_a_server_whose_single_answers_are_cut_costs_attempts(plain_ledger: Ledger) -> None:
+    """It is no overload where there is one call."""
+    with serving(Machine(tokens=20, scale=20, cut=1.0)) as (url, _):
+        async with ModelClient.open(settings(url), plain_ledger) as lane:
+            with pytest.raises(LlmCut) as failed:
+                await ask(lane, "one")
+    assert failed.value.counts
 
 
 async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Ledger) -> None:

@@ -15,11 +15,18 @@ from typing import Any
 
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.llm.completion_assembler import CompletionAssembler
-from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
+from switchyard.services.llm.llm_errors import (
+    EmptyLlmAnswer,
+    InvalidLlmResponse,
+    LlmCut,
+    LlmRefused,
+)
 from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 MAX_ANSWER = 2_000_000
 """Bytes or characters of an answer."""
+PROMPT_TOKENS_PER_TOKEN = 20
+"""Tokens of a prompt that take a server about as long as one of the answer."""
 _NOT_GIVEN = frozenset({"", "null", "none", "unknown"})
 """Values of `finish_reason` by which servers mean that there is none yet."""
 _LENGTH = frozenset(
@@ -92,8 +99,13 @@ class Completion:
 class Timing:
     """How quickly the answer came, in seconds."""
 
-    first_token: float
-    per_token: float
+    seconds: float
+    """From the request to its end."""
+    tokens: float
+    """Of the answer, and those of the prompt by what they cost."""
+    first_token: float | None = None
+    """None where the answer came whole."""
+    per_token: float | None = None
 
 
 @dataclass(slots=True)
@@ -135,7 +147,7 @@ class CompletionReader:
 
     async def read(self, response: Any) -> Completion:
         """Read the SDK's HTTP response, whole or as a stream. Raises InvalidLlmResponse,
-        LlmRefused, LlmUnavailable."""
+        LlmRefused, LlmCut."""
         parts = response.aiter_bytes()
         if "event-stream" not in response.headers.get("content-type", ""):
             # Not every server streams, and not every one that does says so.
@@ -155,9 +167,9 @@ class CompletionReader:
                 raise
         if self._finish_reason is None:
             if not (self._chunks or self._refusals):
-                raise InvalidLlmResponse("the model server's answer is empty")
+                raise EmptyLlmAnswer("the model server's answer is empty")
             if not self._is_ended:
-                raise LlmUnavailable("the model server's answer ends in the middle")
+                raise LlmCut("the model server's answer ends in the middle")
         return self._completion()
 
     @property
@@ -166,12 +178,15 @@ class CompletionReader:
         return self._filter.began_within
 
     @property
-    def timing(self) -> Timing | None:
-        """None where the answer did not come in pieces."""
-        tokens = self._usage.get("completion_tokens") or self._chunks
+    def timing(self) -> Timing:
+        """How quickly the answer came that has just been read."""
+        tokens = self._usage.get("completion_tokens") or self._chunks or self._length // 4
+        work = tokens + self._usage.get("prompt_tokens", 0) / PROMPT_TOKENS_PER_TOKEN
+        seconds = time.monotonic() - self._began
         if self._first is None or tokens < 2:
-            return None
-        return Timing(self._first - self._began, (self._last - self._first) / (tokens - 1))
+            return Timing(seconds, work)
+        per_token = (self._last - self._first) / (tokens - 1)
+        return Timing(seconds, work, self._first - self._began, per_token)
 
     def _read_chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
@@ -179,7 +194,7 @@ class CompletionReader:
         if error := chunk.get("error"):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
-            raise LlmUnavailable(f"the model server broke off: {reason}")
+            raise LlmCut(f"the model server broke off: {reason}")
         self._read_metadata(chunk.get("model"), chunk.get("usage"))
         choices = chunk.get("choices")
         if choices is None or choices == []:
@@ -201,7 +216,7 @@ class CompletionReader:
 
     def read_whole(self, completion: Any) -> Completion:
         """Read a completion that came as one JSON object. Raises InvalidLlmResponse, LlmRefused,
-        LlmUnavailable."""
+        LlmCut."""
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
             raise _without_choices(completion)
@@ -269,9 +284,7 @@ class CompletionReader:
         if reason_text in _NOT_GIVEN:
             return
         if reason_text in _BROKEN_OFF:
-            raise LlmUnavailable(
-                f"the model server broke off: finish_reason {readable(reason_text)}"
-            )
+            raise LlmCut(f"the model server broke off: finish_reason {readable(reason_text)}")
         if reason_text in _LENGTH:
             reason_text = "length"
         elif reason_text in _DECLINED:
@@ -316,7 +329,7 @@ class CompletionReader:
         if self._usage and "usage" not in whole:
             whole["usage"] = dict(self._usage)
         if not any(_is_answer(each) for each in whole["choices"]):
-            raise InvalidLlmResponse("the model server's answer is empty")
+            raise EmptyLlmAnswer("the model server's answer is empty")
         model = whole["model"] = self._model or self.requested_model
         if text and self.on_text is not None and not self._passed_on:
             self.on_text(text)
@@ -341,7 +354,7 @@ class CompletionReader:
 
     def _empty_error(self) -> InvalidLlmResponse | LlmRefused:
         if not (self._filter.had_thoughts or self._has_thoughts):
-            return InvalidLlmResponse("the model server's answer is empty")
+            return EmptyLlmAnswer("the model server's answer is empty")
         if self._finish_reason == "length":  # as it would be again
             return LlmRefused(
                 "the model used up max_tokens for its reasoning, and gave no answer: raise "

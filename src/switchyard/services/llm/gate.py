@@ -57,6 +57,9 @@ SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 MAX_PAUSE = 3600.0
 """Seconds that a server may ask for."""
 
+UNADAPTED_START, UNADAPTED_LEAST = 16, 5
+"""First and least limit of the rules `steps` and `fixed`, unless they are set."""
+
 RULES: dict[str, ConcurrencyPolicy] = {
     "adaptive": AdaptivePolicy(),
     "steps": StepPolicy(),
@@ -103,6 +106,17 @@ class CallOutcome:
     pause: float = 0.0
     """Seconds for which it asks to be left alone."""
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCall:
+    """A call that has ended, among those of the whole fleet."""
+
+    outcome: CallOutcome
+    in_flight: int
+    """Calls under way when it ended, itself included."""
+    is_awaited: bool
+    """Whether others wait for room."""
 
 
 class LlmGate:
@@ -173,17 +187,21 @@ class LlmGate:
                         turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5)
                     )
 
-    async def leave(self, admission: Admission, outcome: CallOutcome | None) -> None:
-        """Give the slot back, with what the call has taught; None where it was broken off."""
+    async def leave(self, admission: Admission, outcome: CallOutcome | None) -> bool:
+        """Give the slot back, with what the call has taught; None where it was broken off. Returns
+        whether it failed because the server had too many calls: it gets fewer from now on."""
         self._held.pop(admission.slot, None)
         bounds, rule = self._bounds[admission.server.name], self._rule
         dice = self._dice.uniform(1.0, 1.1)
+        is_awaited = bool(self._waiting)
+        is_overload = False
 
         def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
+            nonlocal is_overload
             assert outcome is not None
-            return state_after_call(
-                state, outcome, in_flight, now, rule=rule, bounds=bounds, dice=dice
-            )
+            call = FleetCall(outcome, in_flight, is_awaited)
+            is_overload = shows_overload(state, call, now, rule=rule, bounds=bounds)
+            return state_after_call(state, call, now, rule=rule, bounds=bounds, dice=dice)
 
         try:
             await self._slots.end_llm_slot(
@@ -193,6 +211,7 @@ class LlmGate:
             # The answer that was paid for counts more; the slot runs out by itself.
             self._log.warning("model slot not released", error=str(error))
         self._wake_first()
+        return is_overload
 
     # --- those who wait -----------------------------------------------------------------------
 
@@ -302,13 +321,33 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     """Return the bounds of the calls that a server gets at once."""
     most = settings.most_calls(server)
     start, least = settings.llm_concurrency, settings.llm_concurrency_min
+    if settings.llm_pacing != "adaptive":  # these do not find a small server, nor a large one
+        given = settings.model_fields_set
+        start = start if "llm_concurrency" in given else max(start, UNADAPTED_START)
+        least = least if "llm_concurrency_min" in given else min(start, UNADAPTED_LEAST)
     return Bounds(min(start, most), min(least, most), most)
+
+
+def shows_overload(
+    state: LlmServerState,
+    call: FleetCall,
+    now: float,
+    *,
+    rule: ConcurrencyPolicy,
+    bounds: Bounds,
+) -> bool:
+    """Return whether a call failed because the server had too many, and gets fewer now: it cuts
+    more than a tenth of the answers, and the rule has not come to its least limit."""
+    if call.outcome.ended is not Ended.BROKEN or call.in_flight < 2 or not rule.minds_broken:
+        return False
+    pace = ServerPace.load(state.pace, bounds, now)
+    window = pace.window.plus(CallSample(Ended.BROKEN, call.in_flight))
+    return window.is_refusing and int(pace.limit) > bounds.least
 
 
 def state_after_call(
     state: LlmServerState,
-    outcome: CallOutcome,
-    in_flight: int,
+    call: FleetCall,
     now: float,
     *,
     rule: ConcurrencyPolicy,
@@ -316,18 +355,22 @@ def state_after_call(
     dice: float,
 ) -> LlmServerState:
     """Return the state of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
-    pace = ServerPace.load(state.pace, bounds, now)
-    timing = outcome.timing
+    outcome, timing = call.outcome, call.outcome.timing or Timing(0.0, 0.0)
     sample = CallSample(
         outcome.ended,
-        in_flight,
-        timing.first_token if timing else None,
-        timing.per_token if timing else None,
+        call.in_flight,
+        timing.seconds,
+        timing.tokens,
+        timing.first_token,
+        timing.per_token,
+        call.is_awaited,
     )
-    pace = observe(pace, sample, rule, bounds, now)
+    pace = observe(ServerPace.load(state.pace, bounds, now), sample, rule, bounds, now)
     failures = state.failures
     if outcome.ended is Ended.ANSWERED:
         failures = 0
+    elif shows_overload(state, call, now, rule=rule, bounds=bounds):
+        pass  # it answers, if it gets fewer calls
     elif outcome.is_failure and state.paused_until <= now:
         failures += 1  # what was under way when the pause began says nothing new
     pause, reason = min(outcome.pause, MAX_PAUSE), outcome.reason

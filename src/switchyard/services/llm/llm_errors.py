@@ -1,9 +1,10 @@
 """Errors of an OpenAI-compatible server, by what they mean for a job.
 
 Of no concern to the job, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't
-be connected to (LlmUnreachable), no room to ask (LlmSaturated). Tried again, with an attempt: 408,
-409, 425, every other 5xx, cut connections, time-outs, and answers that make no sense (a server that
-is starting up, a proxy's error page). Not tried again: what the server will say again.
+be connected to (LlmUnreachable), no room to ask (LlmSaturated), answers that are cut or empty while
+the server has more calls than it bears (LlmOverloaded). Tried again, with an attempt: 408, 409,
+425, every other 5xx, cut connections, time-outs, and answers that make no sense (a server that is
+starting up, a proxy's error page). Not tried again: what the server will say again.
 """
 
 from __future__ import annotations
@@ -50,6 +51,14 @@ class LlmSaturated(DependencyUnavailable, LlmUnavailable):
     may_cost = False
 
 
+class LlmOverloaded(DependencyUnavailable, LlmUnavailable):
+    """The server cut answers, or sent empty ones, while it had several calls: it gets fewer now."""
+
+
+class LlmCut(LlmUnavailable):
+    """The server broke off an answer that had begun, or the connection."""
+
+
 class LlmTimeout(LlmUnavailable):
     """The server did not answer in time."""
 
@@ -58,6 +67,10 @@ class InvalidLlmResponse(RetryableError):
     """The server answered 200 with something that is not an answer."""
 
     may_cost = True
+
+
+class EmptyLlmAnswer(InvalidLlmResponse):
+    """There is no text in the answer, and no reasoning either."""
 
 
 class LlmRefused(PermanentError):
@@ -107,7 +120,7 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
     if isinstance(error, openai.APIConnectionError):
         return _connection_error(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
-        return LlmUnavailable(f"the model server broke off: {_shortened(error.message)}")
+        return LlmCut(f"the model server broke off: {_shortened(error.message)}")
     return LlmRefused(f"unexpected error while calling a model: {_shortened(error)}")
 
 
@@ -135,7 +148,7 @@ def _connection_error(error: openai.APIConnectionError) -> LlmUnavailable | LlmR
         return LlmRefused("the model server's redirects lead in a circle")
     detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
     text = f"the model server can't be reached{detail}"[:500]
-    return LlmUnreachable(text) if names & _NOT_CONNECTED else LlmUnavailable(text)
+    return LlmUnreachable(text) if names & _NOT_CONNECTED else LlmCut(text)
 
 
 def _cause_class_names(error: BaseException) -> set[str]:

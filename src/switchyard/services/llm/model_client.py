@@ -21,8 +21,11 @@ from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
 from switchyard.services.llm.gate import SHORT_PAUSE, Admission, CallOutcome, LlmGate, Urgency
 from switchyard.services.llm.hedges import Hedges
 from switchyard.services.llm.llm_errors import (
+    EmptyLlmAnswer,
     InvalidLlmResponse,
+    LlmCut,
     LlmLimited,
+    LlmOverloaded,
     LlmRefused,
     LlmSaturated,
     LlmTimeout,
@@ -214,8 +217,9 @@ class ModelClient:
                 return await self._ask_hedged(
                     admission, asked, deadline - time.monotonic(), output, urgency, tried
                 )
-            except LlmLimited as error:
-                last = error  # this server is paused now; the gate knows whether another has room
+            except (LlmLimited, LlmOverloaded) as error:
+                # This server is paused now, or gets fewer calls; the gate knows who has room.
+                last = error
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last = error
                 tried.add(admission.server.name)
@@ -268,6 +272,7 @@ class ModelClient:
         output: OutputStream | None,
     ) -> Completion:
         outcome: CallOutcome | None = None
+        failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:
             output.begin()  # another server may have begun
         try:
@@ -282,18 +287,22 @@ class ModelClient:
                 )
                 charge.answer = response.answer
             outcome = _outcome_of_response(response)
-            if response.timing is not None:
+            if response.timing.first_token is not None:
                 self._hedges.observe_latency(response.timing.first_token)
             return response.answer
         except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
-            outcome = outcome_of_error(error)
+            outcome, failure = outcome_of_error(error), error
             if len(self._clients) > 1:
                 add_server_name(error, admission.server.name)
             raise
         finally:
             if self._gate is not None:
                 # Also when the job is cancelled: until then others wait for the slot.
-                await asyncio.shield(self._gate.leave(admission, outcome))
+                is_overload = await asyncio.shield(self._gate.leave(admission, outcome))
+                if is_overload and failure is not None:
+                    raise LlmOverloaded(
+                        f"{failure}; it had other calls and gets fewer now", after=SHORT_PAUSE
+                    ) from failure
 
 
 def _outcome_of_response(response: ModelResponse) -> CallOutcome:
@@ -312,6 +321,8 @@ def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) ->
             return CallOutcome(Ended.REFUSED, pause=pause, reason=reason)
         case LlmTimeout():
             return CallOutcome(Ended.TIMED_OUT, is_failure=True, reason=reason)
+        case LlmCut() | EmptyLlmAnswer():
+            return CallOutcome(Ended.BROKEN, is_failure=True, reason=reason)
         case (
             LlmUnreachable() | LlmUnavailable() | InvalidLlmResponse() | LlmRefused(elsewhere=True)
         ):

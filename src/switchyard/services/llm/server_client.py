@@ -49,7 +49,7 @@ class ModelResponse:
     """An answer, with what it says of the server's speed and limits."""
 
     answer: Completion
-    timing: Timing | None
+    timing: Timing
     quota_wait: float
     """Seconds until the server takes requests again, by its own limits; 0 while it does."""
 

@@ -114,16 +114,20 @@ class LlmSettings(BaseSettings):
     llm_pacing: Literal["adaptive", "steps", "fixed"] = Field(
         default="adaptive",
         description="How the number of concurrent requests per server is adjusted: `adaptive` "
-        "by the times of its tokens, `steps` by timeouts only, `fixed` never.",
+        "by its tokens per second, `steps` by timeouts only, `fixed` never.",
     )
     llm_concurrency: int = Field(
-        default=16,
+        default=2,
         ge=1,
         le=10_000,
-        description="Initial number of concurrent requests per server, of all processes together.",
+        description="Initial number of concurrent requests per server, of all processes together. "
+        "With JOBS_LLM_PACING `steps` or `fixed`, the default is 16.",
     )
     llm_concurrency_min: int = Field(
-        default=5, ge=1, le=10_000, description="Lower bound of this number."
+        default=1,
+        ge=1,
+        le=10_000,
+        description="Lower bound of this number. With JOBS_LLM_PACING `steps`, the default is 5.",
     )
     llm_concurrency_max: int = Field(
         default=50, ge=1, le=10_000, description="Upper bound of this number."
