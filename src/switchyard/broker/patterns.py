@@ -28,6 +28,7 @@ TYPE_OR_KEY = r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$"
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 DOCUMENT_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 CRAWL_ID = r"^[0-9a-f-]{36}$"
+CRAWL_ID_START = r"^[0-9a-f-]{6,36}$"
 PAUSE_ID = r"^pause-[0-9a-f]{4,32}$"
 REDRIVE_ID = r"^redrive-[0-9a-f]{4,32}$"
 BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
@@ -79,6 +80,8 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         "characters",
         CRAWL_ID: "give the id of a crawl: 36 characters, as `jobctl crawl list` and GET /crawl "
         "show it",
+        CRAWL_ID_START: "give the id of a crawl, or its beginning: 6 to 36 characters, as `jobctl "
+        "crawl list` and GET /crawl show it",
         PAUSE_ID: "give the id of a pause, for example pause-3fa9c01b22: `jobctl pauses` and GET "
         "/pauses show it",
         REDRIVE_ID: "give the id of a redrive, for example redrive-3fa9c01b22",

@@ -22,16 +22,17 @@ async def test_a_crawls_life_by_the_client(api: RunningApi) -> None:
             ["example.org", "*.example.org"],
         )
         assert await client.crawl_progress(crawl.id) == crawl
+        assert await client.crawl_progress(crawl.id[:8]) == crawl
         (listed,) = (await client.crawls()).crawls
         assert listed == crawl
-        (page,) = (await client.crawl_pages(crawl.id)).pages
+        (page,) = (await client.crawl_pages(crawl.id[:8])).pages
         assert (page.url, page.depth, page.state, page.outcome) == (
             "https://example.org/a",
             0,
             "scheduled",
             None,
         )
-        ended = await client.cancel_crawl(crawl.id)
+        ended = await client.cancel_crawl(crawl.id[:8])
         assert (ended.state, ended.pages) == ("cancelled", {"cancelled": 1})
         with pytest.raises(NotFound):
             await client.crawl_progress("0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11")

@@ -65,6 +65,8 @@ async def test_what_there_is_not_is_said(client: httpx.AsyncClient, settings: Se
     sent = await client.post("/documents", files={"file": ("tides.md", b"# Tides\n\nThey rise.")})
     none_yet = await client.get(f"/documents/{sent.json()['document_id']}/figures")
     assert none_yet.status_code == 404
+    by_its_beginning = await client.get(f"/documents/{sent.json()['document_id'][:8]}")
+    assert by_its_beginning.json()["document_id"] == sent.json()["document_id"]
     assert "vlm_ocr.describe_figures" in none_yet.json()["detail"]
     assert "has no figure 2" in (await client.get("/documents/some/figures/2")).json()["detail"]
     await Storage(settings.files_url).delete_async(figure_key("some", content_hash(PNG), "png"))

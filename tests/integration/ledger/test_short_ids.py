@@ -4,6 +4,7 @@ import pytest
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.short_ids import AmbiguousId, Among
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.made import claim, letter, message, new_job
 
 ONE = "4eed1ee8-7a10-4d1c-9d5b-aaaaaaaaaaaa"
@@ -51,3 +52,14 @@ async def test_dead_letters_and_operations_have_short_ids_too(ledger: Ledger) ->
     assert (
         await ledger.short_ids.full_id(Among.OPERATIONS, "backfill-0f0000") == "backfill-0f00000001"
     )
+
+
+async def test_documents_and_crawls_have_short_ids_too(ledger: Ledger) -> None:
+    pipeline = PipelineLedger(ledger)
+    await pipeline.documents.upsert_document("1", document_id=ONE)
+    assert await pipeline.documents.full_id("4eed1ee8") == ONE
+    assert await pipeline.documents.full_id("4eed1ee9") == "4eed1ee9"
+    await pipeline.documents.upsert_document("2", document_id=OTHER)
+    with pytest.raises(AmbiguousId):
+        await pipeline.documents.full_id("4eed1ee8")
+    assert await pipeline.crawls.full_id("4eed1ee8") == "4eed1ee8"

@@ -30,8 +30,8 @@ FULL_RETRY_AFTER = 60
 CrawlId = Annotated[
     str,
     Path(
-        pattern=patterns.CRAWL_ID,
-        description="Id of the crawl.",
+        pattern=patterns.CRAWL_ID_START,
+        description="Id of the crawl, or its first characters, at least six.",
         examples=["0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"],
     ),
 ]

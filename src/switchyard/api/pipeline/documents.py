@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Depends, Query, Request, Response
 from fastapi import Path as InPath
-from fastapi import Query, Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
 from switchyard.api.http.document_errors import (
@@ -28,7 +28,7 @@ from switchyard.api.models.documents import (
     FigureView,
     PageView,
 )
-from switchyard.api.state import state_of
+from switchyard.api.state import Shared, state_of
 from switchyard.broker import patterns
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.access.api_keys import Scope
@@ -41,18 +41,28 @@ from switchyard.services.pipeline.documents.upload_intake import (
     UploadMetadata,
     check_claim,
 )
+from switchyard.services.pipeline.ledger import PipelineLedger
 
 router = Routes(tags=["documents"])
 
 PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
-DocumentIdOf = Annotated[
-    str,
-    InPath(
-        pattern=patterns.DOCUMENT_ID,
-        description="Id of the document, from the answer to the upload.",
-    ),
-]
+
+async def _full_document_id(
+    document_id: Annotated[
+        str,
+        InPath(
+            pattern=patterns.DOCUMENT_ID,
+            description="Id of the document, from the answer to the upload, or its first "
+            "characters, at least six.",
+        ),
+    ],
+    state: Shared,
+) -> str:
+    return await PipelineLedger(state.ledger).documents.full_id(document_id)
+
+
+DocumentIdOf = Annotated[str, Depends(_full_document_id)]
 
 
 FORM: dict[str, Any] = {

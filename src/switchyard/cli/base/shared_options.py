@@ -40,7 +40,11 @@ FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text file.")
 ]
 DocumentIdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the document, from `jobctl documents list`.")
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="Id of the document, from `jobctl documents list`; its beginning is enough.",
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Table, func, select
 
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.ledger.sql.repository import Repository
@@ -30,7 +30,7 @@ class AmbiguousId(InvalidInput):
 
 
 class Among(Enum):
-    """What the id is of."""
+    """What the id is of; the wings above name tables of their own."""
 
     JOBS = jobs
     DEAD_LETTERS = dead_letters
@@ -40,12 +40,12 @@ class Among(Enum):
 class ShortIds(Repository):
     """Full ids, by their beginning. Raises LedgerUnavailable when the database is away."""
 
-    async def full_id(self, among: Among, given: str) -> str:
+    async def full_id(self, among: Among | Table, given: str) -> str:
         """Find the id that `given` is the beginning of, at least six hexadecimal digits of it; what
         is whole, or of nothing, comes back as it is. Raises AmbiguousId."""
         if len(given) > MAX_SHORT_LENGTH or not _SHORT.fullmatch(given):
             return given
-        column = among.value.c.id
+        column = (among.value if isinstance(among, Among) else among).c.id
         query = (
             select(column)
             .where(

@@ -76,8 +76,9 @@ class Crawls:
         return None if known is None else _require_same_bounds(known, bounds)
 
     async def show(self, crawl_id: str) -> CrawlProgress:
-        """Return a crawl and its progress. Raises UnknownCrawl."""
-        progress = await self._crawls.crawl_progress(crawl_id)
+        """Return a crawl and its progress; the beginning of its id is enough. Raises UnknownCrawl,
+        AmbiguousId."""
+        progress = await self._crawls.crawl_progress(await self._crawls.full_id(crawl_id))
         if progress is None:
             raise UnknownCrawl(crawl_id)
         return progress
@@ -89,13 +90,15 @@ class Crawls:
     async def pages(
         self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
-        """List a crawl's pages, the last due first. Raises UnknownCrawl, and ValueError as `all`
-        does."""
-        await self.show(crawl_id)
-        return await self._crawls.crawl_pages(crawl_id, limit=limit, cursor=cursor)
+        """List a crawl's pages, the last due first. Raises what `show` raises, and ValueError as
+        `all` does."""
+        crawl = (await self.show(crawl_id)).crawl
+        return await self._crawls.crawl_pages(crawl.id, limit=limit, cursor=cursor)
 
     async def cancel(self, crawl_id: str) -> CrawlProgress:
-        """Cancel a crawl: it visits no more pages, and its documents stay. Raises UnknownCrawl."""
+        """Cancel a crawl: it visits no more pages, and its documents stay. Raises what `show`
+        raises."""
+        crawl_id = await self._crawls.full_id(crawl_id)
         if await self._crawls.cancel_crawl(crawl_id, self._ledger.clock.time()) is None:
             raise UnknownCrawl(crawl_id)
         return await self.show(crawl_id)

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, delete, func, insert, or_, select, update
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
+from switchyard.services.engine.ledger.short_ids import ShortIds
 from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.attempt_ops import Cancel
 from switchyard.services.engine.ledger.sql.codec import clean
@@ -47,6 +48,11 @@ _OUTCOME = 300
 class CrawlRepository(Repository):
     """Crawls and their pages. All methods raise LedgerUnavailable when the database is
     unreachable."""
+
+    async def full_id(self, given: str) -> str:
+        """Find the crawl that `given` is the beginning of, as `ShortIds.full_id` does. Raises
+        AmbiguousId."""
+        return await ShortIds(self._core).full_id(crawls, given)
 
     @write
     def start_crawl(

@@ -21,6 +21,7 @@ from sqlalchemy import (
     update,
 )
 
+from switchyard.services.engine.ledger.short_ids import ShortIds
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
@@ -32,6 +33,11 @@ from switchyard.services.pipeline.ledger.pipeline_tables import document_classes
 
 class DocumentRepository(Repository):
     """Documents. All methods raise LedgerUnavailable when the database is unreachable."""
+
+    async def full_id(self, given: str) -> str:
+        """Find the document that `given` is the beginning of, as `ShortIds.full_id` does. Raises
+        AmbiguousId."""
+        return await ShortIds(self._core).full_id(documents, given)
 
     @write
     def upsert_document(
