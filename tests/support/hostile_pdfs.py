@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 
+import pymupdf
 from PIL import Image
 
 from tests.support.pdfs import TEXT, encrypted, pdf, scanned
@@ -116,6 +117,61 @@ def nested_fonts(depth: int = 15_000) -> bytes:
         fonts.append(_stream(at + 1, b"", b"1 0 d0 BT /H 1 Tf (a) Tj ET"))
     form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</Font<</H 1000 0 R>>>>"
     return _whole(b"4 0 R", [_stream(4, form, b"BT /H 9 Tf (a) Tj ET"), *fonts])
+
+
+def with_a_costly_page(kind: str) -> bytes:
+    """Three pages of text, of which the second would be drawn for years as well: by forms, patterns
+    or letters that are drawn with each other. See COSTLY_PAGES."""
+    document = pymupdf.open(stream=pdf([f"{TEXT} Page {number}." for number in (1, 2, 3)]))
+    about, content, resources, use = COSTLY_PAGES[kind]
+    inner = b"0 0 10 10 re f"
+    own = ""
+    for _ in range(12):
+        xref = document.get_new_xref()
+        if kind == "fonts":
+            document.update_object(xref, "<<>>")
+            document.update_stream(xref, b"1000 0 d0 " + inner)
+            letter, xref = xref, document.get_new_xref()
+            document.update_object(
+                xref, f"<<{about}/CharProcs<</a {letter} 0 R>>/Resources<<{own}>>>>"
+            )
+        else:
+            document.update_object(xref, f"<<{about}/Resources<<{own}>>>>")
+            document.update_stream(xref, inner)
+        own, inner = resources % xref, content
+    page = document[1]
+    own_font = document.xref_get_key(page.xref, "Resources/Font")[1]
+    fonts = f"/Font{own_font}" if kind != "fonts" else ""
+    before = b"" if kind == "fonts" else page.read_contents()
+    document.xref_set_key(page.xref, "Resources", f"<<{fonts}{own}>>")
+    document.update_stream(page.get_contents()[0], before + b" q " + use + b" Q")
+    return bytes(document.tobytes(no_new_id=True))
+
+
+COSTLY_PAGES = {
+    "forms": (
+        "/Type/XObject/Subtype/Form/BBox[0 0 600 800]",
+        b"/X Do " * 10,
+        "/XObject<</X %d 0 R>>",
+        b"/X Do",
+    ),
+    "fonts": (
+        (
+            "/Type/Font/Subtype/Type3/FontBBox[0 0 1000 1000]/FontMatrix[.001 0 0 .001 0 0]"
+            "/FirstChar 97/LastChar 97/Widths[1000]/Encoding<</Differences[97/a]>>"
+        ),
+        b"BT /N 1000 Tf (aaaaaaaaaa) Tj ET",
+        "/Font<</N %d 0 R>>",
+        b"BT /N 300 Tf 50 400 Td (aaaaaaaaaa) Tj ET",
+    ),
+    "patterns": (
+        "/Type/Pattern/PatternType 1/PaintType 1/TilingType 1/BBox[0 0 9 9]/XStep .3/YStep .3",
+        b"/Pattern cs /P scn 0 0 9 9 re f " * 9,
+        "/Pattern<</P %d 0 R>>",
+        b"/Pattern cs /P scn 0 0 600 800 re f",
+    ),
+}
+"""By kind: what each level is, what it draws, how it is named there, and what the page draws."""
 
 
 def bomb(megabytes: int = 300) -> bytes:

@@ -29,6 +29,7 @@ DOCUMENT = dict.fromkeys(DocumentView.model_fields) | {
     "created_at": "2026-01-05T09:00:00Z",
     "updated_at": None,
     "unreadable_pages": [],
+    "page_errors": {},
 }
 
 

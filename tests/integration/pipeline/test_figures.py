@@ -112,9 +112,9 @@ async def test_pictures_stay_those_of_their_list_until_others_are_described(
     assert len(set(pictures)) > 1
     cut = figures.cut
 
-    def otherwise(original: Any) -> list[figures.Picture]:
-        first, *rest = cut(original)
-        return [*rest, replace(first, caption="Not asked about yet.")]
+    def otherwise(original: Any) -> figures.CutPictures:
+        first, *rest = cut(original).pictures
+        return figures.CutPictures([*rest, replace(first, caption="Not asked about yet.")], {})
 
     monkeypatch.setattr(figures, "cut", otherwise)
     monkeypatch.setattr(figures_worker, "_AT_ONCE", 1)
@@ -134,9 +134,9 @@ async def test_two_jobs_that_cut_a_document_differently_leave_each_other_the_pic
     await seeing.run("describe_figures", again)
     cut, put_figures = figures.cut, DocumentFiles.put_figures
 
-    def otherwise(original: Any) -> list[figures.Picture]:
-        first = cut(original)[0]
-        return [replace(first, content=first.content + b" ")]
+    def otherwise(original: Any) -> figures.CutPictures:
+        first = cut(original).pictures[0]
+        return figures.CutPictures([replace(first, content=first.content + b" ")], {})
 
     async def after_another(files: DocumentFiles, *args: Any) -> None:
         with monkeypatch.context() as patched:
@@ -293,5 +293,5 @@ def test_a_picture_beside_the_page_does_not_lose_the_others():
     shade = pymupdf.Pixmap(pymupdf.csRGB, pymupdf.IRect(0, 0, 80, 80))
     for left in (page.rect.width + 100, 100):
         page.insert_image(pymupdf.Rect(left, 100, left + 200, 300), pixmap=shade)
-    cut_out = figures._of_pdf(bytes(opened.tobytes()))
+    cut_out = figures._of_pdf(bytes(opened.tobytes())).pictures
     assert [(each.page, each.kind) for each in cut_out] == [(1, "figure")]

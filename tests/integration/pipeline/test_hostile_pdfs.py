@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from switchyard.broker.message import JobMessage
+from switchyard.services.common.files.errors import (
+    CorruptDocument,
+    DocumentTooLarge,
+    PageTooCostly,
+)
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.uploads import INCOMING
 from switchyard.services.common.settings import Settings
@@ -20,7 +30,18 @@ from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.runtime.execution import Executor
-from tests.support.hostile_pdfs import hostile_pdfs, nested_fonts, nested_forms
+from switchyard.services.pipeline.text import extraction
+from switchyard.services.pipeline.text.page_process import PageProcess
+from switchyard.services.pipeline.text.pages import Limits
+from switchyard.services.pipeline.text.pdf import ExtractorName, opening, read_pdf
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import ingested, whole_result, written
+from tests.support.hostile_pdfs import (
+    hostile_pdfs,
+    nested_fonts,
+    nested_forms,
+    with_a_costly_page,
+)
 from tests.support.pdfs import TEXT, pdf
 
 LIMIT = 20.0
@@ -39,7 +60,7 @@ FAILURES = {
 
 _OVER_TIME = {"ProcessorTimeExceeded", "TimeLimitExceeded"}
 HOSTILE_TO_PDFIUM: dict[str, tuple[Callable[[], bytes], set[str]]] = {
-    "fonts-within-fonts": (nested_fonts, {"ProcessCrashed"}),
+    "fonts-within-fonts": (nested_fonts, {"CorruptDocument"}),
     "forms-within-forms": (lambda: nested_forms(depth=11, width=10), _OVER_TIME),
 }
 
@@ -102,14 +123,97 @@ async def test_a_small_pdf_that_never_comes_to_its_end_is_given_up_at_its_first_
     endless = nested_forms(depth=11, width=10)
     assert len(endless) < 4_000
     executor = Executor(processes=1)
+    limits = {"cpu_limit": 2, "timeout": 3 * LIMIT}
     try:
-        ended, _ = await extracted(executor, settings, "endless", endless, cpu_limit=2)
-        ordinary, _ = await extracted(executor, settings, "ordinary", pdf([TEXT]), cpu_limit=2)
+        ended, _ = await extracted(executor, settings, "endless", endless, **limits)
+        ordinary, _ = await extracted(executor, settings, "ordinary", pdf([TEXT]), **limits)
     finally:
         await executor.close()
     assert (ended.error_type, ended.permanent) == ("ProcessorTimeExceeded", True)
     assert "2 s of processor time" in ended.message
     assert isinstance(ordinary, Done)
+
+
+QUICK = Limits(page_seconds=1, lost_pages=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extractor"),
+    [("forms", "pymupdf"), ("patterns", "pymupdf"), ("forms", "pypdfium2")],
+)
+def test_the_other_pages_are_read_beside_one_that_costs_too_much(
+    kind: str, extractor: ExtractorName
+) -> None:
+    read = read_pdf(with_a_costly_page(kind), QUICK, extractor)
+    assert [page.text for page in read.pages] == [f"{TEXT} Page 1.", "", f"{TEXT} Page 3."]
+    why = "page 2 of the PDF takes more than 1 s of processor time"
+    assert [page.error for page in read.pages] == [None, why, None]
+
+
+@pytest.mark.parametrize(("kind", "extractor"), [("fonts", "pymupdf"), ("patterns", "pypdfium2")])
+def test_a_page_that_only_costs_too_much_to_draw_is_read_and_not_drawn(
+    kind: str, extractor: ExtractorName
+) -> None:
+    content = with_a_costly_page(kind)
+    assert not any(page.error for page in read_pdf(content, QUICK, extractor).pages)
+    with opening(content, QUICK, extractor) as opened:
+        with pytest.raises(PageTooCostly, match="page 2 of the PDF takes more than 1 s"):
+            opened.draw(2, dpi=72, side=1_000)
+        assert opened.draw(3, dpi=72, side=1_000).shape[2] == 3
+
+
+def test_a_document_of_many_costly_pages_is_refused_by_the_second_that_is_too_many() -> None:
+    started: list[int] = []
+    with PageProcess(_endless, QUICK) as process:
+        for number in (1, 2, 3):
+            with pytest.raises(PageTooCostly if number == 1 else DocumentTooLarge):
+                process.run(number)
+            started.append(process._lost_pages)
+    assert started == [1, 2, 2]
+
+
+def _endless(_number: int) -> None:
+    while True:
+        pass
+
+
+def test_a_crash_of_the_library_at_one_page_leaves_the_others() -> None:
+    def work(number: int) -> int:
+        if number == 2:
+            faulthandler.disable()
+            os.kill(os.getpid(), signal.SIGABRT)
+        return number
+
+    with PageProcess(work, QUICK) as process:
+        assert process.run(1) == 1
+        with pytest.raises(CorruptDocument, match=r"page 2 crashes the library .*SIGABRT"):
+            process.run(2)
+        assert process.run(3) == 3
+
+
+def test_an_error_that_can_not_be_made_again_is_told_by_its_text() -> None:
+    class Own(Exception):
+        pass
+
+    def work(number: int) -> None:
+        raise Own(f"page {number}") if number == 1 else CorruptDocument("damaged")
+
+    with PageProcess(work, QUICK) as process:
+        with pytest.raises(RuntimeError, match="Own: page 1"):
+            process.run(1)
+        with pytest.raises(CorruptDocument, match="damaged"):
+            process.run(2)
+
+
+async def test_a_document_tells_which_page_was_too_costly(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction, "read_pdf", partial(read_pdf, limits=QUICK))
+    payload = written(tmp_path, "forms.pdf", with_a_costly_page("forms"))
+    document_id = await ingested(pipeline, payload)
+    result = whole_result(pipeline, document_id)
+    why = "page 2 of the PDF takes more than 1 s of processor time"
+    assert (result["unreadable_pages"], result["page_errors"]) == ([2], {"2": why})
 
 
 @pytest.mark.long

@@ -89,7 +89,7 @@ def test_broken_pages_stay_broken_in_what_is_kept(
     drafts = drafts_in(pipeline, least=5)
     assert read_pdf(data, drafts=drafts) == read
     assert drafts.reused_pages == 5
-    assert [page.number for page in read.pages if page.is_broken] == [2]
+    assert [page.number for page in read.pages if page.error is not None] == [2]
 
 
 async def test_the_job_says_how_far_it_is_and_leaves_no_ranges_behind(

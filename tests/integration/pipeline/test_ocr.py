@@ -12,7 +12,7 @@ import pymupdf
 import pytest
 from PIL import Image
 
-from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.errors import PageTooCostly, UnsupportedDocument
 from switchyard.services.common.files.storage_keys import page_key, result_key, stage_key
 from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.opening import open_index
@@ -244,6 +244,25 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     assert kept["error"] == "MemoryError: too much"
     extracted = json.loads(pipeline.storage.get(stage_key(document_id, "extract_text")))
     assert kept["content"] == extracted["content"]
+
+
+async def test_of_a_document_of_costly_pages_only_some_are_tried(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tried: list[int] = []
+
+    def read_page(original: Any, number: int, *rest: Any) -> Any:
+        tried.append(number)
+        raise PageTooCostly(f"page {number} of the PDF takes more than 10 s of processor time")
+
+    document_id = await taken_in(pipeline, tmp_path, "long.pdf", slips([SLIPS[0]] * 8))
+    monkeypatch.setattr("switchyard.services.pipeline.text.ocr.read_page", read_page)
+    monkeypatch.setattr(ocr_worker._PageReader, "_concurrency", lambda _: 1)
+    again = {"document_id": document_id, "force": True}
+    await pipeline.run("ocr_pdf", again, lane="vlm_ocr")
+    assert tried == [1, 2, 3, 4, 5]
+    kept = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 8)))
+    assert kept["error"] == "not drawn, as 5 pages of the document take too long"
 
 
 async def test_a_page_that_can_not_be_read_again_keeps_its_text(

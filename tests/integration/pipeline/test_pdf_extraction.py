@@ -364,7 +364,7 @@ def test_a_scan_of_which_the_library_complains_needs_ocr_and_is_not_broken():
     data = scanned().replace(b"/DeviceGray", b"/DeviceNone")
     read = read_pdf(data)
     assert read.needs_ocr
-    assert not any(page.is_broken for page in read.pages)
+    assert not any(page.error is not None for page in read.pages)
 
 
 def test_without_pymupdf_it_is_said_what_to_do_and_no_attempt_is_wasted(

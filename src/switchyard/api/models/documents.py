@@ -78,6 +78,12 @@ class DocumentView(ApiModel):
         description="Pages, from 1, whose text could not be read, also not by OCR; empty until the "
         "document has a result.",
     )
+    page_errors: dict[int, str] = Field(
+        default={},
+        description="Why pages could not be read, by their number: of those that are broken or "
+        "take too long to be drawn.",
+        examples=[{3: "page 3 of the PDF takes more than 10 s of processor time"}],
+    )
     duplicate: bool = Field(
         default=False,
         description="In the answer to an upload: true if the document was already known and "

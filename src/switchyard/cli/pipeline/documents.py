@@ -293,6 +293,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("Source", document.source or ""),
             *(("Class", class_text(each)) for each in document.classes),
             ("Unreadable", page_ranges(document.unreadable_pages)),
+            *((f"Page {page}", why) for page, why in document.page_errors.items()),
             ("Job", document.job_id or ""),
             (
                 "Taken in",

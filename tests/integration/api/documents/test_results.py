@@ -217,10 +217,14 @@ async def test_unreadable_pages_are_told_of_the_document_and_of_each_hit(
     assert document["unreadable_pages"] == []
     key = result_key(document["document_id"])
     storage = Storage(settings.files_url)
-    result = json.loads(await storage.get_async(key)) | {"unreadable_pages": [3, 4, 5]}
+    result = json.loads(await storage.get_async(key)) | {
+        "unreadable_pages": [3, 4, 5],
+        "page_errors": {"4": "too costly"},
+    }
     await storage.put_async(key, json.dumps(result).encode())
     told = (await client.get(f"/documents/{document['document_id']}")).json()
     assert told["unreadable_pages"] == [3, 4, 5]
+    assert told["page_errors"] == {"4": "too costly"}
     found = (await client.post("/search", json={"query": "cormorant"})).json()
     told = [hit for hit in found["hits"] if hit["document_id"] == document["document_id"]]
     assert [hit["unreadable_pages"] for hit in told] == [[3, 4, 5]]

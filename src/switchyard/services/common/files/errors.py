@@ -3,6 +3,7 @@
 PermanentError
 ├── UnsupportedDocument   neither a PDF, an image, plain text nor Markdown
 ├── CorruptDocument       cut off, damaged, or without any content
+│   └── PageTooCostly     one page takes too long to be read or drawn
 ├── EncryptedDocument     a password is needed
 └── DocumentTooLarge      more bytes, pages, pixels or characters than are allowed
 
@@ -32,6 +33,10 @@ class UnsupportedDocument(PermanentError):
 
 class CorruptDocument(PermanentError):
     """The file claims to be a document and can't be read as one."""
+
+
+class PageTooCostly(CorruptDocument):
+    """A page takes more processor time than any page may; the others can be read."""
 
 
 class EncryptedDocument(PermanentError):

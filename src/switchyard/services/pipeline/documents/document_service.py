@@ -201,8 +201,12 @@ class DocumentService:
         status = await self._status(document_id, await self._documents.get_document(document_id))
         if not status.is_finished:
             return status
-        unreadable = await self.unreadable_pages([status.document_id])
-        return replace(status, unreadable_pages=unreadable.get(status.document_id, ()))
+        result = await self._json(result_key(document_id)) or {}
+        return replace(
+            status,
+            unreadable_pages=tuple(result.get("unreadable_pages", ())),
+            page_errors={int(page): why for page, why in result.get("page_errors", {}).items()},
+        )
 
     async def unreadable_pages(self, document_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the pages that could not be read, of those of the documents that have such."""

@@ -7,8 +7,8 @@ last was, a dead job that it stands still there, and that job's redrive that it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from switchyard.services.engine.records.results import Document, JobSummary
 from switchyard.services.engine.records.states import FINISHED, State
@@ -71,6 +71,8 @@ class DocumentStatus:
     unreadable_pages: tuple[int, ...] = ()
     """Pages, from 1, whose text could not be read, also not by OCR; known of a document that has a
     result, when it is asked for alone."""
+    page_errors: Mapping[int, str] = field(default_factory=dict)
+    """Why, of those that are broken or take too long."""
 
     @property
     def is_finished(self) -> bool:

@@ -21,6 +21,9 @@ from switchyard.services.pipeline.text.plain import (
     shorten,
 )
 
+_UNKNOWN = "it can't be read"
+"""Of a page that an earlier version could not read: it kept no reason."""
+
 
 def extract(
     data: bytes,
@@ -70,16 +73,18 @@ def with_ocr(
     text: Mapping[str, Any],
     read: Mapping[int, str | None],
     *,
+    errors: Mapping[int, str],
     title: str | None,
     filename: str | None,
 ) -> dict[str, Any]:
     """The output of `extract_text` with what OCR has read, by page; None is one that can't be
-    read, and keeps the text that it had. Titles are as in `extract`; one that was only the file's
-    name gives way to a headline.
+    read, for the reason in `errors`, and keeps the text that it had. Titles are as in `extract`;
+    one that was only the file's name gives way to a headline.
     """
     by_ocr = set(text.get("ocr_pages", ()))
     unreadable = set(text.get("unreadable_pages", ()))
     broken, scanned = set(text.get("broken_pages", ())), set(text.get("scanned_pages", ()))
+    problems = text.get("page_errors", {})
     pages = []
     for page in text["pages"]:
         number = page["page"]
@@ -87,10 +92,12 @@ def with_ocr(
         is_read_anew = anew is not None and not is_gibberish(anew)
         is_unreadable = number in unreadable and not (is_read_anew and has_words(anew or ""))
         found = page["text"] if anew is None or is_unreadable else anew
-        is_lost = read[number] is None if number in read else number in broken
-        is_broken = is_lost and (not found or number in scanned or number in broken)
+        why = errors.get(number, _UNKNOWN) if number in read and anew is None else None
+        if number not in read and number in broken:
+            why = problems.get(str(number), _UNKNOWN)
+        is_broken = not found or number in scanned or number in broken
         is_scan = number in scanned and number not in read
-        pages.append(PdfPage(number, found, is_broken, is_scan, is_unreadable))
+        pages.append(PdfPage(number, found, why if is_broken else None, is_scan, is_unreadable))
     texts = [page.text for page in pages]
     if len(texts) and text["title"] == _title(None, None, [], filename):
         named = _title(title, None, texts, filename)
@@ -110,7 +117,8 @@ def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
         "word_count": sum(count_words(page.text) for page in pages),
         "character_count": sum(len(page.text) for page in pages),
         "pages_without_text": [page.number for page in pages if not page.text],
-        "broken_pages": [page.number for page in pages if page.is_broken],
+        "broken_pages": [page.number for page in pages if page.error is not None],
+        "page_errors": {str(page.number): page.error for page in pages if page.error is not None},
         "scanned_pages": [page.number for page in pages if page.is_scan],
         "unreadable_pages": [page.number for page in pages if page.is_unreadable],
     }

@@ -20,6 +20,7 @@ from switchyard.services.common.files.errors import (
     UnsupportedDocument,
 )
 from switchyard.services.common.files.media_types import IMAGES, PDF
+from switchyard.services.pipeline.text.page_process import PageProcess
 from switchyard.services.pipeline.text.pages import Box, Limits
 from switchyard.services.pipeline.text.plain import clean, unwrap
 
@@ -76,9 +77,17 @@ class Picture:
     content: bytes
 
 
-def cut(original: SourceFile) -> list[Picture]:
-    """The figures of a document, from the first page on, at most MAX_FIGURES. Pages that can't be
-    read have none.
+@dataclass(frozen=True, slots=True)
+class CutPictures:
+    """The pictures of a document."""
+
+    pictures: list[Picture]
+    page_errors: dict[int, str]
+    """Pages that could not be looked through, by number, and why."""
+
+
+def cut(original: SourceFile) -> CutPictures:
+    """Cut out the figures of a document, from the first page on, at most MAX_FIGURES.
 
     Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, NotStored and
     MemoryError.
@@ -101,7 +110,7 @@ def page_pictures(original: SourceFile, number: int) -> list[Picture]:
     from PIL import Image as Images
 
     from switchyard.services.pipeline.text import images
-    from switchyard.services.pipeline.text.pdf import extractor_named
+    from switchyard.services.pipeline.text.pdf import opening
 
     data = original.storage.get(original.key)
     limits = Limits()
@@ -110,7 +119,7 @@ def page_pictures(original: SourceFile, number: int) -> list[Picture]:
             data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=_MAX_PIXELS
         )
     elif original.media_type == PDF:
-        with extractor_named(original.extractor).opening(data, limits) as pdf:
+        with opening(data, limits, original.extractor) as pdf:
             if number > (count := pdf.page_count):
                 raise NoSuchPage(f"the document has no page {number}: it has {count}")
             drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=MAX_SIDE, area=_MAX_PIXELS))
@@ -139,40 +148,48 @@ def _pieces(drawn: Image) -> list[Image]:
     ]
 
 
-def _of_image(data: bytes) -> list[Picture]:
+def _of_image(data: bytes) -> CutPictures:
     from switchyard.services.pipeline.text import images
 
     limits = Limits()
     found: list[Picture] = []
+    errors: dict[int, str] = {}
     count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
     for number in range(1, min(count, MAX_FIGURES) + 1):
         try:
             drawn = images.draw(
                 data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=_MAX_PIXELS
             )
-        except CorruptDocument:
+        except CorruptDocument as error:
             if count == 1:
                 raise
+            errors[number] = str(error)
             continue
         found.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
-    return found[:MAX_FIGURES]
+    return CutPictures(found[:MAX_FIGURES], errors)
 
 
-def _of_pdf(data: bytes) -> list[Picture]:
+def _of_pdf(data: bytes) -> CutPictures:
     from switchyard.services.pipeline.text import mupdf
 
     limits = Limits()
     found: list[Picture] = []
+    errors: dict[int, str] = {}
     with mupdf.opened(data, limits) as (library, document):
-        for number in range(1, document.page_count + 1):
-            try:
-                with mupdf.opened_page(library, document, data, number, limits) as page:
-                    found.extend(_of_page(library, page, number, MAX_FIGURES - len(found)))
-            except (CorruptDocument, DocumentTooLarge):
-                continue
-            if len(found) >= MAX_FIGURES:
-                break
-    return found
+
+        def work(number: int, most: int) -> list[Picture]:
+            with mupdf.opened_page(library, document, data, number, limits) as page:
+                return _of_page(library, page, number, most)
+
+        with PageProcess(work, limits) as process:
+            for number in range(1, document.page_count + 1):
+                try:
+                    found.extend(process.run(number, MAX_FIGURES - len(found)))
+                except (CorruptDocument, DocumentTooLarge) as error:
+                    errors[number] = str(error)
+                if len(found) >= MAX_FIGURES:
+                    break
+    return CutPictures(found, errors)
 
 
 def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:

@@ -52,6 +52,11 @@ class Limits:
     page_pixels: int = 200_000_000
     """Pixels of a page drawn at 150 dpi, and of any image on it."""
     characters: int = 20_000_000
+    page_seconds: int = 10
+    """Processor time in which a page is read or drawn: most take some 10 ms."""
+    lost_pages: int = 4
+    """Pages that may take longer, or crash the library, in one document; their time is within that
+    of `extract_text`."""
 
     def check_characters(self, count: int, number: int) -> None:
         """Check the number of characters up to page `number`. Raises DocumentTooLarge."""
@@ -68,8 +73,8 @@ class PdfPage:
     text: str
     """Markdown: paragraphs, one to a line, headings and tables, blank lines between them; empty
     for an image or a blank page."""
-    is_broken: bool = False
-    """It can't be read, and others of its document can."""
+    error: str | None = None
+    """Why it can't be read, where others of its document can."""
     is_scan: bool = False
     """It has no words, or few, and pictures cover more than half of it."""
     is_unreadable: bool = False
@@ -102,6 +107,8 @@ class RawPdf:
 
     pages: Sequence[PageLines | None]
     """None is a page that can't be read."""
+    errors: Mapping[int, str]
+    """Why, by the page's number."""
     outline: Sequence[Heading]
     metadata: Mapping[str, str]
     """As the file has it, with `title`."""

@@ -6,15 +6,17 @@ that process with it. Limits stop what can be seen before it hurts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
-from switchyard.services.common.files.errors import CorruptDocument
+from switchyard.services.common.files.errors import CorruptDocument, PageTooCostly
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import is_unreadable
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, compose
 from switchyard.services.pipeline.text.overprint import without_copies
+from switchyard.services.pipeline.text.page_process import PageProcess
 from switchyard.services.pipeline.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
 from switchyard.services.pipeline.text.partial_results import RANGE, Draft, Drafts
 from switchyard.services.pipeline.text.plain import clean, has_words, unwrap
@@ -38,6 +40,68 @@ def extractor_named(name: ExtractorName) -> Extractor:
     from switchyard.services.pipeline.text import mupdf, pdfium
 
     return cast("Extractor", mupdf if name == "pymupdf" else pdfium)
+
+
+@dataclass(slots=True)
+class _PageByPage:
+    """A PDF whose pages are read and drawn in a process of their own, each within its limit."""
+
+    pdf: OpenPdf
+    process: PageProcess
+    is_damaged: bool = False
+
+    @property
+    def page_count(self) -> int:
+        return self.pdf.page_count
+
+    @property
+    def repaired(self) -> bool:
+        return self.is_damaged or self.pdf.repaired
+
+    @property
+    def outline(self) -> list[Heading]:
+        return self.pdf.outline
+
+    @property
+    def form(self) -> str | None:
+        return self.pdf.form
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return self.pdf.metadata
+
+    def page(self, number: int) -> PageLines:
+        page, is_damaged = self.process.run(number, _page_of, {})
+        self.is_damaged = self.is_damaged or is_damaged
+        return cast("PageLines", page)
+
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
+        picture, _ = self.process.run(number, _picture_of, {"dpi": dpi, "side": side, "area": area})
+        return picture
+
+
+def _page_of(pdf: OpenPdf, number: int) -> PageLines:
+    return pdf.page(number)
+
+
+def _picture_of(pdf: OpenPdf, number: int, *, dpi: int, side: int, area: int) -> Any:
+    return pdf.draw(number, dpi=dpi, side=side, area=area)
+
+
+@contextmanager
+def opening(data: bytes, limits: Limits, extractor: ExtractorName) -> Iterator[OpenPdf]:
+    """Open a PDF to be read and drawn page by page: a page that costs too much, or crashes the
+    library, raises CorruptDocument, and the others can be read (see `PageProcess`).
+
+    Raises as `Extractor.opening`.
+    """
+    with extractor_named(extractor).opening(data, limits) as pdf:
+
+        def work(number: int, do: Callable[..., Any], options: dict[str, Any]) -> tuple[Any, bool]:
+            return do(pdf, number, **options), pdf.repaired
+
+        with PageProcess(work, limits) as process:
+            yield _PageByPage(pdf, process)
 
 
 def read_pdf(
@@ -66,13 +130,12 @@ def read_pdf(
         unreadable = page is not None and is_unreadable(page.lines)
         text = text if unreadable or has_words(text) else ""
         is_scan = page is not None and page.pictures > SCAN and not unreadable and not raw.form
-        pages.append(PdfPage(number, text, page is None, is_scan, unreadable))
-    broken = any(page.is_broken for page in pages)
+        pages.append(PdfPage(number, text, raw.errors.get(number), is_scan, unreadable))
     return PdfText(
         pages=tuple(pages),
         title=_title(raw.metadata, raw.pages[0]),
         metadata=_metadata(raw.metadata),
-        repaired=raw.repaired or broken,
+        repaired=raw.repaired or bool(raw.errors),
         outline=_cleaned(raw.outline),
     )
 
@@ -88,7 +151,7 @@ def read_pages(
     """What stands on the pages of a PDF, in any order. Raises as `read_pdf`."""
     if not data:
         raise CorruptDocument("the PDF is empty")
-    with extractor_named(extractor).opening(data, limits) as pdf:
+    with opening(data, limits, extractor) as pdf:
         count, characters = pdf.page_count, 0
         pages: list[PageLines | str] = []
         repaired = False
@@ -106,9 +169,10 @@ def read_pages(
             pages.extend(draft.pages)
             repaired = repaired or draft.repaired
         found = [None if isinstance(page, str) else page for page in pages]
+        errors = {number: page for number, page in enumerate(pages, 1) if isinstance(page, str)}
         if not any(found):
-            raise CorruptDocument(next(page for page in pages if isinstance(page, str)))
-        return RawPdf(found, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
+            raise CorruptDocument(errors[1])
+        return RawPdf(found, errors, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
 
 
 def _read(
@@ -152,7 +216,7 @@ def draw_page(
     extractor: ExtractorName = "pymupdf",
 ) -> Any:
     """Draw a page, as OpenPdf.draw does. Raises what that and Extractor.opening raise."""
-    with extractor_named(extractor).opening(data, limits) as pdf:
+    with opening(data, limits, extractor) as pdf:
         return pdf.draw(number, dpi=dpi, side=side, area=area)
 
 
@@ -168,10 +232,15 @@ def draw_page_with_text(
 ) -> tuple[PageLines | None, Any]:
     """Draw a page as `draw_page`, with the text that the file has of it: None where that can't be
     read."""
-    with extractor_named(extractor).opening(data, limits) as pdf:
-        page = _page(pdf, number)
+    with opening(data, limits, extractor) as pdf:
+        try:
+            page = pdf.page(number)
+        except PageTooCostly:
+            raise  # drawing it would take as long again
+        except CorruptDocument:
+            page = None
         picture = pdf.draw(number, dpi=dpi, side=side, area=area)
-        return None if isinstance(page, str) else page, picture
+        return page, picture
 
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:

@@ -24,7 +24,7 @@ from switchyard.services.pipeline.workers.stages import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.services.pipeline.text.figures import Picture
+    from switchyard.services.pipeline.text.figures import CutPictures, Picture
 
 CUT_TIMEOUT = 120.0
 """Seconds in which the figures of a document are cut out."""
@@ -74,7 +74,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     ends_at = time.monotonic() + TIME_BUDGET
 
     async def work() -> dict[str, Any]:
-        return {"figures": await _describe_all(ctx, files, original, ends_at)}
+        return await _describe_all(ctx, files, original, ends_at)
 
     try:
         output = await files.reuse_or_run_async(
@@ -91,6 +91,8 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     # Written although reused: what is kept of a stage goes after a day, this stays.
     await files.put_figures(original.content, figures)
     outcome = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
+    if page_errors := output.result.get("page_errors"):
+        outcome["page_errors"] = page_errors
     lane = "backfill" if ctx.message.priority <= 1 else "hot"
     return Next([Job("embed_content", {"document_id": document_id}, lane=lane)], outcome)
 
@@ -105,15 +107,16 @@ async def _are_stored(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]
 
 async def _describe_all(
     ctx: JobContext, files: DocumentFiles, original: StageOutput, ends_at: float
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, cut
 
-    pictures: Sequence[Picture] = await ctx.in_process(
+    looked_through: CutPictures = await ctx.in_process(
         cut,
         files.source_file(original.result, original.content, ctx.settings),
         timeout=CUT_TIMEOUT,
         memory_limit_mb=MEMORY_MB,
     )
+    pictures = looked_through.pictures
     described: list[dict[str, Any]] = []
     for start in range(0, len(pictures), _AT_ONCE):
         if time.monotonic() > ends_at or ctx.is_cancelled():
@@ -144,7 +147,8 @@ async def _describe_all(
             )
     if described and all(each.get("refused") for each in described):
         raise NoPictureTaken(f"the model takes none of the pictures: {described[0]['refused']}")
-    return described
+    page_errors = {str(page): error for page, error in looked_through.page_errors.items()}
+    return {"figures": described, "page_errors": page_errors}
 
 
 @job("analyze_image", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)

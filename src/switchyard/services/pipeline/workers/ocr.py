@@ -14,7 +14,7 @@ from pydantic import Field
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_FIRST_PRIORITY
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.errors import NotStored, UnsupportedDocument
+from switchyard.services.common.files.errors import NotStored, PageTooCostly, UnsupportedDocument
 from switchyard.services.common.files.media_types import IMAGES, PDF
 from switchyard.services.common.files.storage_keys import content_hash, page_key
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
@@ -200,11 +200,14 @@ async def _insert_texts(
     from switchyard.services.pipeline.text.extraction import with_ocr
 
     texts = {number: page["text"] for number, page in read.items()}
-    whole = with_ocr(text.result, texts, title=about["title"], filename=about["filename"])
+    errors = {number: str(page["error"]) for number, page in read.items() if page.get("error")}
+    whole = with_ocr(
+        text.result, texts, errors=errors, title=about["title"], filename=about["filename"]
+    )
     if not whole["word_count"]:
         pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
-        broken = [page["error"] for page in read.values() if page.get("error")]
-        why = f"; {len(broken):,} can't be read: {broken[0]}" if broken else ""
+        first = next(iter(errors.values()), "")
+        why = f"; {len(errors):,} can't be read: {first}" if errors else ""
         raise NoTextFound(f"OCR has found no words on the document's {pages}{why}")
     return await files.replace_async(EXTRACT, text, whole)
 
@@ -232,6 +235,7 @@ class _PageReader:
         self._original = files.source_file(about, content, ctx.settings)
         self._hash = content_hash([content, OCR_VERSION, payload.language])
         self._last_start = time.monotonic() + TIME_BUDGET
+        self._costly_pages = 0
         self.fresh = 0
         """Pages that this job has read itself."""
 
@@ -290,8 +294,12 @@ class _PageReader:
         """Recognise a page; where that fails, return no text and the reason, so that the others are
         read nevertheless."""
         from switchyard.services.pipeline.text.ocr import MEMORY_MB, OcrNotInstalled, read_page
+        from switchyard.services.pipeline.text.pages import Limits
 
         ctx = self._ctx
+        if self._costly_pages > Limits().lost_pages:
+            error = f"not drawn, as {self._costly_pages} pages of the document take too long"
+            return {"text": None, "error": error}
         try:
             read = await ctx.in_process(
                 read_page,
@@ -304,6 +312,9 @@ class _PageReader:
             )
         except OcrNotInstalled:
             raise
+        except PageTooCostly as error:
+            self._costly_pages += 1
+            return {"text": None, "error": str(error)}
         except (TimeoutError, MemoryError, PermanentError) as error:
             return {"text": None, "error": f"{type(error).__name__}: {error}"}
         except ProcessCrashed as error:

@@ -241,6 +241,7 @@ def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "repaired": text["repaired"],
         "broken_pages": broken,
+        "page_errors": text.get("page_errors", {}),
         "unreadable_pages": sorted({*broken, *pages_for_ocr(text)}),
     }
 

@@ -1,0 +1,198 @@
+"""A process in which the pages of one PDF are read and drawn, one after the other.
+
+A page of a few bytes can keep a library busy for years (fonts, forms or patterns that draw each
+other), and no library lets itself be interrupted in all of that. So the open document is forked:
+the kernel ends the process at the page's limit, and the next page goes on in another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil
+from multiprocessing.connection import Connection, Pipe
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from switchyard.services.common.files.errors import (
+    CorruptDocument,
+    DocumentTooLarge,
+    PageTooCostly,
+)
+from switchyard.services.pipeline.text.pages import Limits
+
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+class PageProcess:
+    """Run `work` for one page after the other, in a process forked from this one.
+
+    The process begins with the first page, and again after each page that ended it. What the work
+    changes, this process does not see. A context manager; not for several threads at once.
+    """
+
+    def __init__(self, work: Callable[..., Any], limits: Limits) -> None:
+        """`work` takes a page's number, from 1, and more that can be pickled, as its result can."""
+        self._work = work
+        self._limits = limits
+        self._child: tuple[int, Connection] | None = None
+        self._lost_pages = 0
+        self._used_seconds = 0.0
+        """Processor time that the pages took."""
+
+    def run(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        """Return what the work gives for that page.
+
+        Raises what the work raises; PageTooCostly for a page that takes more processor time than
+        `Limits.page_seconds`, CorruptDocument for one at which the library crashes, and
+        DocumentTooLarge where more than `Limits.lost_pages` have ended so.
+        """
+        if self._lost_pages > self._limits.lost_pages:
+            raise self._too_many(number)
+        seconds = self._seconds_for_a_page()
+        pid, connection = self._child or self._fork()
+        try:
+            connection.send((seconds, number, args, kwargs))
+            answer = connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            self._end()
+            return self._raise_loss(number, seconds, os.waitpid(pid, 0)[1])
+        has_given, came, used_seconds = pickle.loads(answer)
+        self._used_seconds += used_seconds
+        if has_given:
+            return came
+        raise came
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._child is not None:
+            pid, _ = self._child
+            self._end()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _fork(self) -> tuple[int, Connection]:
+        ours, theirs = Pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _serve(theirs, self._work, parent)
+        theirs.close()
+        self._child = pid, ours
+        return self._child
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child[1].close()
+            self._child = None
+
+    def _seconds_for_a_page(self) -> int:
+        """Return the limit of the next page: this process may have less left for all of them."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
+        if soft == resource.RLIM_INFINITY:
+            return self._limits.page_seconds
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        left = soft - own.ru_utime - own.ru_stime - self._used_seconds
+        if left <= 0:
+            _end_as(signal.SIGXCPU)
+        return min(self._limits.page_seconds, max(1, int(left)))
+
+    def _raise_loss(self, number: int, seconds: int, status: int) -> NoReturn:
+        """Raise what follows from a page at which the process has died."""
+        ended_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+        if ended_by == signal.SIGXCPU:
+            self._used_seconds += seconds
+            if seconds < self._limits.page_seconds:  # it was the rest of all pages' time
+                _end_as(signal.SIGXCPU)
+        elif ended_by is None:
+            raise RuntimeError(f"the process that reads the PDF's page {number} has left")
+        elif ended_by not in _CRASHES:  # from outside, for want of memory: the attempt ends so, too
+            _end_as(ended_by)
+        self._lost_pages += 1
+        if self._lost_pages > self._limits.lost_pages:
+            raise self._too_many(number)
+        if ended_by == signal.SIGXCPU:
+            raise PageTooCostly(
+                f"page {number} of the PDF takes more than {seconds} s of processor time"
+            )
+        raise CorruptDocument(
+            f"the PDF is corrupt: page {number} crashes the library that reads it ({ended_by.name})"
+        )
+
+    def _too_many(self, number: int) -> DocumentTooLarge:
+        return DocumentTooLarge(
+            f"up to page {number}, more than {self._limits.lost_pages} pages of the PDF take more "
+            f"than {self._limits.page_seconds} s of processor time each, or crash the library"
+        )
+
+
+def _end_as(ended_by: signal.Signals) -> NoReturn:
+    """End this process as its child has ended, for those who watch it."""
+    os.kill(os.getpid(), ended_by)
+    raise SystemExit(128 + ended_by)
+
+
+def _serve(connection: Connection, work: Callable[..., Any], parent: int) -> NoReturn:
+    """Answer calls until the parent is gone. Never returns into the parent's code."""
+    try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+        gc.freeze()  # or the first collection would copy the parent's memory
+        while os.getppid() == parent:
+            seconds, number, args, kwargs = connection.recv()
+            connection.send_bytes(_answer(work, seconds, number, args, kwargs))
+    except (EOFError, ConnectionError):
+        pass  # the parent needs no more pages
+    except BaseException:
+        with suppress(OSError):
+            traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(0)
+
+
+def _answer(work: Callable[..., Any], seconds: int, number: int, args: Any, kwargs: Any) -> bytes:
+    began = _processor_seconds()
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = ceil(began) + seconds
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
+    try:
+        came: Any = work(number, *args, **kwargs)
+        return pickle.dumps((True, came, _processor_seconds() - began), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        error.add_note(f"In the process of its page:\n{traceback.format_exc()}")
+        return pickle.dumps((False, _portable(error), _processor_seconds() - began))
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error, or what it says where it can't be made again in another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a library's own, of any class
+        return RuntimeError(f"{type(error).__name__}: {error}"[:1_000])
+    return error
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
