@@ -1,4 +1,4 @@
-"""`jobctl worker --reload`: it follows the user's modules."""
+"""`--reload` of a worker and of `jobctl up`: they follow the user's modules."""
 
 import json
 import signal
@@ -49,10 +49,10 @@ def run(jobctl: CommandLine, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def until_logged(jobctl: CommandLine, text: str, times: int = 1) -> None:
+def until_logged(jobctl: CommandLine, text: str, times: int = 1, *, of: str = "worker") -> None:
     deadline = time.monotonic() + TIMEOUT
-    while jobctl.log_of("worker").count(text) < times:
-        assert time.monotonic() < deadline, jobctl.log_of("worker")
+    while jobctl.log_of(of).count(text) < times:
+        assert time.monotonic() < deadline, jobctl.log_of(of)
 
 
 def said(jobctl: CommandLine) -> str:
@@ -92,3 +92,43 @@ def test_a_module_with_an_error_is_told_in_one_line(
     assert (done.returncode, len(told.splitlines())) == (1, 1)
     assert "ZeroDivisionError: division by zero" in told
     assert "words_of_mine.py, line 1)" in told
+
+
+NEW_TYPE = """
+
+@job("shout", worker="megaphone", lanes=("hot",), timeout=20)
+async def shout(payload: Nothing, ctx: JobContext) -> Outcome:
+    return Done({"word": WORD.upper()})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_up_follows_the_modules_also_to_a_type_that_needs_a_queue(
+    jobctl: CommandLine, mine: Path, tmp_path: Path
+) -> None:
+    nobody = [f"--scale={kind}=0" for kind in ("ingest", "embed", "ocr", "link", "reindex")]
+    with jobctl.launched("up", "--reload", "--api-port=0", *nobody) as process:
+        until_logged(jobctl, "Ctrl-C stops everything", of="up")
+        assert said(jobctl) == "one"
+        mine.write_text("WORD = 'two")  # nobody closes the quote
+        until_logged(jobctl, "unterminated string literal", of="up")
+        assert "everything runs on as it was" in jobctl.log_of("up")
+        with (tmp_path / "jobs_of_mine.py").open("a") as module:
+            module.write(NEW_TYPE)
+        mine.write_text("WORD = 'three'")
+        until_logged(jobctl, "changed; the processes start again", of="up")
+        assert said_at_last(jobctl, "three") == "three"
+        # What is published by a process that knows it waits in its queue for a worker.
+        assert run(jobctl, "publish", "hot.shout", "--payload", "{}").returncode == 0
+        assert "ended (" not in jobctl.log_of("up")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def said_at_last(jobctl: CommandLine, word: str) -> str:
+    """What a job says, once it says the word: the old process may have one more job."""
+    deadline = time.monotonic() + TIMEOUT
+    while (last := said(jobctl)) != word and time.monotonic() < deadline:
+        pass
+    return last

@@ -1,4 +1,4 @@
-"""`jobctl worker --reload`: the worker starts again when a module of the user's has changed.
+"""`--reload`: a worker, or all of `jobctl up`, starts again when a user's module has changed.
 
 The worker is a process of its own, started like this one but without `--reload`. Changed modules
 are imported in another process first: if that fails, the running worker stays as it is. Else the
@@ -24,6 +24,7 @@ from switchyard.cli.base.output import echo, say
 
 POLL_INTERVAL = 0.3
 """Between looks at the files' times."""
+NOTHING_TO_WATCH = "there is no module of yours to watch"
 STOPS = (signal.SIGTERM, signal.SIGINT)
 JOBCTL = (sys.executable, "-P", "-m", "switchyard.cli.main")
 PROBE = (sys.executable, "-P", "-m", "switchyard.cli.process.reload")
@@ -39,6 +40,31 @@ class Probed:
     """Source files of the user's that the modules consist of."""
     error: str | None
     """Why they can't be used, in one line."""
+
+
+@dataclass(slots=True)
+class ModuleWatch:
+    """Looks whether the user's modules have changed."""
+
+    modules: Sequence[str]
+    _times: Times = field(default_factory=dict)
+
+    def begin(self) -> Probed:
+        """Look for the first time."""
+        probed = probe(self.modules)
+        self._times = times_of(probed.files)
+        return probed
+
+    def look(self) -> tuple[list[str], Probed] | None:
+        """Return the names of the files that have changed since the last look, and what the modules
+        are now; None where nothing has."""
+        if (now := times_of(self._times)) == self._times:
+            return None
+        changed = sorted(path.name for path in now if now[path] != self._times[path])
+        probed = probe(self.modules)
+        # What was there stays watched: it may be missing just for now.
+        self._times = times_of({*now, *probed.files})
+        return changed, probed
 
 
 @dataclass
@@ -57,11 +83,11 @@ class Reloader:
         ends by itself before anything has changed."""
         for number in STOPS:
             signal.signal(number, self._on_signal)
-        probed = probe(self.modules)
+        watch = ModuleWatch(self.modules)
+        probed = watch.begin()
         if not probed.files:
-            say(f"reload: {probed.error or 'there is no module of yours to watch'}")
+            say(f"reload: {probed.error or NOTHING_TO_WATCH}")
             return FAILED
-        times = times_of(probed.files)
         if probed.error is None:
             self._start()
         else:
@@ -73,13 +99,10 @@ class Reloader:
                 if not changes:
                     return code
                 say(f"reload: the worker has ended (exit code {code}); waiting for a change")
-            if (now := times_of(times)) == times:
+            if (change := watch.look()) is None:
                 continue
             changes += 1
-            changed = sorted(path.name for path in times if now[path] != times[path])
-            probed = probe(self.modules)
-            # What was there stays watched: it may be missing just for now.
-            times = times_of({*times, *probed.files})
+            changed, probed = change
             if probed.error is not None:
                 kept = "the worker runs on as it was" if self.worker else "waiting for a change"
                 say(f"reload: {probed.error}; {kept}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import shlex
 import socket
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
+    from switchyard.cli.process.reload import ModuleWatch
     from switchyard.cli.system.autoscale import Autoscaler
     from switchyard.cli.system.local_broker import FoundBroker
     from switchyard.cli.system.local_system import System
@@ -72,6 +74,13 @@ def up(
             help="Assign broker and files to the ledger here, like `jobctl system adopt`.",
         ),
     ] = False,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="For development: restart the processes when one of your modules changes.",
+        ),
+    ] = False,
 ) -> None:
     """Run the whole system until Ctrl-C: broker, workers, scheduler and HTTP API.
 
@@ -84,12 +93,10 @@ def up(
     jobctl up --include my_jobs --scale llm=6 --scale ocr=0
     ```
 
-    While you change job types: leave their workers out, and run them in another terminal, where
-    they restart when a module changes:
+    While you change job types, the processes follow your modules:
 
     ```
-    jobctl up --include my_jobs --scale llm=0
-    source .switchyard/env; jobctl worker llm --include my_jobs --reload
+    jobctl up --include my_jobs --reload
     ```
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
@@ -103,7 +110,7 @@ def up(
         try:
             port = free_port(settings.api_port if api_port is None else api_port)
             _run_until_interrupted(
-                directory, include or [], port, scale or [], autoscale or [], adopt
+                directory, include or [], port, scale or [], autoscale or [], adopt, reload
             )
         except KeyboardInterrupt:
             say("Stopped.")
@@ -146,6 +153,7 @@ def _run_until_interrupted(
     scale: list[str],
     autoscale: list[str],
     adopt: bool,
+    reload: bool,
 ) -> None:
     from switchyard.broker.errors import WrongSystem
     from switchyard.cli.system.autoscale import Autoscaler, read_spans
@@ -194,6 +202,7 @@ def _run_until_interrupted(
                 f"{error}. While `jobctl up` does not run: `jobctl up --adopt`"
             ) from error
         supervisor = Supervisor(directory / "logs", system.environment, system.spawner)
+        reloader = SystemReloader.of(system, supervisor) if reload else None
         try:
             start_all(supervisor, system.registry, processes)
             supervisor.start("api", "api")
@@ -201,7 +210,7 @@ def _run_until_interrupted(
             await_api(api, supervisor)
             _print_addresses(found, system, directory)
             scaler = Autoscaler(system, supervisor, spans) if spans else None
-            _watch(found, supervisor, scaler, api)
+            _watch(found, supervisor, scaler, api, reloader)
         finally:
             say("Stopping; running jobs get their grace. Ctrl-C again stops at once.")
             for name in supervisor.stop(system.settings.shutdown_grace + 5):
@@ -277,8 +286,59 @@ class NodeWatchdog:
             say("RabbitMQ runs again")
 
 
+@dataclass(slots=True)
+class SystemReloader:
+    """Restarts the processes when a module of the user's has changed."""
+
+    watch: ModuleWatch
+    environment: Mapping[str, str]
+    supervisor: Supervisor
+
+    @classmethod
+    def of(cls, system: System, supervisor: Supervisor) -> SystemReloader:
+        """Begin to watch the modules. Raises CommandFailed if there are none."""
+        from switchyard.cli.process.reload import NOTHING_TO_WATCH, ModuleWatch
+
+        watch = ModuleWatch(system.settings.modules)
+        probed = watch.begin()
+        if not probed.files:
+            why = probed.error or f"{NOTHING_TO_WATCH}: name it with --include or JOBS_MODULES"
+            raise CommandFailed(f"reload: {why}")
+        return cls(watch, system.environment, supervisor)
+
+    def look(self) -> None:
+        """Restart the processes if there was a change that can be used; say so."""
+        from switchyard.cli.process.reload import JOBCTL
+
+        if (change := self.watch.look()) is None:
+            return
+        changed, probed = change
+        if probed.error is not None:
+            say(f"reload: {probed.error}; everything runs on as it was")
+            return
+        # A type that is new may need a queue.
+        done = subprocess.run(
+            [*JOBCTL, "topology", "apply"],
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["no reason was given"]
+            say(f"reload: `jobctl topology apply`: {said[-1]}; everything runs on as it was")
+            return
+        say(f"reload: {', '.join(changed)} changed; the processes start again")
+        self.supervisor.restart()
+
+
 def _watch(
-    found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | None, api: ApiStart
+    found: FoundBroker,
+    supervisor: Supervisor,
+    autoscaler: Autoscaler | None,
+    api: ApiStart,
+    reloader: SystemReloader | None,
 ) -> None:
     keeper = None if found.node is None else NodeWatchdog(found.node)
     while True:
@@ -287,6 +347,8 @@ def _watch(
         time.sleep(POLL_INTERVAL)
         if keeper is not None:
             keeper.look(time.monotonic())
+        if reloader is not None:
+            reloader.look()
         for line in supervisor.heal():
             say(line)
         for line in run(autoscaler.look(time.monotonic())) if autoscaler is not None else ():

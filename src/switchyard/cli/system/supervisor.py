@@ -41,6 +41,8 @@ class Child:
     restart_at: float | None = None
     retires: bool = False
     """It is to end when it is idle, and not to be started again."""
+    restarts: bool = False
+    """It was told to end, to be started again at once."""
 
     @property
     def tail(self) -> str:
@@ -89,6 +91,13 @@ class Supervisor:
                 child.retires, child.restart_at = True, None
                 _signal(child, RETIRE_SIGNAL)
 
+    def restart(self) -> None:
+        """Have all end in good order, each to be started again by `heal` as soon as it has."""
+        for child in self.children:
+            if not child.retires:
+                child.restarts = True
+                _signal(child, signal.SIGTERM)
+
     def kill(self, name: str) -> None:
         """Kill a process as the kernel does when memory runs out; `heal` starts it again."""
         for child in self.children:
@@ -106,6 +115,9 @@ class Supervisor:
                 self.children.remove(child)
                 news.append(f"{child.name} has retired")
         for child in self.dead():
+            if child.restarts:
+                child.restart_at = now
+                continue
             healthy = now - child.started_at > HEALTHY_SECONDS
             child.deaths = 1 if healthy else child.deaths + 1
             pause = min(FIRST_BACKOFF * 2 ** (child.deaths - 1), LAST_BACKOFF)
@@ -126,7 +138,9 @@ class Supervisor:
                         f"again in {LAST_BACKOFF:g} s"
                     )
                 else:
-                    news.append(f"{child.name} runs again")
+                    if not child.restarts:
+                        news.append(f"{child.name} runs again")
+                    child.restarts = False
         return news
 
     def stop(self, timeout: float = STOP_SECONDS) -> list[str]:
