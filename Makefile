@@ -142,7 +142,7 @@ COMPILE_ONLY = $(BIN)/uv pip compile --quiet --no-config --universal --python-ve
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 COMPILE = $(COMPILE_ONLY) pyproject.toml
 # All but `ocr` and `tracing`, which not every installation has.
-EXTRAS = $(foreach extra,api llm documents citations graph,--extra $(extra))
+EXTRAS = $(foreach extra,api llm documents citations graph jq s3,--extra $(extra))
 
 .PHONY: lock
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
@@ -151,7 +151,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt $(EXTRAS) --extra ocr --extra tracing -o requirements/image.txt >/dev/null
 	@$(COMPILE) $(ARGS) --constraints requirements/image.txt $(EXTRAS) --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
 	@$(COMPILE) $(ARGS) $(EXTRAS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra api --extra llm -o requirements/slim.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra api --extra llm --extra jq --extra s3 -o requirements/slim.txt >/dev/null
 	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null

@@ -1,8 +1,9 @@
-"""The wheel, installed: in somebody else's project, which has folders of our names itself, and with
-the dependencies of the job engine alone."""
+"""The wheel, installed: in somebody else's project, which has folders of our names itself; with the
+dependencies of the job engine alone; and with those of one extra besides."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,43 @@ async def add_up(payload: Numbers, ctx: JobContext) -> Outcome:
     if min(payload.numbers, default=0) < 0 and not Path("may-be-negative").exists():
         raise PermanentError("no file says that numbers may be negative")
     return Done({"sum": sum(payload.numbers)})
+"""
+
+
+WING = """
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.wings import load_wings, missing_wings_hint
+assert '{wing}' in [each.name for each in load_wings()], missing_wings_hint()
+Registry.load()
+"""
+MAX_CORE_DISTRIBUTIONS = 39
+"""Besides our own."""
+MAX_CORE_BYTES = 120_000_000
+USES = {
+    "api": "from switchyard.api.app import create_app; import switchyard.api.server",
+    "llm": WING.format(wing="llm"),
+    "documents": WING.format(wing="pipeline"),
+    "citations": "from switchyard.services.pipeline.citations.parsing import OfflineParser\n"
+    "assert OfflineParser().parse('D. Knuth. Literate Programming. 1984.').year",
+    "graph": "from switchyard.services.pipeline.graph.pagerank import Ranks, rank\n"
+    "assert rank(()) == Ranks()",
+    "jq": "from switchyard.services.engine.dead.changes import Change; Change(jq='.').check()",
+    "ocr": "from switchyard.services.pipeline.text.ocr import require_ocr; require_ocr(None, None)",
+    "s3": "from switchyard.services.common.files.storage import Storage\n"
+    "Storage('memory:///').put('a', b'')",
+    "tracing": "import os; os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = 'http://127.0.0.1:9'\n"
+    "from switchyard.services.common.tracing import tracing\n"
+    "with tracing('test'): pass",
+}
+"""By extra, a program that can't do without it."""
+TRY = """
+import json, sys
+from switchyard.cli.base.errors import explain
+for extra, program in json.loads(sys.stdin.read()).items():
+    try:
+        exec(program)
+    except Exception as error:
+        print(explain(error))
 """
 
 
@@ -158,8 +196,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _environment(base: Path) -> tuple[Path, Path]:
     """Make an environment; the folders of its programs and of its packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", base / "env"], check=True)
-    site = sysconfig.get_path("purelib", "venv", vars={"base": str(base / "env")})  # lib/python…
-    return base / "env/bin", Path(site)
+    return base / "env/bin", _site(base / "env")
+
+
+def _site(environment: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(environment)}))
 
 
 @pytest.fixture(scope="module")
@@ -183,17 +224,35 @@ def core(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     programs, site = _environment(tmp_path_factory.mktemp("core"))
     _pip("--python", str(programs / "python"), "install", "--no-deps", str(wheel))
     (ours,) = metadata.distributions(name="switchyard", path=[str(site)])
-    for name in _required(ours.requires or []):
-        files = metadata.distribution(name).files or []
-        for top in {each.parts[0] for each in files if each.parts[0] not in ("..", "__pycache__")}:
-            (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+    _link(_required(ours.requires or []), site)
     return programs
 
 
-def _required(lines: Iterable[str]) -> set[str]:
-    """The distributions that are required without an extra, and all that they require."""
+@pytest.fixture(scope="module")
+def of_extras(core: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By extra, a folder with the packages that it brings besides the core's."""
+    (ours,) = metadata.distributions(name="switchyard", path=[str(_site(core.parent))])
+    folders = {}
+    for extra in (name for name in ours.metadata.get_all("Provides-Extra") or () if name in USES):
+        folders[extra] = tmp_path_factory.mktemp(extra)
+        required = _required(ours.requires or [], extra) - _required(ours.requires or [])
+        _link(required, folders[extra])
+    return folders
+
+
+def _link(distributions: Iterable[str], site: Path) -> None:
+    """Install distributions by links to where they are installed for these tests."""
+    for name in distributions:
+        files = metadata.distribution(name).files or []
+        for top in {each.parts[0] for each in files if each.parts[0] not in ("..", "__pycache__")}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+
+
+def _required(lines: Iterable[str], extra: str = "") -> set[str]:
+    """The distributions that are required with that extra or none, and all that they require."""
     seen: set[tuple[str, str]] = set()
-    left = [(line, "") for line in lines]
+    left = [(line, extra) for line in lines]
     while left:
         line, extra = left.pop()
         each = Requirement(line)
@@ -332,6 +391,47 @@ def test_the_engine_runs_with_its_own_dependencies_alone(
             assert time.monotonic() < deadline, states
     listed = jobctl.run("doctor").stdout
     assert "engine; not installed here: llm and pipeline" in listed
+    extras = "none; not installed here: `pip install 'switchyard[api,llm,documents,citations,graph,"
+    assert extras in " ".join(listed.split())
+
+
+@pytest.mark.long
+def test_the_core_is_light(core: Path) -> None:
+    site = _site(core.parent)
+    names = {each.name for each in metadata.distributions(path=[str(site)])} - {"switchyard"}
+    sizes = [
+        Path(folder, name).stat().st_size
+        for folder, _, files in os.walk(site, followlinks=True)
+        for name in files
+    ]
+    assert len(names) <= MAX_CORE_DISTRIBUTIONS, sorted(names)
+    assert sum(sizes) < MAX_CORE_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_each_extra_alone_brings_what_its_wing_needs(
+    core: Path, of_extras: dict[str, Path], tmp_path: Path
+) -> None:
+    def said(programs: dict[str, str], *folders: Path) -> list[str]:
+        done = subprocess.run(
+            [core / "python", "-c", TRY],
+            input=json.dumps(programs),
+            cwd=tmp_path,
+            env=clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert of_extras.keys() == USES.keys()
+    for extra, line in zip(USES, said(USES), strict=True):
+        named = re.search(r"switchyard\[([a-z0-9,]+)\]", line)
+        assert named, line
+        assert extra in named[1].split(","), line
+    for extra, folder in of_extras.items():
+        assert said({extra: USES[extra]}, folder) == [], extra
 
 
 def _project(folder: Path) -> Path:

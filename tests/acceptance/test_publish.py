@@ -4,19 +4,42 @@ import asyncio
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aio_pika
 
+from switchyard.services.common.extras import MODULES_OF_EXTRAS
 from tests.acceptance.conftest import JOBCTL, ROOT, CommandLine
 from tests.support.brokers import TestBroker
 from tests.support.tcp_proxy import TcpProxy
+
+MODULES_AFTER = """
+import sys
+from switchyard.cli.main import run
+assert run(sys.argv[1:]) == 0
+print(*sys.modules)
+"""
 
 
 def test_prints_the_job_id_alone_and_the_job_is_queued(jobctl: CommandLine) -> None:
     job_id = jobctl.publish(n=1)
     assert jobctl.json("jobs", "show", job_id)["state"] == "queued"
+
+
+def test_publishing_loads_the_library_of_no_extra(jobctl: CommandLine) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES_AFTER, "publish", "hot.work", "--payload", "{}"],
+        env=jobctl.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    job_id, modules = done.stdout.splitlines()
+    assert jobctl.json("jobs", "show", job_id)["state"] == "queued"
+    assert set(modules.split()) & frozenset().union(*MODULES_OF_EXTRAS.values()) == set()
 
 
 def test_payload_from_a_file(jobctl: CommandLine, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.base.errors import MODULES_OF_EXTRAS, exit_code_of, explain
+from switchyard.cli.base.errors import exit_code_of, explain
+from switchyard.services.common.extras import MODULES_OF_EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,7 +59,7 @@ def _names(requirements: Iterable[str]) -> set[str]:
 CORE = _names(PROJECT["dependencies"])
 EXTRAS = {
     extra: _names(PROJECT["optional-dependencies"][extra])
-    for extra in ("api", "llm", "documents", "citations", "graph")
+    for extra in ("api", "llm", "documents", "citations", "graph", "jq", "s3")
 }
 RUNTIME = CORE.union(*EXTRAS.values())
 OCR = _names(PROJECT["optional-dependencies"]["ocr"])

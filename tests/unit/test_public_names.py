@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import switchyard
+from switchyard.services.common.extras import MODULES_OF_EXTRAS
 from switchyard.services.engine.jobs.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,13 @@ def test_all_other_names_together_cost_nothing() -> None:
     others = [name for name in switchyard.__all__ if name not in COSTS]
     loaded = modules_after(f"from switchyard import {', '.join(others)}")
     assert {each for each in HEAVY if each in loaded} == set()
+
+
+def test_who_publishes_and_calls_loads_the_library_of_no_extra() -> None:
+    loaded = modules_after(
+        "from switchyard import BlockingPublisher, Client, JobPublisher, JobRequest, job"
+    )
+    assert loaded & frozenset().union(*MODULES_OF_EXTRAS.values()) == set()
 
 
 def test_outcomes_need_no_library_at_all() -> None:

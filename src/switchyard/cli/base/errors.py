@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from switchyard.broker.errors import BrokerError
 from switchyard.services.common import errors
+from switchyard.services.common.extras import missing_extra_hint
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -39,41 +40,19 @@ EXIT_CODES: Mapping[type[Exception], int] = {
 """The first that an error is of counts. Any other error is a bug of ours."""
 
 
-MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
-    extra: frozenset(modules.split())
-    for extra, modules in {
-        "api": "fastapi fastapi_offline httptools jinja2 python_multipart starlette uvicorn uvloop",
-        "llm": "jsonschema_rs openai tenacity",
-        "documents": "PIL Stemmer lancedb lxml numpy protego pyarrow pymupdf pypdfium2 safetensors "
-        "tokenizers trafilatura wordllama",
-        "citations": "pycrfsuite",
-        "graph": "scipy sknetwork",
-        "ocr": "cv2 onnxruntime rapidocr",
-        "tracing": "opentelemetry",
-    }.items()
-}
-"""What each extra of the installation brings, by the modules' names."""
-
-
 def exit_code_of(error: BaseException) -> int | None:
     """Return what a command that failed so exits with; None for a bug of ours."""
-    if isinstance(error, ModuleNotFoundError) and _extra_of(error) is not None:
+    if isinstance(error, ModuleNotFoundError) and missing_extra_hint(error):
         return FAILED
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
 
 def explain(error: BaseException) -> str:
     """Describe an error that has an exit code: one line, mostly."""
-    if isinstance(error, ModuleNotFoundError) and (extra := _extra_of(error)) is not None:
-        return f"{error.name} is not installed: `pip install 'switchyard[{extra}]'`"
+    if isinstance(error, ModuleNotFoundError) and (hint := missing_extra_hint(error)):
+        return hint
     text = str(error) or type(error).__name__
     return text if getattr(error, "keeps_lines", False) else one_line(text)
-
-
-def _extra_of(error: ModuleNotFoundError) -> str | None:
-    """Return the extra that brings the module that is missing; None where none does."""
-    module = (error.name or "").partition(".")[0]
-    return next((extra for extra, known in MODULES_OF_EXTRAS.items() if module in known), None)
 
 
 def one_line(text: str) -> str:

@@ -11,8 +11,9 @@ import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-import webencodings
+from switchyard.services.common.extras import naming_extra
 
 HEAD_BYTES = 65_536
 """Of a page, in which its `meta` is looked for. Browsers look at 1024 first, and on from there."""
@@ -71,7 +72,7 @@ class Charset:
         if self.name == "replacement":
             return lambda data, final: _unread(data, errors) if final else ""
         if self.name == "x-user-defined":
-            encoding = webencodings.lookup(self.name)
+            encoding = _encoding_of(self.name)
             decode_piece: Callable[[bytes, bool], str] = encoding.codec_info.incrementaldecoder(
                 errors
             ).decode
@@ -93,7 +94,9 @@ _READABLE_AS = {
 
 def charset_named(label: str | None) -> Charset | None:
     """Return the encoding that browsers use for a label; None for an unknown label."""
-    encoding = webencodings.lookup(label) if label and label.isascii() else None
+    if label and label.strip().lower() in ("utf-8", "utf8"):
+        return UTF_8  # known to the engine alone, too, which has no table of labels
+    encoding = _encoding_of(label) if label and label.isascii() else None
     return None if encoding is None else Charset(encoding.name)
 
 
@@ -189,6 +192,13 @@ def _without_mark(decode_piece: Callable[[bytes, bool], str]) -> Callable[[bytes
     return decoded
 
 
+def _encoding_of(label: str) -> Any:
+    """Return what a label means, or None. Raises ExtraNotInstalled."""
+    with naming_extra():
+        import webencodings
+    return webencodings.lookup(label)
+
+
 def _unread(data: bytes, errors: str) -> str:
     """Instead of what browsers refuse to read in some old charsets."""
     if errors == "strict":
@@ -201,7 +211,7 @@ def _unread(data: bytes, errors: str) -> str:
 def _table(name: str) -> str:
     """Return the characters of a single-byte encoding. Bytes without a character become controls,
     as the standard has it; U+FFFE stands for none."""
-    encoding = webencodings.lookup(name)
+    encoding = _encoding_of(name)
     python = encoding.codec_info.decode
     found = [python(bytes([byte]), "replace")[0] for byte in range(256)]
     for byte, char in enumerate(found):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
 
 from switchyard.services.common.errors import (
     DependencyUnavailable,
@@ -118,7 +119,7 @@ def away(url: str, error: Exception) -> StorageUnavailable:
 
 
 NO_ROOM = ("os error 28)", "os error 122)")
-"""How obstore says ENOSPC and EDQUOT, which have no error of their own there."""
+"""How libraries in Rust say ENOSPC and EDQUOT, which have no error of their own there."""
 
 
 @contextmanager
@@ -127,6 +128,8 @@ def mapping_disk_full() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if any(each in str(error) for each in NO_ROOM):
+        if getattr(error, "errno", None) in (ENOSPC, EDQUOT) or any(
+            each in str(error) for each in NO_ROOM
+        ):
             raise DiskFull("the disk of the file storage is full") from error
         raise

@@ -1,8 +1,8 @@
 """File storage: uploads, what the stages of a pipeline keep, and results.
 
-One class over local directories, S3 and Azure (obstore). Every put is atomic: a reader sees the
-whole old file, the whole new file or none. On a local disk obstore writes `name#1` beside the
-target and renames it; object stores are atomic by themselves.
+One class over directories of this host (`directory.py`) and object stores: S3 and Azure, by
+obstore, which the extra `s3` brings. Every put is atomic: a reader sees the whole old file, the
+whole new file or none.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
+from switchyard.services.common.extras import naming_extra
+from switchyard.services.common.files.directory import FileDirectory, StoredFile
 from switchyard.services.common.files.errors import (
-    NO_ROOM,
     FileTooLarge,
     NotStored,
     StorageUnavailable,
@@ -30,7 +31,6 @@ from switchyard.services.common.files.errors import (
 from switchyard.services.common.files.storage_keys import check_key
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
     from obstore.store import ObjectStore
 
 PART_BYTES = 1024 * 1024
@@ -49,17 +49,6 @@ def directory_of(url: str) -> Path | None:
     """Return the directory of this host that an address names; None for one elsewhere."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file as a listing shows it."""
-
-    key: str
-    size: int
-    """Bytes."""
-    modified: datetime
-    """Aware; when the file was last put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +100,15 @@ class Storage:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Around every call. Raises StorageUnavailable where an object store does not answer, or
-        refuses; FileNotFoundError is of a file, and never of the bucket."""
-        from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
+        """Around every call of an object store. Raises StorageUnavailable where it does not answer,
+        or refuses, and ExtraNotInstalled; FileNotFoundError is of a file, and never of the
+        bucket."""
+        with naming_extra():
+            from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
         try:
             yield
         except (GenericError, PermissionDeniedError, UnauthenticatedError) as error:
-            if self.url.startswith("file:") or any(each in str(error) for each in NO_ROOM):
-                raise
             raise away(self.url, error) from error
         except FileNotFoundError as error:
             if is_without_bucket(error):
@@ -155,46 +144,54 @@ class Storage:
 
     @property
     def _is_awaited(self) -> bool:
-        return self.prompt and not self.url.startswith("file:")
+        return self.prompt and self._directory is None
+
+    @property
+    def _directory(self) -> FileDirectory | None:
+        """The directory of this host that has the files; None where an object store has them."""
+        folder = directory_of(self.url)
+        return None if folder is None else FileDirectory(folder)
 
     @property
     def _store(self) -> ObjectStore:
+        """Raises ExtraNotInstalled."""
         if not self._opened:
-            from obstore.store import from_url
-
-            local = self.url.startswith("file:")
-            self._opened.append(
-                from_url(self.url, mkdir=True)
-                if local
-                else from_url(self.url, retry_config={"retry_timeout": RETRY_TIMEOUT})
-            )
+            with naming_extra():
+                from obstore.store import from_url
+            self._opened.append(from_url(self.url, retry_config={"retry_timeout": RETRY_TIMEOUT}))
         return self._opened[0]
 
     def put(self, key: str, data: bytes) -> None:
         """Write a file in one step, replacing what was there. Raises InvalidKey, DiskFull."""
-        import obstore
-
-        # One request, not a multipart upload: nothing is left behind when it is cut off.
-        with mapping_disk_full(), self._reached():
-            obstore.put(self._store, check_key(key), data, use_multipart=False)
+        check_key(key)
+        with mapping_disk_full():
+            if (directory := self._directory) is not None:
+                directory.put(key, data)
+                return
+            # One request, not a multipart upload: nothing is left behind when it is cut off.
+            with self._reached():
+                self._store.put(key, data, use_multipart=False)
 
     async def put_async(self, key: str, data: bytes) -> None:
         """`put`, for event loops."""
-        import obstore
-
-        with mapping_disk_full(), self._reached():
-            await obstore.put_async(self._store, check_key(key), data, use_multipart=False)
+        if self._directory is not None:
+            await asyncio.to_thread(self.put, key, data)
+            return
+        with self._reached():
+            await self._store.put_async(check_key(key), data, use_multipart=False)
 
     async def put_new_async(self, key: str, data: bytes) -> bool:
-        """Write a file if there is none under that key; False when there is. Raises InvalidKey."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
+        """Write a file if there is none under that key; False when there is. Raises InvalidKey,
+        DiskFull."""
+        check_key(key)
+        if (directory := self._directory) is not None:
+            with mapping_disk_full():
+                return await asyncio.to_thread(directory.put_new, key, data)
+        with naming_extra():
+            from obstore.exceptions import AlreadyExistsError
         try:
-            with mapping_disk_full(), self._reached():
-                await obstore.put_async(
-                    self._store, check_key(key), data, mode="create", use_multipart=False
-                )
+            with self._reached():
+                await self._store.put_async(key, data, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return False
         return True
@@ -204,10 +201,10 @@ class Storage:
     ) -> Received:
         """Write a file as it comes in, with a few parts in memory at a time.
 
-        Raises InvalidKey, FileTooLarge, and whatever `parts` raises; no file is left then.
+        Raises InvalidKey, FileTooLarge, DiskFull, and whatever `parts` raises; no file is left
+        then.
         """
-        import obstore
-
+        check_key(key)
         digest = hashlib.sha256()
         size = 0
         held = _WriteTimer()
@@ -226,31 +223,35 @@ class Storage:
                     held.end()
             held.begin()
 
-        with mapping_disk_full(), self._reached():
-            writing = obstore.put_async(
-                self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
-            )
-            await self._written(writing, key, held)
+        if (directory := self._directory) is not None:
+            with mapping_disk_full():
+                await _write_in_parts(directory, key, measured())
+        else:
+            with self._reached():
+                writing = self._store.put_async(key, measured(), max_concurrency=PARTS_AT_ONCE)
+                await self._written(writing, key, held)
         return Received(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
         """Return a whole file. Raises NotStored, InvalidKey."""
-        import obstore
-
+        check_key(key)
         try:
+            if (directory := self._directory) is not None:
+                return directory.get(key)
             with self._reached():
-                return bytes(obstore.get(self._store, check_key(key)).bytes())
+                return bytes(self._store.get(key).bytes())
         except FileNotFoundError as error:
             _not_stored(key, error)
 
     async def get_async(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return a whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
-        import obstore
-
+        check_key(key)
         try:
+            if (directory := self._directory) is not None:
+                return await asyncio.to_thread(directory.get, key, max_bytes)
             with self._reached():
                 async with self._promptly():
-                    found = await obstore.get_async(self._store, check_key(key))
+                    found = await self._store.get_async(key)
                     if max_bytes is not None and (size := found.meta["size"]) > max_bytes:
                         raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
                     return bytes(await found.bytes_async())
@@ -259,15 +260,20 @@ class Storage:
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
         """Yield a file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
-        import obstore
-
-        stored = await self.stat_async(key)
-        if stored is not None and 0 < stored.size <= start:
-            return  # stores refuse a range that is empty
-        options: GetOptions = {"range": {"offset": start}} if start else {}
+        check_key(key)
         try:
+            if (directory := self._directory) is not None:
+                with await asyncio.to_thread(directory.open, key, start) as file:
+                    while part := await asyncio.to_thread(file.read, PART_BYTES):
+                        yield part
+                return
+            stored = await self.stat_async(key)
+            if stored is not None and 0 < stored.size <= start:
+                return  # stores refuse a range that is empty
             with self._reached():
-                found = await obstore.get_async(self._store, check_key(key), options=options)
+                found = await self._store.get_async(
+                    key, options={"range": {"offset": start}} if start else {}
+                )
                 async for part in found.stream(min_chunk_size=PART_BYTES):
                     yield bytes(part)
         except FileNotFoundError as error:
@@ -275,12 +281,13 @@ class Storage:
 
     async def stat_async(self, key: str) -> StoredFile | None:
         """Size and time of a file, or None when there is none. Raises InvalidKey."""
-        import obstore
-
+        check_key(key)
         try:
+            if (directory := self._directory) is not None:
+                return await asyncio.to_thread(directory.stat, key)
             with self._reached():
                 async with self._promptly():
-                    meta = await obstore.head_async(self._store, check_key(key))
+                    meta = await self._store.head_async(key)
         except FileNotFoundError:
             return None
         return StoredFile(meta["path"], meta["size"], meta["last_modified"])
@@ -290,46 +297,55 @@ class Storage:
         return await self.stat_async(key) is not None
 
     async def rename_async(self, source: str, target: str) -> None:
-        """Give a file another key, replacing what is there. Raises NotStored, InvalidKey."""
-        import obstore
-
+        """Give a file another key, replacing what is there. Raises NotStored, InvalidKey,
+        DiskFull."""
+        check_key(source)
+        check_key(target)
         try:
-            with mapping_disk_full(), self._reached():
-                await obstore.rename_async(self._store, check_key(source), check_key(target))
+            if (directory := self._directory) is not None:
+                with mapping_disk_full():
+                    await asyncio.to_thread(directory.rename, source, target)
+                return
+            with self._reached():
+                await self._store.rename_async(source, target)
         except FileNotFoundError as error:
             _not_stored(source, error)
 
     def delete(self, key: str) -> None:
         """Remove a file; it does not matter whether it is there. Raises InvalidKey."""
-        import obstore
-
-        try:
+        check_key(key)
+        # Directories say that a file is not there, S3 does not; both mean that it is gone.
+        with suppress(FileNotFoundError):
+            if (directory := self._directory) is not None:
+                directory.delete(key)
+                return
             with self._reached():
-                obstore.delete(self._store, check_key(key))
-        except FileNotFoundError:
-            return  # local directories say so, S3 does not; both mean it is gone
+                self._store.delete(key)
 
     async def delete_async(self, key: str) -> None:
         """`delete`, for event loops."""
-        import obstore
-
-        try:
-            with self._reached():
-                async with self._promptly():
-                    await obstore.delete_async(self._store, check_key(key))
-        except FileNotFoundError:
-            return  # local directories say so, S3 does not; both mean it is gone
+        if self._directory is not None:
+            await asyncio.to_thread(self.delete, key)
+            return
+        check_key(key)
+        with suppress(FileNotFoundError), self._reached():
+            async with self._promptly():
+                await self._store.delete_async(key)
 
     async def list_async(self, prefix: str = "") -> AsyncIterator[StoredFile]:
         """Every file below a folder, in no particular order. Raises InvalidKey.
 
         `prefix` is whole path segments: `uploads` does not match `uploads2/…`.
         """
-        import obstore
-
         below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
+        if (directory := self._directory) is not None:
+            found = directory.list(below or "")
+            while (files := await asyncio.to_thread(next, found, None)) is not None:
+                for file in files:
+                    yield file
+            return
         with self._reached():
-            batches = aiter(obstore.list(self._store, prefix=below))
+            batches = aiter(self._store.list(prefix=below))
         while True:
             try:
                 with self._reached():
@@ -363,3 +379,22 @@ class Storage:
 
 def _not_stored(key: str, error: Exception) -> NoReturn:
     raise NotStored(f"there is no file {key!r} in the storage") from error
+
+
+async def _write_in_parts(directory: FileDirectory, key: str, parts: AsyncIterator[bytes]) -> None:
+    """Write what comes, with a part or two in memory, none of it in the event loop."""
+    writing = directory.writing(key)
+    file = await asyncio.to_thread(writing.__enter__)
+    try:
+        held = bytearray()
+        async for part in parts:
+            held += part
+            if len(held) >= PART_BYTES:
+                await asyncio.to_thread(file.write, bytes(held))
+                held.clear()
+        await asyncio.to_thread(file.write, bytes(held))
+    except BaseException as error:
+        if not writing.__exit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        await asyncio.to_thread(writing.__exit__, None, None, None)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from switchyard.services.common.files.directory import StoredFile
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.storage import Storage, StoredFile, directory_of
+from switchyard.services.common.files.storage import Storage, directory_of
 from switchyard.services.common.files.storage_keys import figures_key
 
 BATCH_SIZE = 100

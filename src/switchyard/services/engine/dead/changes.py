@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from switchyard.broker.lanes import LANES, lane_named, split_routing_key
 from switchyard.broker.message import JobMessage, describe, now
 from switchyard.services.common.errors import InvalidInput
+from switchyard.services.common.extras import naming_extra
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 
@@ -193,8 +194,8 @@ def merged(target: Any, patch: Any) -> Any:
 @lru_cache(maxsize=16)
 def _program(expression: str) -> Any:
     """Compile a jq expression, which takes as long as applying it to about a thousand payloads."""
-    import jq
-
+    with naming_extra():
+        import jq
     if len(expression) > MAX_EXPRESSION:
         raise InvalidRedrive(f"the jq expression has more than {MAX_EXPRESSION} characters")
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from switchyard.services.common.errors import Misconfigured
+from switchyard.services.common.extras import naming_extra
 from switchyard.services.common.files.errors import (
     FileTooLarge,
     NotStored,
@@ -100,8 +101,9 @@ async def _way_to_claim(url: str) -> tuple[Claim, tuple[type[Exception], ...]]:
         return partial(_claimed_database, url), (*errors, PostgresError, InterfaceError)
     if (directory := directory_of(url)) is not None:
         return partial(_claimed_directory, directory), errors
-    await load("obstore.exceptions")
-    from obstore.exceptions import BaseError
+    with naming_extra():
+        await load("obstore.exceptions")
+        from obstore.exceptions import BaseError
 
     return partial(_claimed, Storage(url)), (*errors, BaseError)
 

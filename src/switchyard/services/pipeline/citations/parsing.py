@@ -1,16 +1,21 @@
 """The offline parser: a linear-chain CRF, learned from made-up references."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pycrfsuite
-
+from switchyard.services.common.extras import naming_extra
 from switchyard.services.pipeline.citations.assembling import assembled
 from switchyard.services.pipeline.citations.features import features_of
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.citations.tokens import cleaned, tokens_of
+
+if TYPE_CHECKING:
+    import pycrfsuite
 
 MODEL = "references.crfsuite"
 
@@ -29,6 +34,9 @@ class OfflineParser:
 
     @cached_property
     def _tagger(self) -> pycrfsuite.Tagger:
+        with naming_extra():
+            import pycrfsuite
+
         tagger = pycrfsuite.Tagger()
         if self._model is not None:
             tagger.open(str(self._model))

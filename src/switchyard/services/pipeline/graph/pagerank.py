@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from switchyard.services.common.extras import naming_extra
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.graph_rankings import EdgeMark
 
@@ -69,10 +70,11 @@ def rank(edges: Edges) -> Ranks:
     """Compute PageRank by citations, each counted once, however many places of the citing work make
     it; and communities (Leiden) by citations and similarities, in either direction. The same edges
     give the same answer."""
+    with naming_extra():
+        from scipy import sparse
+        from sknetwork.clustering import Leiden
+        from sknetwork.ranking import PageRank
     import numpy as np
-    from scipy import sparse
-    from sknetwork.clustering import Leiden
-    from sknetwork.ranking import PageRank
 
     if not len(edges):
         return Ranks()

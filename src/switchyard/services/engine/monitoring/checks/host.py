@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from switchyard.broker.wording import pluralize
+from switchyard.services.common.extras import installed_extras
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage, directory_of
 from switchyard.services.common.settings import Settings
@@ -174,11 +175,11 @@ async def keys(system: DoctorContext) -> list[Diagnostic]:
 def load_types(
     settings: Settings, include: Iterable[str] = ()
 ) -> tuple[Registry, list[Diagnostic]]:
-    """Return the job types of all modules that can be loaded; which wings there are, and what is
-    wrong with modules that can't be loaded."""
+    """Return the job types of all modules that can be loaded; which wings and extras there are, and
+    what is wrong with modules that can't be loaded."""
     loaded: list[str] = list(job_modules())
     registry = Registry.load(loaded)
-    checks = [wings()]
+    checks = [wings(), extras()]
     for name in dict.fromkeys((*settings.modules, *include)):
         try:
             registry = Registry.load([*loaded, name])
@@ -196,3 +197,12 @@ def load_types(
 def wings() -> Diagnostic:
     """Return which wings are installed here, and how to install the others."""
     return ok("wings", ", ".join(wing.name for wing in load_wings()) + missing_wings_hint())
+
+
+def extras() -> Diagnostic:
+    """Return which extras are installed here, and how to install the others."""
+    installed = installed_extras()
+    missing = ",".join(extra for extra, is_there in installed.items() if not is_there)
+    hint = f"; not installed here: `pip install 'switchyard[{missing}]'`" if missing else ""
+    there = ", ".join(extra for extra, is_there in installed.items() if is_there)
+    return ok("extras", (there or "none") + hint)

@@ -1,0 +1,60 @@
+"""The extras of this package: the libraries of each, and what to say where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from switchyard.services.common.errors import Misconfigured
+
+MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
+    extra: frozenset(modules.split())
+    for extra, modules in {
+        "api": "fastapi fastapi_offline httptools jinja2 python_multipart starlette uvicorn uvloop",
+        "llm": "openai tenacity",
+        "documents": "PIL Stemmer lancedb lxml numpy protego pyarrow pymupdf pypdfium2 safetensors "
+        "tokenizers trafilatura webencodings wordllama",
+        "citations": "pycrfsuite",
+        "graph": "scipy sknetwork",
+        "jq": "jq",
+        "ocr": "cv2 onnxruntime rapidocr",
+        "s3": "obstore",
+        "tracing": "opentelemetry",
+    }.items()
+}
+"""What each extra of the installation brings, by the modules' names."""
+
+
+class ExtraNotInstalled(Misconfigured):
+    """What was asked for needs a library that is not installed here; the text says which extra
+    brings it."""
+
+
+@contextmanager
+def naming_extra() -> Iterator[None]:
+    """Around an import. Raises ExtraNotInstalled where an extra brings what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (hint := missing_extra_hint(error)) is None:
+            raise
+        raise ExtraNotInstalled(hint) from error
+
+
+def missing_extra_hint(error: ModuleNotFoundError) -> str | None:
+    """Return what to install, in one line, for an import of an extra's library that failed; None
+    where no extra brings the module."""
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in MODULES_OF_EXTRAS.items():
+        if module in modules:
+            return f"{error.name} is not installed: `pip install 'switchyard[{extra}]'`"
+    return None
+
+
+def installed_extras() -> dict[str, bool]:
+    """Tell of each extra whether all of its libraries are installed."""
+    return {
+        extra: all(find_spec(module) is not None for module in modules)
+        for extra, modules in MODULES_OF_EXTRAS.items()
+    }

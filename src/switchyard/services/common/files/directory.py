@@ -1,0 +1,151 @@
+"""Files in a directory of this host, each written in one step: what `Storage` has where no object
+store is set.
+
+A put writes `name#123` beside its target and renames it. Keys have no `#`, so what a put that was
+killed leaves is no file of any key: nothing lists it, and the cleaning of the storage removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+from stat import S_ISREG
+
+from switchyard.services.common.files.errors import FileTooLarge
+
+MAX_BATCH_FILES = 1000
+"""Files that a listing finds in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file as a listing shows it."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified: datetime
+    """Aware; when the file was last put."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileDirectory:
+    """A directory whose files are found by their keys. It blocks: event loops call it in threads.
+
+    Keys are checked by the caller. Methods raise FileNotFoundError where a key has no file, and
+    OSError."""
+
+    root: Path
+
+    @contextmanager
+    def writing(self, key: str, *, replace: bool = True) -> Iterator[BufferedWriter]:
+        """Open a file that appears under its key when the block ends, and leaves nothing if the
+        block fails. Raises FileExistsError where there is one and it may not be replaced."""
+        target = self.root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}#{random.randrange(10**12)}")
+        file = part.open("xb")
+        try:
+            with file:
+                yield file
+            if replace:
+                part.replace(target)
+            else:
+                target.hardlink_to(part)
+        finally:
+            with suppress(FileNotFoundError):
+                part.unlink()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a file, replacing what was there."""
+        with self.writing(key) as file:
+            file.write(data)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write a file unless there is one; False when there is."""
+        (self.root / key).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.writing(key, replace=False) as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        return True
+
+    def open(self, key: str, start: int = 0) -> BufferedReader:
+        """Open a file from that byte on."""
+        with _as_missing():
+            file = (self.root / key).open("rb")
+        file.seek(start)
+        return file
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
+        """Return a whole file. Raises FileTooLarge before reading it."""
+        with self.open(key) as file:
+            size = os.fstat(file.fileno()).st_size
+            if max_bytes is not None and size > max_bytes:
+                raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
+            return file.read()
+
+    def stat(self, key: str) -> StoredFile:
+        """Return size and time of a file."""
+        with _as_missing():
+            found = (self.root / key).stat()
+        if not S_ISREG(found.st_mode):
+            raise FileNotFoundError(key)
+        return _stored(key, found)
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another key, replacing what is there."""
+        self.stat(source)
+        (self.root / target).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / source).replace(self.root / target)
+
+    def delete(self, key: str) -> None:
+        """Remove a file."""
+        self.stat(key)
+        (self.root / key).unlink()
+
+    def list(self, prefix: str = "") -> Iterator[list[StoredFile]]:
+        """Yield the files below a folder, so many at a time, in no particular order."""
+        batch: list[StoredFile] = []
+        folders = [prefix]
+        while folders:
+            folder = folders.pop()
+            try:
+                entries = os.scandir(self.root / folder)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # removed meanwhile, or never there
+            with entries:
+                for entry in entries:
+                    if "#" in entry.name:
+                        continue
+                    key = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.is_dir():
+                        folders.append(key)
+                        continue
+                    with suppress(FileNotFoundError):
+                        if S_ISREG((found := entry.stat()).st_mode):
+                            batch.append(_stored(key, found))
+                    if len(batch) >= MAX_BATCH_FILES:
+                        yield batch
+                        batch = []
+        yield batch
+
+
+def _stored(key: str, found: os.stat_result) -> StoredFile:
+    return StoredFile(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+
+
+@contextmanager
+def _as_missing() -> Iterator[None]:
+    """Around what opens a key: a folder is no file, and a file has no files below it."""
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise FileNotFoundError(*error.args) from error
