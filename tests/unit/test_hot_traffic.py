@@ -43,7 +43,7 @@ class Work:
 
     async def step(self, seconds: float) -> float:
         """A step of so many seconds; when it began."""
-        async with self.traffic.turn(self):  # type: ignore[arg-type]
+        async with self.traffic.turn(self):
             began = self.now
             self.now += seconds
         return began
@@ -82,7 +82,7 @@ async def test_a_step_that_had_to_wait_itself_is_no_measure() -> None:
 
 async def test_several_operations_together_take_no_more_of_the_time_than_one() -> None:
     work = Work(0.0)
-    turns = [work.traffic.turn(work) for _ in range(3)]  # type: ignore[arg-type]
+    turns = [work.traffic.turn(work) for _ in range(3)]
     await work.step(0.1)
     begins = []
     for turn in turns:

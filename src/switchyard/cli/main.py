@@ -149,6 +149,10 @@ PANELS = {
             "cli.system.topology:app",
             "Exchanges, queues, bindings and policies: compare with the broker and apply.",
         ),
+        "prune": (
+            "cli.system.prune:prune",
+            "Remove ended jobs, letters, operations and workers whose age is over.",
+        ),
         "db": (
             "cli.system.db:app",
             "The ledger (database of jobs): create or upgrade its tables, and its users.",

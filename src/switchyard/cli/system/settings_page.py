@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args, get_origin
 
 from switchyard.cli.base.output import echo
+from switchyard.services.common.durations import DAY
 
 HEAD = """# Settings
 
@@ -70,6 +71,8 @@ def _default(name: str, info: Any) -> str:
         return "`./.switchyard`"
     if value in (None, (), {}) or info.is_required():
         return ""
+    if name.startswith("keep_"):
+        return f"`{value / DAY:g}d`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):

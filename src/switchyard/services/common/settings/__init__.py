@@ -15,6 +15,7 @@ from switchyard.services.common.settings.jobs import (
     LimitNumbers,
     LimitRoom,
     NoticeSettings,
+    RetentionSettings,
 )
 from switchyard.services.common.settings.llm import LlmServer, LlmSettings
 from switchyard.services.common.settings.locations import LocationSettings, default_data_dir
@@ -41,6 +42,7 @@ class Settings(
     SourceSettings,
     DocumentSettings,
     LlmSettings,
+    RetentionSettings,
     JobSettings,
     LocationSettings,
     BrokerSettings,

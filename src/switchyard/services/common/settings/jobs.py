@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings
 
-from switchyard.services.common.settings.value_types import Hosts, Listed, OrOff
+from switchyard.services.common.durations import DAY
+from switchyard.services.common.settings.value_types import Age, AgesByType, Hosts, Listed, OrOff
 
 
 class LimitRoom(BaseModel):
@@ -63,6 +64,32 @@ class JobSettings(BaseSettings):
         le=10_000_000,
         description="Fairness between sources: when a source has this many unfinished jobs in "
         "a lane, its further jobs get a lower priority there. `off`: never.",
+    )
+
+
+class RetentionSettings(BaseSettings):
+    """For how long ended jobs are kept."""
+
+    keep_succeeded: Age = Field(
+        default=90 * DAY,
+        description="How long succeeded jobs are kept, since their end, such as `30d` or `12h`; "
+        "`off`: for ever. With a job go its attempts and its letter (docs/retention.md).",
+    )
+    keep_cancelled: Age = Field(default=90 * DAY, description="The same for cancelled jobs.")
+    keep_dead: Age = Field(
+        default=365 * DAY,
+        description="The same for dead jobs whose letter is not in `jobs.dead` any more, and for "
+        "letters without a job.",
+    )
+    keep_types: AgesByType = Field(
+        default={},
+        description="The same for succeeded and cancelled jobs of single types, as "
+        "comma-separated JOB_TYPE=AGE: `fetch_page=7d,summarize_content=off`.",
+    )
+    keep_operations: Age = Field(
+        default=365 * DAY,
+        description="How long ended backfills, redrives and purges are kept, with the list of "
+        "what a redrive sent.",
     )
 
 

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_settings import NoDecode
 
+from switchyard.services.common.durations import DURATION_HELP, seconds_of
+
 Value = TypeVar("Value")
 
 
@@ -19,6 +21,32 @@ def _split(value: object) -> object:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+MIN_AGE = 60.0
+"""Seconds: whatever is kept for a shorter time is gone before somebody has looked at it."""
+
+
+def _age(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    seconds = seconds_of(value)
+    if seconds < MIN_AGE:
+        raise ValueError(f"an age is at least 1m, {DURATION_HELP}")
+    return seconds
+
+
+def _ages(value: object) -> object:
+    """`JOB_TYPE=AGE,…` as a mapping; None for ever."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, object] = {}
+    for part in filter(None, (each.strip() for each in value.split(","))):
+        name, _, age = (each.strip() for each in part.partition("="))
+        if not name or not age or name in found:
+            raise ValueError("write each job type once, as JOB_TYPE=AGE, such as fetch_page=7d")
+        found[name] = _off_is_none(age) and _age(age)
+    return found
 
 
 def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,6 +64,11 @@ def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:
 OrOff = Annotated[Value | None, BeforeValidator(_off_is_none)]
 """A value, or None if the variable is `off`: for a setting with a default, which an empty variable
 leaves in place."""
+Age = Annotated[float | None, BeforeValidator(_age), BeforeValidator(_off_is_none)]
+"""Seconds for which something is kept, written as `30d`; None, for ever, if the variable is
+`off`."""
+AgesByType = Annotated[dict[str, float | None], NoDecode, BeforeValidator(_ages)]
+"""An `Age` for each of several job types."""
 Listed = Annotated[tuple[Value, ...], NoDecode, BeforeValidator(_split)]
 """Several values, separated by commas."""
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_with_ports)]

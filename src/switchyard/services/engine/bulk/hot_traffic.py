@@ -11,8 +11,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
-from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.ledger.workers import WorkerRepository
 
 STEP = 30
@@ -26,6 +26,14 @@ HOT_TRAFFIC_TTL = 5.0
 """Seconds since a worker took a hot job for which bulk work gives way to the next one."""
 TRAFFIC_POLL_INTERVAL = 0.5
 """Seconds between looks for hot jobs."""
+
+
+class Sleeper(Protocol):
+    """Who waits for a turn: a bulk operation's session, say."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, or raise what ends the work."""
+        ...
 
 
 class HotTraffic:
@@ -66,7 +74,7 @@ class HotTraffic:
         return "slow: hot jobs come in" if self._is_active and is_known else None
 
     @asynccontextmanager
-    async def turn(self, session: BulkSession) -> AsyncIterator[None]:
+    async def turn(self, session: Sleeper) -> AsyncIterator[None]:
         """Wait for a turn to send, which is at once while no hot jobs come in.
 
         Turns are given out ahead, each as long as the last step and its rest: several operations

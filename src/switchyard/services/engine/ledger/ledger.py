@@ -21,6 +21,7 @@ from switchyard.services.engine.ledger.pauses import PauseRepository
 from switchyard.services.engine.ledger.progress import ProgressRepository
 from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.ledger.referenced_keys import ReferencedKeys
+from switchyard.services.engine.ledger.retention import RetentionRepository
 from switchyard.services.engine.ledger.schedules import ScheduleRepository
 from switchyard.services.engine.ledger.sent_alerts import SentAlerts
 from switchyard.services.engine.ledger.short_ids import ShortIds
@@ -67,6 +68,7 @@ class Ledger(AsyncCloseable):
         self.lane_history = LaneHistory(core)
         self.limits = LimitRepository(core)
         self.alerts = SentAlerts(core)
+        self.retention = RetentionRepository(core)
         self.references = ReferencedKeys(core)
         self.short_ids = ShortIds(core)
         self.disk_space = DiskSpaceProbe(core)

@@ -66,6 +66,7 @@ class Finding(StrEnum):
     MODEL_SERVER_PAUSED = "model-server-paused"
     SOURCE_PAUSED = "source-paused"
     PAUSED = "paused"
+    RETENTION_BEHIND = "retention-behind"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"

@@ -69,6 +69,7 @@ INNER = (
     DoctorStep(lanes.lanes, broker=True),
     DoctorStep(workers.scheduler, ledger=True),
     DoctorStep(jobs.pauses, ledger=True),
+    DoctorStep(jobs.retention, ledger=True),
     DoctorStep(jobs.schedules, ledger=True),
     DoctorStep(workers.workers, ledger=True),
     DoctorStep(workers.killed, ledger=True),

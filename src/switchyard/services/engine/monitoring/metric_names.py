@@ -203,6 +203,12 @@ SCHEDULER_PUBLISHED = Metric(
     "before), resumed (after a pause), lost (of silent workers) or refused.",
     ("what",),
 )
+SCHEDULER_PRUNED = Metric(
+    "switchyard_scheduler_pruned_rows_total",
+    "counter",
+    "Rows of the ledger that this scheduler has removed for their age, by `table`.",
+    ("table",),
+)
 
 # --- the system as a whole: API and scheduler -----------------------------------------------------
 SCHEDULE_LATE = Metric(

@@ -87,7 +87,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     }
 )
 """Every change of state that the ledger makes. A row may also be deleted while REVOCABLE,
-by the request that recorded it, for as long as nobody else relies on it."""
+by the request that recorded it, for as long as nobody else relies on it; and while FINISHED, for
+its age (docs/retention.md)."""
 
 
 class DeadLetterState(StrEnum):

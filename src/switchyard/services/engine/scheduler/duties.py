@@ -4,8 +4,9 @@ operations."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -27,12 +28,14 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_history import LaneHistoryRecorder
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.redrive.displaced_returner import (
     RETURN_INTERVAL,
     DisplacedJobReturner,
 )
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.runtime.permits import wake
+from switchyard.services.engine.scheduler.retention import Pruner
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 
@@ -65,6 +68,8 @@ class SchedulerIntervals:
     """Between looks for room in named limits that jobs wait for."""
     limits: float = 300.0
     """Between looks for named limits that nobody uses any more."""
+    prune: float = 60.0
+    """Between looks for what is old enough to be removed; more where a look costs much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class DutyContext:
     lanes: tuple[Lane, ...] = LANES
     refuse: Callable[[WrongSystem], None] = lambda _: None
     """Ends the scheduler: broker and ledger do not belong together."""
+    pruned: Counter[str] = field(default_factory=Counter)
+    """Rows that were removed for their age, by table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,8 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
     recorder = LaneHistoryRecorder(settings, registry, ledger)
     yield PeriodicDuty("lane history", recorder.record, HISTORY_PAUSE)
+    pruner = Pruner(ledger, RetentionAges.of(settings), removed=context.pruned)
+    yield PeriodicDuty("retention", pruner.run, intervals.prune)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
 

@@ -92,11 +92,11 @@ class Scheduler:
         self._ledger = ledger
         self._pace = pace or SchedulerIntervals()
         self._publisher = Publisher(settings, name="scheduler")
-        self._duties = load_duties(
-            DutyContext(
-                settings, registry, ledger, self._publisher, self._pace, lanes, self._refuse
-            )
+        context = DutyContext(
+            settings, registry, ledger, self._publisher, self._pace, lanes, self._refuse
         )
+        self._pruned = context.pruned
+        self._duties = load_duties(context)
         self._refusals = RefusalLog()
         self._pauses = ActivePauses()
         self._resumes_at = 0.0
@@ -117,6 +117,10 @@ class Scheduler:
             (
                 names.SCHEDULER_PUBLISHED,
                 {(what,): float(number) for what, number in asdict(self._total).items()},
+            ),
+            (
+                names.SCHEDULER_PRUNED,
+                {(table,): float(number) for table, number in self._pruned.items()},
             ),
         ]
 

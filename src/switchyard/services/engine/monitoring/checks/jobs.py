@@ -4,6 +4,7 @@ are due."""
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.wording import pluralize
@@ -24,6 +25,7 @@ from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.pauses import PauseRecord
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.engine.records.results import JobSummary
+from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 
@@ -38,6 +40,8 @@ PENDING_FOR = 60.0
 every half second once it is 15 s old."""
 STOPPED_SECONDS = 7 * 24 * 3600.0
 """Seconds for which a backfill or redrive that has stopped is told of."""
+OVERDUE_REMOVAL = 24 * 3600.0
+"""Seconds beyond its age after which a job is told of that could be removed, and is not."""
 JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
@@ -61,6 +65,29 @@ def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
         f"{pause} is paused by {pause.created_by}{why} since {now - pause.created_at:,.0f} s{ends}"
         f", and holds {pluralize(number, 'job')}"
     )
+
+
+async def retention(system: DoctorContext) -> list[Diagnostic]:
+    """Tell whether what is old enough is removed."""
+    ledger = system.need_ledger()
+    ages = RetentionAges.of(system.settings)
+    number = await ledger.retention.overdue(ages, by=OVERDUE_REMOVAL, sample=MAX_EXAMINED)
+    if number:
+        many = " or more" if number >= MAX_EXAMINED else ""
+        detail = (
+            f"{pluralize(number, 'job')}{many} should have been removed for more than a day by the "
+            "JOBS_KEEP_… settings of this process"
+        )
+        remedy = (
+            "run `jobctl scheduler`, with the same settings as here; `jobctl prune --dry-run` "
+            "counts them, `jobctl prune` removes them now"
+        )
+        return [warning("retention", Finding.RETENTION_BEHIND, detail, remedy)]
+    oldest = await ledger.retention.oldest_job()
+    if oldest is None:
+        return []
+    age = timedelta(seconds=round(max(0.0, ledger.clock.time() - oldest)))
+    return [ok("retention", f"the oldest job is {age} old, and none stays beyond its age")]
 
 
 async def timeouts(system: DoctorContext) -> list[Diagnostic]:

@@ -1,0 +1,380 @@
+"""Removing ended jobs, letters, operations and workers that are old enough and needed by nobody.
+
+Every method is one short transaction, whose size the caller chooses by how long the last one took.
+What is needed is decided in the transaction that removes, so a job that came to be needed meanwhile
+stays. A job goes after the jobs that followed from it: whatever runs has its whole past.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    select,
+    tuple_,
+    update,
+)
+
+from switchyard.services.engine.ledger.sql.codec import to_json
+from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.tables import (
+    attempts,
+    bulk_operations,
+    dead_letters,
+    job_checkpoints,
+    job_progress,
+    jobs,
+    joins,
+    letter_edits,
+    redriven_letters,
+    workers,
+)
+from switchyard.services.engine.records.bulk import ENDED
+from switchyard.services.engine.records.retention import (
+    ExaminedJobs,
+    KeptFor,
+    Removal,
+    RetentionAges,
+)
+from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
+
+KEYS_KEPT_FOR = 7 * 24 * 3600.0
+"""Seconds since its end for which a job with an idempotency key is kept whatever its age: a request
+that is repeated within that time finds it."""
+WORKERS_KEPT_FOR = 30 * 24 * 3600.0
+"""Seconds for which a worker is listed that has stopped or died."""
+ATTEMPTS_PER_JOB = 4
+"""Rows of attempts that one transaction removes, for each job that it may remove; few have more."""
+
+_ENDED_AT = func.coalesce(jobs.c.finished_at, jobs.c.updated_at)
+_OPEN_OPERATION = bulk_operations.c.state.not_in(sorted(ENDED))
+
+
+class RetentionRepository(Repository):
+    """All raise LedgerUnavailable when the database is away."""
+
+    @read
+    def ended_lanes(self, connection: Connection, state: State) -> list[str]:
+        """Return the lanes that have jobs of this state, by a look into the index for each."""
+        return _ended_lanes(connection, state)
+
+    @read
+    def examine(
+        self,
+        connection: Connection,
+        ages: RetentionAges,
+        state: State,
+        lane: str,
+        *,
+        before: tuple[float, str] | None,
+        limit: int,
+        foresee: bool = False,
+    ) -> ExaminedJobs:
+        """Say which of the next `limit` ended jobs can be removed, and why others can't.
+
+        With `foresee`, a job is not held up by others that are old enough themselves, as these go
+        before it.
+        """
+        began = time.perf_counter()
+        now = self.clock.time()
+        age = ages.shortest(state)
+        if age is None:
+            return ExaminedJobs((), Counter(), Counter(), None, 0.0)
+        some = select(jobs.c.id).where(
+            jobs.c.state == state, jobs.c.lane == lane, jobs.c.created_at < now - age
+        )
+        if before is not None:
+            at, _ = before
+            key = tuple_(jobs.c.created_at, jobs.c.id)
+            some = some.where(jobs.c.created_at <= at, key < tuple_(*before))
+        page = some.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit).subquery()
+        why = _kept_for(ages, now, foresee=foresee).label("why")
+        query = (
+            select(jobs.c.id, jobs.c.created_at, jobs.c.job_type, why)
+            .where(jobs.c.id == page.c.id)
+            .order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
+        )
+        rows = connection.execute(query).all()
+        free = [row for row in rows if row.why is None]
+        return ExaminedJobs(
+            removable=tuple(row.id for row in free),
+            kept=Counter(KeptFor(row.why) for row in rows if row.why is not None),
+            types=Counter(row.job_type for row in free),
+            after=(rows[-1].created_at, rows[-1].id) if len(rows) == limit else None,
+            seconds=time.perf_counter() - began,
+        )
+
+    @write
+    def remove_jobs(
+        self, connection: Connection, ages: RetentionAges, job_ids: Sequence[str]
+    ) -> Removal:
+        """Remove those of these jobs that nobody needs, with all that belongs to them. A job with
+        very many attempts loses these first, in several calls."""
+        began = time.perf_counter()
+        wanted = (
+            select(jobs.c.id, jobs.c.state, jobs.c.parent_id, jobs.c.operation_id)
+            .where(
+                among(connection, jobs.c.id, sorted(job_ids)),
+                jobs.c.state.in_(sorted(FINISHED)),
+                _kept_for(ages, self.clock.time()).is_(None),
+            )
+            .with_for_update(of=jobs, skip_locked=True)
+        )
+        found = connection.execute(wanted).all()
+        ids = [row.id for row in found]
+        removed: Counter[str] = Counter()
+        limit = ATTEMPTS_PER_JOB * max(1, len(ids))
+        mine = among(connection, attempts.c.job_id, ids)
+        some = select(attempts.c.id).where(mine).limit(limit)
+        removed["attempts"] = connection.execute(
+            delete(attempts).where(attempts.c.id.in_(some))
+        ).rowcount
+        is_complete = removed["attempts"] < limit
+        if is_complete and ids:
+            for column in (
+                job_progress.c.job_id,
+                job_checkpoints.c.job_id,
+                joins.c.id,
+                letter_edits.c.letter_id,
+                dead_letters.c.id,
+                jobs.c.id,
+            ):
+                gone = connection.execute(
+                    delete(column.table).where(among(connection, column, ids))
+                )
+                removed[str(column.table)] = gone.rowcount
+            _count_removed(connection, found)
+        return Removal(+removed, is_complete, time.perf_counter() - began)
+
+    @write
+    def remove_letters(
+        self,
+        connection: Connection,
+        age: float,
+        *,
+        after: tuple[float, str] | None,
+        limit: int,
+        dry_run: bool = False,
+    ) -> tuple[Removal, tuple[float, str] | None]:
+        """Remove, of the next `limit` letters, those that no longer wait and whose job is not
+        known, as of malformed messages. Returns also the place to go on from; None at the end."""
+        began = time.perf_counter()
+        oldest = self.clock.time() - age
+        key = tuple_(dead_letters.c.dead_at, dead_letters.c.id)
+        page = select(dead_letters.c.id, dead_letters.c.dead_at).where(
+            dead_letters.c.dead_at < oldest
+        )
+        if after is not None:
+            page = page.where(dead_letters.c.dead_at >= after[0], key > tuple_(*after))
+        rows = connection.execute(
+            page.order_by(dead_letters.c.dead_at, dead_letters.c.id).limit(limit)
+        ).all()
+        open_redrive = redriven_letters.join(
+            bulk_operations, bulk_operations.c.id == redriven_letters.c.operation_id
+        )
+        unneeded = and_(
+            among(connection, dead_letters.c.id, [row.id for row in rows]),
+            dead_letters.c.state != DeadLetterState.WAITING,
+            dead_letters.c.updated_at < oldest,
+            ~exists().where(jobs.c.id == dead_letters.c.id),
+            ~exists().where(jobs.c.id == dead_letters.c.job_id),
+            ~select(redriven_letters.c.letter_id)
+            .select_from(open_redrive)
+            .where(redriven_letters.c.letter_id == dead_letters.c.id, _OPEN_OPERATION)
+            .exists(),
+        )
+        ids = list(connection.scalars(select(dead_letters.c.id).where(unneeded)))
+        removed = Counter({"dead_letters": len(ids)})
+        if ids and not dry_run:
+            for column in (letter_edits.c.letter_id, dead_letters.c.id):
+                gone = connection.execute(
+                    delete(column.table).where(among(connection, column, ids))
+                )
+                removed[str(column.table)] = gone.rowcount
+        place = (rows[-1].dead_at, rows[-1].id) if len(rows) == limit else None
+        return Removal(+removed, place is None, time.perf_counter() - began), place
+
+    @write
+    def remove_operations(self, connection: Connection, age: float, *, limit: int) -> Removal:
+        """Remove the oldest ended operation that is old enough and has no jobs left, with at most
+        `limit` rows of what it has sent: what is left goes with the next calls."""
+        began = time.perf_counter()
+        query = _old_operations(self.clock.time() - age).limit(1)
+        found = connection.scalar(query)
+        removed: Counter[str] = Counter()
+        if found is None:
+            return Removal(removed, True, time.perf_counter() - began)
+        for table in (redriven_letters, letter_edits):
+            some = select(table.c.letter_id).where(table.c.operation_id == found).limit(limit)
+            gone = connection.execute(
+                delete(table).where(table.c.operation_id == found, table.c.letter_id.in_(some))
+            )
+            removed[table.name] += gone.rowcount
+        if removed.total() == 0:
+            connection.execute(delete(bulk_operations).where(bulk_operations.c.id == found))
+            removed["bulk_operations"] = 1
+        return Removal(+removed, False, time.perf_counter() - began)
+
+    @read
+    def count_old_operations(self, connection: Connection, age: float) -> int:
+        """Count the operations that `remove_operations` would remove."""
+        old = _old_operations(self.clock.time() - age).subquery()
+        return connection.scalar(select(func.count()).select_from(old)) or 0
+
+    @write
+    def remove_workers(self, connection: Connection, *, limit: int) -> Removal:
+        """Remove workers that stopped or died long ago, and to which no job is recorded."""
+        began = time.perf_counter()
+        some = _old_workers(self.clock.time() - WORKERS_KEPT_FOR).limit(limit)
+        gone = connection.execute(delete(workers).where(workers.c.worker_id.in_(some)))
+        seconds = time.perf_counter() - began
+        return Removal(Counter({"workers": gone.rowcount}), gone.rowcount < limit, seconds)
+
+    @read
+    def count_old_workers(self, connection: Connection) -> int:
+        """Count the workers that `remove_workers` would remove."""
+        old = _old_workers(self.clock.time() - WORKERS_KEPT_FOR).subquery()
+        return connection.scalar(select(func.count()).select_from(old)) or 0
+
+    @read
+    def overdue(
+        self, connection: Connection, ages: RetentionAges, *, by: float, sample: int
+    ) -> int:
+        """Count jobs that should have been removed `by` seconds ago: of each state and lane, among
+        the `sample` oldest."""
+        now, late = self.clock.time(), ages.longer_by(by)
+        number = 0
+        for state in sorted(FINISHED):
+            age = late.shortest(state)
+            if age is None:
+                continue
+            for lane in _ended_lanes(connection, state):
+                mine = (jobs.c.state == state) & (jobs.c.lane == lane)
+                oldest = (
+                    select(jobs.c.id)
+                    .where(mine, jobs.c.created_at < now - age)
+                    .order_by(jobs.c.created_at)
+                    .limit(sample)
+                    .subquery()
+                )
+                query = select(func.count()).where(
+                    jobs.c.id == oldest.c.id, _kept_for(late, now).is_(None)
+                )
+                number += connection.scalar(query) or 0
+        return number
+
+    @read
+    def oldest_job(self, connection: Connection) -> float | None:
+        """Return when the oldest job was made; None where there is none."""
+        made: float | None = connection.scalar(select(func.min(jobs.c.created_at)))
+        return made
+
+
+def _ended_lanes(connection: Connection, state: State) -> list[str]:
+    found: list[str] = []
+    query = select(func.min(jobs.c.lane)).where(jobs.c.state == state)
+    lane = connection.scalar(query)
+    while lane is not None:
+        found.append(lane)
+        lane = connection.scalar(query.where(jobs.c.lane > lane))
+    return found
+
+
+def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool]:
+    """Return the condition that a job has ended and its age is over. `row`: the columns of `jobs`,
+    or of an alias of it."""
+    bounds = []
+    for state in sorted(FINISHED):
+        known = [] if state is State.DEAD else sorted(ages.types.items())
+        for name, age in known:
+            bounds.append((and_(row.state == state, row.job_type == name), _bound(now, age)))
+        bounds.append((row.state == state, _bound(now, ages.states[state])))
+    ended_at = func.coalesce(row.finished_at, row.updated_at)
+    return and_(row.state.in_(sorted(FINISHED)), ended_at < case(*bounds, else_=-1.0))
+
+
+def _bound(now: float, age: float | None) -> float:
+    return -1.0 if age is None else now - age
+
+
+def _kept_for(ages: RetentionAges, now: float, *, foresee: bool = False) -> ColumnElement[str]:
+    """Return why the job of a row is kept; NULL for one that nobody needs."""
+    other = jobs.alias("other")
+    stays = ~_old_enough(other.c, ages, now) if foresee else other.c.id.is_not(None)
+    letter = exists().where(
+        dead_letters.c.id == jobs.c.id, dead_letters.c.state == DeadLetterState.WAITING
+    )
+    operation = exists().where(bulk_operations.c.id == jobs.c.operation_id, _OPEN_OPERATION)
+    # A parent that somebody has made up must not keep a job for ever.
+    follower = exists().where(other.c.parent_id == jobs.c.id, other.c.id != jobs.c.id, stays)
+    joined = exists().where(other.c.id == jobs.c.join_id, other.c.id != jobs.c.id, stays)
+    redrive = (
+        select(redriven_letters.c.letter_id)
+        .join(bulk_operations, bulk_operations.c.id == redriven_letters.c.operation_id)
+        .where(redriven_letters.c.letter_id == jobs.c.id, _OPEN_OPERATION)
+        .exists()
+    )
+    key = and_(jobs.c.idempotency_key.is_not(None), now - KEYS_KEPT_FOR <= _ENDED_AT)
+    return case(
+        (~_old_enough(jobs.c, ages, now), KeptFor.AGE.value),
+        (key, KeptFor.KEY.value),
+        (operation, KeptFor.OPERATION.value),
+        (letter, KeptFor.LETTER.value),
+        (follower, KeptFor.FOLLOWERS.value),
+        (and_(jobs.c.join_id.is_not(None), joined), KeptFor.JOIN.value),
+        (redrive, KeptFor.REDRIVE.value),
+        else_=None,
+    )
+
+
+def _old_operations(oldest: float) -> Select[Any]:
+    ended_at = func.coalesce(bulk_operations.c.finished_at, bulk_operations.c.updated_at)
+    return (
+        select(bulk_operations.c.id)
+        .where(
+            bulk_operations.c.state.in_(sorted(ENDED)),
+            ended_at < oldest,
+            ~exists().where(jobs.c.operation_id == bulk_operations.c.id),
+        )
+        .order_by(bulk_operations.c.created_at, bulk_operations.c.id)
+    )
+
+
+def _old_workers(oldest: float) -> Select[Any]:
+    seen_at = func.coalesce(workers.c.stopped_at, workers.c.beat_at)
+    runs = exists().where(jobs.c.state == State.RUNNING, jobs.c.worker_id == workers.c.worker_id)
+    return select(workers.c.worker_id).where(seen_at < oldest, ~runs)
+
+
+def _count_removed(connection: Connection, removed: Sequence[Any]) -> None:
+    """Add removed jobs to the counts of their operations, which go on telling of them."""
+    numbers = Counter(
+        (row.operation_id, "own" if row.parent_id is None else "followers", row.state)
+        for row in removed
+        if row.operation_id is not None
+    )
+    for operation_id in sorted({each for each, _, _ in numbers}):
+        mine = bulk_operations.c.id == operation_id
+        text = connection.scalar(select(bulk_operations.c.counts).where(mine).with_for_update())
+        if text is None:
+            continue
+        counts = json.loads(text)
+        pruned = counts.setdefault("pruned", {})
+        for (each, whose, state), number in numbers.items():
+            if each == operation_id:
+                of_whom = pruned.setdefault(whose, {})
+                of_whom[state] = of_whom.get(state, 0) + number
+        connection.execute(update(bulk_operations).where(mine).values(counts=to_json(counts)))

@@ -1,0 +1,97 @@
+"""For how long ended things are kept, and what was removed. Ages are seconds; None is for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.records.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionAges:
+    """How long ended things are kept, since their end."""
+
+    states: Mapping[State, float | None]
+    """Of succeeded, cancelled and dead jobs."""
+    types: Mapping[str, float | None] = field(default_factory=dict)
+    """Of succeeded and cancelled jobs of single types, instead."""
+    operations: float | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> RetentionAges:
+        """Return the ages that the settings give."""
+        return cls(
+            states={
+                State.SUCCEEDED: settings.keep_succeeded,
+                State.CANCELLED: settings.keep_cancelled,
+                State.DEAD: settings.keep_dead,
+            },
+            types=settings.keep_types,
+            operations=settings.keep_operations,
+        )
+
+    def shortest(self, state: State) -> float | None:
+        """Return the shortest age of any job that ends so; None where all are kept for ever."""
+        types = () if state is State.DEAD else self.types.values()
+        known = [age for age in (self.states[state], *types) if age is not None]
+        return min(known, default=None)
+
+    def longer_by(self, seconds: float) -> RetentionAges:
+        """Return the same ages, each longer by so much."""
+
+        def longer(age: float | None) -> float | None:
+            return None if age is None else age + seconds
+
+        return RetentionAges(
+            {state: longer(age) for state, age in self.states.items()},
+            {name: longer(age) for name, age in self.types.items()},
+            longer(self.operations),
+        )
+
+
+class KeptFor(StrEnum):
+    """Why a job that has ended is kept."""
+
+    AGE = "age"
+    """It is not old enough."""
+    OPERATION = "operation"
+    """The backfill that it belongs to has not ended."""
+    LETTER = "letter"
+    """Its letter waits in the dead letters."""
+    FOLLOWERS = "followers"
+    """Jobs that followed from it are kept."""
+    JOIN = "join"
+    """The job that waited for it is kept, and reads its result."""
+    REDRIVE = "redrive"
+    """A redrive that has sent it has not ended."""
+    KEY = "key"
+    """Its idempotency key must still be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedJobs:
+    """Ended jobs of one state and lane that may be old enough, the newest first."""
+
+    removable: tuple[str, ...]
+    kept: Counter[KeptFor]
+    types: Counter[str]
+    """How many of each type are removable."""
+    after: tuple[float, str] | None
+    """Where the next ones begin; None behind the last."""
+    seconds: float
+    """What the transaction took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What one transaction has removed."""
+
+    rows: Counter[str]
+    """By table."""
+    is_complete: bool
+    """Whether nothing is left of what it was to remove."""
+    seconds: float

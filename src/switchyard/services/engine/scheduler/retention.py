@@ -1,0 +1,221 @@
+"""Removes what has ended and is old enough, in steps so small that nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.retention import KeptFor, Removal, RetentionAges
+from switchyard.services.engine.records.states import FINISHED, State
+
+TARGET_SECONDS = 0.02
+"""What a transaction should take; a longer one makes the next one smaller. None is to take 0.05 s,
+for which a claim would wait on SQLite."""
+FIRST_STEP, MAX_STEP = 100, 1000
+"""Rows of the first transaction, and of the largest."""
+MIN_EXAMINED, MIN_REMOVED = 100, 10
+"""Rows of the smallest transactions: on a busy machine one takes its time however small it is, and
+many small ones would only add to the load. Ten rows are short also where each has a MiB."""
+REST_RATIO = 10.0
+"""How many times as long as a pass the rest after it is."""
+
+
+@dataclass(slots=True)
+class RetentionReport:
+    """What would be removed now, or was."""
+
+    jobs: Counter[tuple[State, str]] = field(default_factory=Counter)
+    """Jobs by state and type."""
+    kept: Counter[KeptFor] = field(default_factory=Counter)
+    """Jobs that are old enough and needed, by why; those that are too young are not counted."""
+    rows: Counter[str] = field(default_factory=Counter)
+    """Rows by table."""
+
+
+class StepSize:
+    """How many rows the next transaction takes, by how long the last ones took."""
+
+    def __init__(self, smallest: int = MIN_REMOVED) -> None:
+        self._smallest = smallest
+        self.rows = FIRST_STEP
+        self.longest = 0.0
+        """Seconds of the longest transaction."""
+
+    def note(self, seconds: float) -> None:
+        """Adapt to a transaction that took so long."""
+        self.longest = max(self.longest, seconds)
+        if seconds > TARGET_SECONDS:
+            self.rows = max(self._smallest, int(self.rows * 0.8 * TARGET_SECONDS / seconds))
+        elif seconds < TARGET_SECONDS / 2:
+            self.rows = min(MAX_STEP, self.rows + self.rows // 4 + 1)
+
+
+class _Pause:
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Pruner:
+    """Removes ended things in passes. Safe to interrupt, to repeat, and beside everything else."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        ages: RetentionAges,
+        *,
+        traffic: HotTraffic | None = None,
+        removed: Counter[str] | None = None,
+    ) -> None:
+        self._retention = ledger.retention
+        self._ages = ages
+        self._traffic = traffic or HotTraffic(ledger.workers)
+        self._pause = _Pause()
+        self._removed: Counter[str] = Counter() if removed is None else removed
+        """Rows by table, since this process began."""
+        self._examining, self._removing = StepSize(MIN_EXAMINED), StepSize(MIN_REMOVED)
+        self._idle_until = float("-inf")
+
+    @property
+    def longest_transaction(self) -> float:
+        """Return the seconds of the longest transaction so far."""
+        return max(self._examining.longest, self._removing.longest)
+
+    async def run(self) -> None:
+        """Make a pass, unless the last one has cost so much that it is too soon. Raises
+        LedgerError."""
+        began = time.monotonic()
+        if began < self._idle_until:
+            return
+        report = await self.make_pass()
+        took = time.monotonic() - began
+        self._idle_until = time.monotonic() + REST_RATIO * took
+        if report.rows:
+            structlog.get_logger("scheduler").info(
+                "old records removed",
+                rows=dict(sorted(report.rows.items())),
+                seconds=round(took, 3),
+                longest_transaction=round(self.longest_transaction, 4),
+            )
+
+    async def prune(self) -> RetentionReport:
+        """Make passes until nothing is left to be removed. Raises LedgerError."""
+        report = await self.make_pass()
+        last = report
+        while last.rows["jobs"]:
+            last = await self.make_pass()
+            report.jobs += last.jobs
+            report.rows += last.rows
+        report.kept = last.kept
+        return report
+
+    async def make_pass(self, *, dry_run: bool = False) -> RetentionReport:
+        """Look at all that may be old enough once, and remove what nobody needs; with `dry_run`,
+        only count it. Raises LedgerError.
+
+        The newest come first: what followed from a job is younger than it, and goes before it.
+        """
+        report = RetentionReport()
+        for state in sorted(FINISHED):
+            if self._ages.shortest(state) is not None:
+                for lane in await self._retention.ended_lanes(state):
+                    await self._prune_lane(state, lane, report, dry_run=dry_run)
+        await self._prune_others(report, dry_run=dry_run)
+        return report
+
+    async def _prune_lane(
+        self, state: State, lane: str, report: RetentionReport, *, dry_run: bool
+    ) -> None:
+        place: tuple[float, str] | None = None
+        while True:
+            async with self._traffic.turn(self._pause):
+                page = await self._retention.examine(
+                    self._ages,
+                    state,
+                    lane,
+                    before=place,
+                    limit=self._examining.rows,
+                    foresee=dry_run,
+                )
+            self._examining.note(page.seconds)
+            report.kept += page.kept
+            report.jobs += Counter({(state, name): n for name, n in page.types.items()})
+            if dry_run:
+                report.rows["jobs"] += len(page.removable)
+            else:
+                await self._remove_jobs(list(page.removable), report)
+            if page.after is None:
+                break
+            place = page.after
+            await asyncio.sleep(page.seconds)
+        del report.kept[KeptFor.AGE]
+
+    async def _remove_jobs(self, job_ids: list[str], report: RetentionReport) -> None:
+        while job_ids:
+            some = job_ids[: self._removing.rows]
+            removal = await self._step(
+                partial(self._retention.remove_jobs, self._ages, some), report
+            )
+            if removal.is_complete:
+                del job_ids[: len(some)]
+
+    async def _prune_others(self, report: RetentionReport, *, dry_run: bool) -> None:
+        """Letters without a job, operations and workers."""
+        age = self._ages.states[State.DEAD]
+        if age is not None:
+            await self._prune_letters(age, report, dry_run=dry_run)
+        if (age := self._ages.operations) is not None:
+            if dry_run:
+                number = await self._retention.count_old_operations(age)
+                report.rows += Counter({"bulk_operations": number})
+            else:
+                await self._repeat(
+                    lambda limit: self._retention.remove_operations(age, limit=limit), report
+                )
+        if dry_run:
+            report.rows += Counter({"workers": await self._retention.count_old_workers()})
+        else:
+            await self._repeat(lambda limit: self._retention.remove_workers(limit=limit), report)
+
+    async def _prune_letters(self, age: float, report: RetentionReport, *, dry_run: bool) -> None:
+        place: tuple[float, str] | None = None
+
+        async def remove() -> Removal:
+            nonlocal place
+            removal, place = await self._retention.remove_letters(
+                age, after=place, limit=self._removing.rows, dry_run=dry_run
+            )
+            return removal
+
+        while not (await self._step(remove, report, dry_run=dry_run)).is_complete:
+            pass
+
+    async def _repeat(
+        self, remove: Callable[[int], Awaitable[Removal]], report: RetentionReport
+    ) -> None:
+        while not (await self._step(lambda: remove(self._removing.rows), report)).is_complete:
+            pass
+
+    async def _step(
+        self,
+        remove: Callable[[], Awaitable[Removal]],
+        report: RetentionReport,
+        *,
+        dry_run: bool = False,
+    ) -> Removal:
+        """Make one transaction in its turn, and rest as long as it took."""
+        async with self._traffic.turn(self._pause):
+            removal = await remove()
+        self._removing.note(removal.seconds)
+        report.rows += removal.rows
+        if not dry_run:
+            self._removed.update(removal.rows)
+        await asyncio.sleep(removal.seconds)
+        return removal

@@ -1,0 +1,285 @@
+"""What has ended and is old enough is removed, and nothing that anybody needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, func, select, text
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.tables import attempts, jobs, metadata
+from switchyard.services.engine.records.bulk import BulkHold, BulkState
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.retention import KeptFor, RetentionAges
+from switchyard.services.engine.records.states import AttemptOutcome, DeadLetterState, State
+from switchyard.services.engine.scheduler.retention import MAX_STEP, MIN_REMOVED, Pruner, StepSize
+from tests.support.made import NOW, claim, finish, letter, message, new_job
+
+DAY = 86_400.0
+ENDED = (State.SUCCEEDED, State.CANCELLED, State.DEAD)
+AGES = RetentionAges(
+    {State.SUCCEEDED: 30 * DAY, State.CANCELLED: 30 * DAY, State.DEAD: 365 * DAY},
+    {"fetch_page": 7 * DAY, "keep_me": None},
+    operations=60 * DAY,
+)
+
+
+async def ended(
+    ledger: Ledger,
+    job_id: str,
+    *,
+    days: float = 40.0,
+    state: State = State.SUCCEEDED,
+    lane: str = "hot",
+    **changes: Any,
+) -> None:
+    """Record a job that ended so many days ago by the ledger's clock."""
+    await recorded(ledger, job_id, state=state, days=days, lane=lane, **changes)
+
+
+async def recorded(
+    ledger: Ledger, job_id: str, *, state: State, days: float, lane: str = "hot", **changes: Any
+) -> None:
+    columns: dict[str, Any] = {
+        name: changes.pop(name)
+        for name in ("parent_id", "operation_id", "job_type")
+        if name in changes
+    }
+    await ledger.jobs.record(new_job(message(job_id), lane=lane, **changes))
+    at = ledger.clock.time() - days * DAY
+    times: dict[str, float | None] = {"created_at": at - 1, "updated_at": at, "finished_at": at}
+    if state not in (State.SUCCEEDED, State.CANCELLED, State.DEAD):
+        times["finished_at"] = None
+    values: dict[str, Any] = {"state": state.value, **times, **columns}
+    await ledger.core.database.write(
+        lambda connection: connection.execute(
+            jobs.update().where(jobs.c.id == job_id).values(values)
+        )
+    )
+
+
+async def known(ledger: Ledger) -> set[str]:
+    return await ledger.core.database.read(
+        lambda connection: set(connection.scalars(select(jobs.c.id)))
+    )
+
+
+async def test_jobs_go_when_the_age_of_their_state_or_type_is_over(ledger: Ledger) -> None:
+    await ended(ledger, "old", days=31)
+    await ended(ledger, "young", days=29)
+    await ended(ledger, "old-cancelled", state=State.CANCELLED, days=31, lane="backfill")
+    await ended(ledger, "dead", state=State.DEAD, days=364)
+    await ended(ledger, "old-dead", state=State.DEAD, days=366)
+    await ended(ledger, "page", job_type="fetch_page", days=8)
+    await ended(ledger, "dead-page", job_type="fetch_page", state=State.DEAD, days=364)
+    await ended(ledger, "for-ever", job_type="keep_me", days=10_000)
+    report = await Pruner(ledger, AGES).prune()
+    assert await known(ledger) == {"young", "dead", "dead-page", "for-ever"}
+    assert report.rows["jobs"] == report.jobs.total() == 4
+
+
+async def test_nothing_is_removed_where_all_is_kept_for_ever(ledger: Ledger) -> None:
+    await ended(ledger, "old", days=10_000)
+    ages = RetentionAges(dict.fromkeys((State.SUCCEEDED, State.CANCELLED, State.DEAD)))
+    assert (await Pruner(ledger, ages).prune()).rows == Counter()
+    assert await known(ledger) == {"old"}
+
+
+@pytest.mark.parametrize(
+    "state", sorted(set(State) - {State.SUCCEEDED, State.CANCELLED, State.DEAD})
+)
+async def test_a_job_that_has_not_ended_stays_however_old(ledger: Ledger, state: State) -> None:
+    await recorded(ledger, "open", state=state, days=10_000)
+    await Pruner(ledger, AGES).prune()
+    assert await known(ledger) == {"open"}
+
+
+async def test_a_job_goes_after_all_that_followed_from_it(ledger: Ledger) -> None:
+    await ended(ledger, "root", days=50)
+    await ended(ledger, "stage", days=45, parent_id="root", lane="maintenance")
+    await recorded(ledger, "last", state=State.QUEUED, days=40, parent_id="stage")
+    pruner = Pruner(ledger, AGES)
+    report = await pruner.prune()
+    assert await known(ledger) == {"root", "stage", "last"}
+    assert report.kept == {KeptFor.FOLLOWERS: 2}
+    await ledger.core.database.write(
+        lambda connection: connection.execute(
+            text("UPDATE jobs SET state = 'succeeded', finished_at = updated_at WHERE id = 'last'")
+        )
+    )
+    assert (await pruner.make_pass(dry_run=True)).rows["jobs"] == 3
+    await pruner.prune()
+    assert await known(ledger) == set()
+
+
+async def test_a_parent_that_is_the_job_itself_keeps_nothing(ledger: Ledger) -> None:
+    await ended(ledger, "own", parent_id="own")
+    await Pruner(ledger, AGES).prune()
+    assert await known(ledger) == set()
+
+
+async def test_members_of_a_join_stay_until_the_job_that_waited_has_gone(ledger: Ledger) -> None:
+    await ended(ledger, "member", join_id="waits")
+    await recorded(ledger, "waits", state=State.DEAD, days=40, joins=Joining())
+    assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.JOIN: 1}
+    assert await known(ledger) == {"member", "waits"}
+
+
+async def test_a_job_whose_letter_waits_is_kept_and_its_letter_too(ledger: Ledger) -> None:
+    await ended(ledger, "dead", state=State.DEAD, days=400)
+    await ledger.dead_letters.index_dead([letter("dead", dead_at=NOW - 400 * DAY)])
+    await age_letters(ledger, 400)
+    report = await Pruner(ledger, AGES).prune()
+    assert (await known(ledger), report.kept) == ({"dead"}, {KeptFor.LETTER: 1})
+    await ledger.dead_letters.mark_dead_state(["dead"], DeadLetterState.DROPPED, 0.0)
+    report = await Pruner(ledger, AGES).prune()
+    assert report.rows == {"jobs": 1, "dead_letters": 1}
+    assert await ledger.dead_letters.get_dead("dead") is None
+
+
+async def test_letters_without_a_job_go_once_they_do_not_wait(ledger: Ledger) -> None:
+    await ledger.dead_letters.index_dead([letter(None, id="raw-1"), letter(None, id="raw-2")])
+    await ledger.dead_letters.mark_dead_state(["raw-1"], DeadLetterState.PURGED, 0.0)
+    await age_letters(ledger, 400)
+    assert (await Pruner(ledger, AGES).make_pass(dry_run=True)).rows == {"dead_letters": 1}
+    assert (await Pruner(ledger, AGES).prune()).rows == {"dead_letters": 1}
+    assert await ledger.dead_letters.get_dead("raw-2") is not None
+
+
+async def test_jobs_of_a_backfill_stay_until_it_has_ended_and_are_counted_after(
+    ledger: Ledger,
+) -> None:
+    operation = await ledger.bulk.create_bulk(
+        "backfill-1", kind="backfill", title="all", spec={}, created_by="test"
+    )
+    await ended(ledger, "item", operation_id=operation.id)
+    await ended(ledger, "stage", operation_id=operation.id, parent_id="item")
+    before = await ledger.bulk_jobs.count_bulk_jobs(operation.id)
+    assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.OPERATION: 2}
+    await end_operation(ledger, operation.id, days=50)
+    await Pruner(ledger, AGES).prune()
+    assert await known(ledger) == set()
+    assert await ledger.bulk_jobs.count_bulk_jobs(operation.id) == before
+    assert before == ({State.SUCCEEDED: 1}, {State.SUCCEEDED: 1})
+
+
+async def test_what_a_redrive_sends_stays_until_it_has_ended(ledger: Ledger) -> None:
+    await ledger.bulk.create_bulk(
+        "redrive-1", kind="redrive", title="all", spec={}, created_by="test"
+    )
+    assert await ledger.bulk.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
+    assert await ledger.redrives.plan_redriven("redrive-1", "me", {"sent": 1})
+    await ended(ledger, "sent")
+    assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.REDRIVE: 1}
+    await end_operation(ledger, "redrive-1", days=70)
+    assert (await Pruner(ledger, AGES).prune()).rows == {
+        "jobs": 1,
+        "redriven_letters": 1,
+        "bulk_operations": 1,
+    }
+    assert await ledger.bulk.get_bulk("redrive-1") is None
+
+
+async def test_a_job_with_an_idempotency_key_is_found_by_it_for_a_week(ledger: Ledger) -> None:
+    await ended(ledger, "keyed", days=6.9, idempotency_key="key-1")
+    await ended(ledger, "old-keyed", days=7.1, idempotency_key="key-2")
+    ages = RetentionAges({**AGES.states, State.SUCCEEDED: DAY})
+    assert (await Pruner(ledger, ages).prune()).kept == {KeptFor.KEY: 1}
+    assert await known(ledger) == {"keyed"}
+
+
+async def test_all_rows_of_a_job_go_with_it_in_transactions_of_a_few_attempts(
+    ledger: Ledger,
+) -> None:
+    await ledger.jobs.record(new_job())
+    await ledger.jobs.claim(claim())
+    await ledger.jobs.finish(finish(State.DEAD, outcome=AttemptOutcome.DEAD))
+    await ended_long_ago(ledger)
+    row = {"job_id": "job-1", "redrive": 0, "attempt": 1, "finished_at": 0.0, "outcome": "snooze"}
+    await ledger.core.database.write(
+        lambda connection: connection.execute(attempts.insert(), [row] * 50)
+    )
+    pruner = Pruner(ledger, AGES)
+    report = await pruner.prune()
+    assert report.rows == {"jobs": 1, "attempts": 51}
+    assert await rows_left(ledger) == {}
+
+
+async def test_a_dry_run_counts_the_same_and_removes_nothing(ledger: Ledger) -> None:
+    for number in range(7):
+        await ended(ledger, f"job-{number}", days=40 + number)
+    await ended(ledger, "page", job_type="fetch_page", days=8)
+    foreseen = await Pruner(ledger, AGES).make_pass(dry_run=True)
+    assert len(await known(ledger)) == 8
+    done = await Pruner(ledger, AGES).prune()
+    assert (foreseen.jobs, foreseen.rows) == (done.jobs, done.rows)
+    assert foreseen.jobs == {
+        (State.SUCCEEDED, "summarize_content"): 7,
+        (State.SUCCEEDED, "fetch_page"): 1,
+    }
+
+
+async def test_more_jobs_than_one_step_are_all_removed_past_those_that_stay(
+    ledger: Ledger,
+) -> None:
+    await ended(ledger, "job-0")
+    row = await ledger.core.database.read(
+        lambda connection: dict(connection.execute(select(jobs)).one()._mapping)
+    )
+    many = [row | {"id": f"job-{number}"} for number in range(1, 240)]
+    children = [
+        row | {"id": f"child-{number}", "parent_id": f"job-{number}", "state": State.QUEUED.value}
+        for number in range(0, 240, 3)
+    ]
+    await ledger.core.database.write(
+        lambda connection: connection.execute(jobs.insert(), many + children)
+    )
+    await Pruner(ledger, AGES).prune()
+    left = await known(ledger)
+    assert len([each for each in left if each.startswith("job-")]) == len(children)
+
+
+def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
+    size = StepSize()
+    first = size.rows
+    size.note(0.2)
+    assert MIN_REMOVED <= size.rows <= first // 5
+    size.note(10.0)
+    assert size.rows == MIN_REMOVED
+    for _ in range(100):
+        size.note(0.001)
+    assert (size.rows, size.longest) == (MAX_STEP, 10.0)
+
+
+async def end_operation(ledger: Ledger, operation_id: str, *, days: float) -> None:
+    at = ledger.clock.time() - days * DAY
+    statement = text(
+        "UPDATE bulk_operations SET state = :state, finished_at = :at WHERE id = :operation"
+    )
+    values = {"state": BulkState.COMPLETED.value, "at": at, "operation": operation_id}
+    await ledger.core.database.write(lambda connection: connection.execute(statement, values))
+
+
+async def ended_long_ago(ledger: Ledger) -> None:
+    statement = text("UPDATE jobs SET created_at = 1, finished_at = 1, updated_at = 1")
+    await ledger.core.database.write(lambda connection: connection.execute(statement))
+
+
+async def age_letters(ledger: Ledger, days: float) -> None:
+    at = ledger.clock.time() - days * DAY
+    statement = text("UPDATE dead_letters SET dead_at = :at, updated_at = :at")
+    await ledger.core.database.write(lambda connection: connection.execute(statement, {"at": at}))
+
+
+async def rows_left(ledger: Ledger) -> dict[str, int]:
+    def count(connection: Connection) -> dict[str, int]:
+        numbers = {
+            table.name: connection.scalar(select(func.count()).select_from(table)) or 0
+            for table in metadata.sorted_tables
+            if table.name != "system_id"
+        }
+        return {name: number for name, number in numbers.items() if number}
+
+    return await ledger.core.database.read(count)
