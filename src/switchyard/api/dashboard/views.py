@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from switchyard.api.dashboard import (
+    backfills,
     dead,
     documents,
     jobs,
@@ -28,6 +29,7 @@ VIEWS = (
     overview.router,
     jobs.router,
     dead.router,
+    backfills.router,
     workers.router,
     schedules.router,
     limits.router,

@@ -1,0 +1,170 @@
+"""Forms made from a JSON Schema: a plain field for a text, number, choice or yes and no; JSON for
+what has parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.api.http.problems import Problem
+
+PREFIX = "f."
+"""Of the names of fields in a form, so that they meet no others."""
+OTHERS = "others"
+"""The field, without the prefix, for what the schema does not know."""
+MAX_LINE = 80
+"""Characters from which a text gets more than one line."""
+PLAIN_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
+NOT_GIVEN = object()
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """A field of a form."""
+
+    name: str
+    kind: str
+    """line, lines, number, choice, or json."""
+    value: str
+    label: str
+    hint: str
+    required: bool
+    choices: Sequence[str] = ()
+
+
+def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any]) -> list[FormField]:
+    """Return the fields of a form for values of that schema, with those that there are."""
+    properties = _properties(schema)
+    required = schema.get("required", ())
+    found = [
+        _field(name, each, schema, values.get(name, NOT_GIVEN), required=name in required)
+        for name, each in properties.items()
+    ]
+    others = {name: value for name, value in values.items() if name not in properties}
+    if others or not properties:
+        hint = "What the schema does not name, as JSON."
+        found.append(FormField(OTHERS, "json", _json(others), "Other fields", hint, False))
+    return found
+
+
+def read_fields(
+    schema: Mapping[str, Any], values: Mapping[str, Any], form: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values that a form says. A field that was left empty is not given; a text that was
+    empty, or null, before stays so. Raises Problem (422) for what is no JSON or no number; whether
+    the values fit is for whoever takes them to say."""
+    said: dict[str, Any] = {}
+    for field in fields_of(schema, values):
+        text = form.get(PREFIX + field.name, "")
+        was = values.get(field.name, NOT_GIVEN)
+        if field.name == OTHERS and field.kind == "json":
+            others = _parsed(text, field.name) if text.strip() else {}
+            if not isinstance(others, dict):
+                raise Problem("invalid", "the other fields must be a JSON object")
+            said |= others
+        elif text == field.value.replace("\r\n", "\n") or text == field.value:
+            if was is not NOT_GIVEN:
+                said[field.name] = was  # as it was, to the last bit
+        elif not text.strip() and field.kind != "lines":
+            if field.kind == "line" and was == "":
+                said[field.name] = was
+        elif field.kind in ("line", "lines"):
+            said[field.name] = text.replace("\r\n", "\n")
+        elif field.kind == "choice":
+            said[field.name] = _chosen(text, field)
+        else:
+            said[field.name] = _parsed(text, field.name)
+    return said
+
+
+def _field(
+    name: str, given: Mapping[str, Any], schema: Mapping[str, Any], value: Any, *, required: bool
+) -> FormField:
+    own = _resolved(given, schema)
+    kind = own.get("type")
+    choices: Sequence[str] = ()
+    shown = "" if value is NOT_GIVEN or value is None else _json(value)
+    wanted = PLAIN_KINDS.get(kind) if isinstance(kind, str) else None
+    fits = value is NOT_GIVEN or value is None or _is_plain(value, wanted)
+    if isinstance(own.get("enum"), list) and (value is NOT_GIVEN or value in (None, *own["enum"])):
+        form_kind, choices = "choice", [_json(each) for each in own["enum"]]
+    elif kind == "boolean" and fits:
+        form_kind, choices = "choice", ("true", "false")
+    elif kind == "string" and fits and _is_typable(value):
+        text = value if isinstance(value, str) else ""
+        form_kind = "lines" if "\n" in text or len(text) > MAX_LINE else "line"
+        shown = text
+    elif kind in ("integer", "number") and fits:
+        form_kind = "number"
+    else:
+        form_kind = "json"
+    hint = str(given.get("description") or own.get("description") or "")
+    if "default" in given and given["default"] not in (None, "", [], {}):
+        hint = f"{hint} Default: {_json(given['default'])}.".strip()
+    return FormField(name, form_kind, shown, name, hint[:500], required, choices)
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = _resolved(schema, schema).get("properties")
+    known = found.items() if isinstance(found, Mapping) else ()
+    return {name: each for name, each in known if isinstance(each, Mapping) and name != OTHERS}
+
+
+def _resolved(own: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a schema refers to, and the one way of several that is not null."""
+    for _ in range(5):
+        if isinstance(reference := own.get("$ref"), str):
+            definitions = schema.get("$defs", {})
+            own = definitions.get(reference.rpartition("/")[2], {})
+            continue
+        ways = [
+            each
+            for each in own.get("anyOf", own.get("oneOf", own.get("allOf", ()))) or ()
+            if isinstance(each, Mapping) and each.get("type") != "null"
+        ]
+        if len(ways) != 1 or "type" in own:
+            break
+        own = ways[0]
+    return own if isinstance(own, Mapping) else {}
+
+
+def _is_plain(value: Any, wanted: type | tuple[type, ...] | None) -> bool:
+    return wanted is not None and (
+        isinstance(value, bool) if wanted is bool else isinstance(value, wanted)
+    )
+
+
+def _is_typable(value: Any) -> bool:
+    """Whether a browser sends a text back as it is."""
+    if not isinstance(value, str):
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\r" not in value and "\x00" not in value
+
+
+def _chosen(text: str, field: FormField) -> Any:
+    if text not in field.choices:
+        raise Problem("invalid", f"{field.name}: choose one of {', '.join(field.choices)[:200]}")
+    return json.loads(text)
+
+
+def _parsed(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Problem("invalid", f"{name[:100]}: this is no JSON: {error}") from error
+
+
+def _json(value: Any) -> str:
+    indent = 2 if isinstance(value, dict | list) and value else None
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
