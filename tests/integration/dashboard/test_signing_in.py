@@ -28,10 +28,17 @@ async def keys(system: System) -> Keys:
 
 
 async def sign_in(api: RunningApi, key: str) -> str:
-    """Sign in as a form would; the page that follows."""
-    answer = await api.client.post("/dashboard/login", data={"key": key})
-    assert answer.status_code == 303
-    return (await api.client.get("/dashboard")).text
+    """Sign in as a form would; the page that follows. That there are keys by now may take the API
+    two seconds to notice."""
+
+    async def signed_in() -> str | None:
+        answer = await api.client.post("/dashboard/login", data={"key": key})
+        assert answer.status_code == 303
+        page = (await api.client.get("/dashboard")).text
+        return page if "Sign out" in page else None
+
+    page: str = await eventually(signed_in, what="being signed in")
+    return page
 
 
 def _token(page: str) -> str:

@@ -24,6 +24,7 @@ from switchyard.api.engine.jobs import (
 from switchyard.api.http.routing import Cursor
 from switchyard.api.middleware.access import source_of
 from switchyard.api.state import Shared
+from switchyard.api.views.pauses import pause_of, view_pause
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger.short_ids import Among
@@ -120,8 +121,10 @@ async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
     letters = DeadLetterFilter(ids=frozenset({job_id}))
     dead = await state.ledger.dead_letters.list_dead(letters, limit=1)
     now = state.ledger.clock.time()
+    pause = await pause_of(state.ledger, record)
     context = {
         "job": record,
+        "pause": None if pause is None else view_pause(pause),
         "traceback": next((each.traceback for each in dead.items), None),
         "payload": pretty(record.payload),
         "result": None if record.result is None else pretty(record.result),

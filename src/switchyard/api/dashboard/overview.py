@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
+from switchyard.api.dashboard.pauses import pauses_in_force
 from switchyard.api.dashboard.readings import Readings
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.middleware.access import may
@@ -80,6 +81,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         "lanes": _lanes(report, minutes, oldest, gauges.open_jobs, first),
         "minutes": [first + 60 * index for index in range(MINUTES)],
         "lanes_trouble": readings.lanes.trouble,
+        "pauses": await pauses_in_force(state.ledger),
         "waits": _waits(minutes, first),
         "retries": retries,
         "causes": groups,

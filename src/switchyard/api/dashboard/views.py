@@ -15,6 +15,7 @@ from switchyard.api.dashboard import (
     limits,
     llm,
     overview,
+    pauses,
     schedules,
     signing_in,
     workers,
@@ -36,7 +37,7 @@ VIEWS = (
     llm.router,
     documents.router,
 )
-ROUTERS = (signing_in.router, *VIEWS)
+ROUTERS = (signing_in.router, pauses.router, *VIEWS)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
+from switchyard.api.dashboard.pauses import pauses_in_force
 from switchyard.api.state import Shared
 from switchyard.api.views.system import view_workers
 from switchyard.broker.lanes import LANES
@@ -47,6 +48,8 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
         "running": running,
         "sources": sources,
         "everything": everything,
+        "pauses": await pauses_in_force(state.ledger),
+        "types": sorted(each.name for each in state.registry),
         "hidden": len(found) - len(listed),
     }
     return DashboardPage("workers.html", context, title="Workers")

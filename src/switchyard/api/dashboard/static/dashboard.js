@@ -42,25 +42,39 @@
     }
   }
 
-  // Takes over what differs, and leaves the rest alone: focus, selection and what is open stay.
+  // Takes over what differs, and leaves the rest alone: focus, selection, what is open and what is
+  // being typed stay, also where something comes or goes before it.
   function morph(old, fresh) {
-    const before = [...old.childNodes], after = [...fresh.childNodes];
-    after.forEach((node, index) => {
-      const known = before[index];
-      if (!known) old.append(node);
-      else if (known.nodeType !== node.nodeType || known.nodeName !== node.nodeName) known.replaceWith(node);
-      else if (node.nodeType !== Node.ELEMENT_NODE) {
-        if (known.nodeValue !== node.nodeValue) known.nodeValue = node.nodeValue;
-      } else if (!known.isEqualNode(node)) {
-        for (const { name } of [...known.attributes])
-          if (!node.hasAttribute(name) && name !== "open") known.removeAttribute(name);
+    let known = old.firstChild;
+    for (const node of [...fresh.childNodes]) {
+      const match = node.nodeType === Node.ELEMENT_NODE ? alike(known, node) : known;
+      if (!match || match.nodeType !== node.nodeType) { old.insertBefore(node, known); continue; }
+      while (known !== match) known = removed(known);
+      known = match.nextSibling;
+      if (match.nodeType !== Node.ELEMENT_NODE) {
+        if (match.nodeValue !== node.nodeValue) match.nodeValue = node.nodeValue;
+      } else if (!match.isEqualNode(node)) {
+        for (const { name } of [...match.attributes])
+          if (!node.hasAttribute(name) && name !== "open") match.removeAttribute(name);
         for (const { name, value } of node.attributes)
-          if (known.getAttribute(name) !== value) known.setAttribute(name, value);
-        const isTouched = known === document.activeElement && "value" in known;
-        if (!isTouched) morph(known, node);
+          if (match.getAttribute(name) !== value) match.setAttribute(name, value);
+        const isTouched = match === document.activeElement && "value" in match;
+        if (!isTouched) morph(match, node);
       }
-    });
-    before.slice(after.length).forEach((node) => node.remove());
+    }
+    while (known) known = removed(known);
+  }
+
+  // The next element of that kind, from here on.
+  function alike(known, node) {
+    while (known && (known.nodeName !== node.nodeName || known.id !== node.id)) known = known.nextSibling;
+    return known;
+  }
+
+  function removed(node) {
+    const next = node.nextSibling;
+    node.remove();
+    return next;
   }
 
   // Up to date, while somebody looks.

@@ -1,0 +1,88 @@
+"""Pauses of lanes, types, sources and queues: made and ended by buttons, told wherever the thing
+is shown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import Form, Path, Request
+from starlette.responses import Response
+
+from switchyard.api.dashboard.pages import DashboardView, Pages, allows, done
+from switchyard.api.dashboard.sessions import PATH
+from switchyard.api.engine.pauses import pause as make_pause
+from switchyard.api.engine.pauses import resume as end_pause
+from switchyard.api.http.problems import invalid
+from switchyard.api.models.pauses import PauseRequest, PauseView
+from switchyard.api.state import Shared
+from switchyard.api.views.pauses import view_pauses
+from switchyard.broker import patterns
+from switchyard.services.common.durations import seconds_of
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.requests import RequestFieldError
+from switchyard.services.engine.records.pauses import (
+    MAX_PAUSE,
+    MAX_PAUSES,
+    MAX_REASON,
+    MAX_TARGET,
+    PauseScope,
+)
+
+router = Pages(DashboardView("pauses", "Pauses", f"{PATH}/pauses", is_shown=lambda _: False))
+ADMIN = [allows(Scope.ADMIN)]
+VIEWS: dict[str, str] = {"overview": PATH, "workers": f"{PATH}/workers"}
+"""Where forms for pauses are, and lead back to."""
+From = Annotated[Literal["overview", "workers"], Form(alias="from")]
+
+
+async def pauses_in_force(ledger: Ledger) -> dict[tuple[str, str], PauseView]:
+    """Return the pauses with the jobs that each holds, by scope and target."""
+    found = await view_pauses(ledger, ended=False, limit=MAX_PAUSES)
+    return {(each.scope.value, each.target): each for each in found.pauses}
+
+
+@router.post("", dependencies=ADMIN)
+async def pause(
+    request: Request,
+    state: Shared,
+    scope: Annotated[PauseScope, Form()],
+    target: Annotated[str, Form(max_length=MAX_TARGET, pattern=patterns.PLAIN)] = "",
+    reason: Annotated[str, Form(max_length=MAX_REASON, pattern=patterns.PLAIN)] = "",
+    length: Annotated[str, Form(alias="for", max_length=100)] = "",
+    back: From = "overview",
+) -> Response:
+    """Pause something, until somebody resumes it or for a time."""
+    seconds = _seconds(length)
+    if not target.strip():
+        raise invalid(RequestFieldError(("target",), "say what is to be paused"))
+    wanted = PauseRequest(
+        scope=scope, target=target.strip(), reason=reason.strip() or None, seconds=seconds
+    )
+    made = await make_pause(wanted, request, Response(), state)
+    return done(VIEWS[back], f"The {made.scope} {made.target} is paused: its jobs do not begin.")
+
+
+@router.post("/{pause_id}/resume", dependencies=ADMIN)
+async def resume(
+    pause_id: Annotated[str, Path(pattern=patterns.PAUSE_ID)],
+    request: Request,
+    state: Shared,
+    back: From = "overview",
+) -> Response:
+    """End a pause."""
+    ended = await end_pause(pause_id, request, state)
+    return done(VIEWS[back], f"The {ended.scope} {ended.target} goes on.")
+
+
+def _seconds(text: str) -> float | None:
+    """Return how long `2h` is; None where nothing is said. Raises Problem (422)."""
+    if not text.strip():
+        return None
+    try:
+        seconds = seconds_of(text)
+    except ValueError as error:
+        raise invalid(RequestFieldError(("for",), str(error))) from error
+    if not 1 <= seconds <= MAX_PAUSE:
+        raise invalid(RequestFieldError(("for",), "a pause lasts from one second to 366 days"))
+    return seconds
