@@ -32,9 +32,9 @@ LEASE = 0.3
 LONGEST = 0.4
 """Seconds that a process lives at most from what it told last."""
 EARLY, BEGUN = 0.2, 0.6
-"""Parts of the processes that are killed before they have the backfill, or thereabouts; and before
-that, or as soon as they have it. All others are killed after their first checkpoint: on a busy
-machine connecting takes longer than any of them would live."""
+"""Of all processes, the share EARLY is killed at about the time when it gets the backfill; those
+from there to BEGUN, soon after they have it. All others are killed after their first checkpoint: on
+a busy machine connecting takes longer than any of them would live."""
 
 
 class TellingHandler(BackfillHandler):

@@ -76,13 +76,13 @@ class WithNonsense(Exception):
         raise SystemExit("no answer")
 
 
-class Lengthy(type):
+class NamelessType(type):
     @property
     def __name__(cls) -> str:  # type: ignore[override]
         raise RuntimeError("it has no name")
 
 
-class Nameless(Exception, metaclass=Lengthy):
+class Nameless(Exception, metaclass=NamelessType):
     pass
 
 

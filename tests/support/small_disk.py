@@ -33,7 +33,7 @@ def mounted(place: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Leave nothing of it; the file to remove again."""
+    """Fill the disk; return the file to remove to have room again."""
     large = place / "large"
     try:
         with large.open("wb", buffering=0) as file:

@@ -214,8 +214,9 @@ def _say_ready(what: str) -> None:
 
 async def _run(role: str, options: Mapping[str, Any]) -> None:
     own = dict(options)
-    ahead, right = own.pop("ahead", 0.0), time.time
-    time.time = lambda: right() + ahead
+    # `ahead`: seconds by which the clock of this process is fast.
+    ahead, real_time = own.pop("ahead", 0.0), time.time
+    time.time = lambda: real_time() + ahead
     database.BUSY_TIMEOUT = own.pop("busy_timeout", database.BUSY_TIMEOUT)
     settings = Settings()
     configure(settings.log_level, "json")

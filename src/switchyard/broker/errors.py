@@ -59,7 +59,7 @@ class PublishError(BrokerError):
 
     @property
     def left_nothing(self) -> bool:
-        """Whether nothing of the message is on the broker, or may be."""
+        """Whether it is certain that nothing of the message is on the broker."""
         return True
 
 
@@ -120,7 +120,7 @@ class MessageTooLarge(NeverTaken):
 
 
 class NotPermitted(PublishError):
-    """The broker lets this user not publish there; nothing of the message is on the broker."""
+    """The broker does not let this user publish there; nothing of the message is on the broker."""
 
     def __init__(self, exchange: str, routing_key: str, reason: str) -> None:
         super().__init__(

@@ -17,10 +17,10 @@ SYSTEM_EXCHANGE = "jobs.system"
 DEAD_QUEUE = "jobs.dead"
 DEAD_LOG_QUEUE = "jobs.dead.log"
 STAND_IN = "jobs.migrate."
-"""Before the name of a queue: the one that takes its jobs while it is remade with another type."""
+"""Prefix to a queue's name: that queue takes its jobs while it is remade with another type."""
 UNBOUND = ".unbound"
-"""After the name of a lane's queue: an exchange that is there from before the queue is made until
-its bindings are. Whoever may ask for the queue may ask for that, too."""
+"""Suffix to the name of a lane's queue: an exchange that exists from before the queue is made until
+its bindings are. Whoever may ask for the queue may ask for this exchange, too."""
 
 HOUR = 3600
 DEAD_TTL_SECONDS = 7 * 24 * HOUR

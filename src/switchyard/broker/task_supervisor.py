@@ -84,7 +84,8 @@ class TaskSupervisor:
             pause = min(pause * 2, LAST_PAUSE)
 
     async def _end_of(self, work: TaskFactory) -> BaseException | None:
-        """Return what ended it, unless that is our own cancellation, which goes through."""
+        """Run the work; return the error that ended it, None if it returned. Raises CancelledError
+        where this task itself is cancelled."""
         try:
             await work()
         except asyncio.CancelledError as error:

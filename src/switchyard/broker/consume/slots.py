@@ -58,7 +58,7 @@ class LaneQueue:
     holds_until: float = 0.0
     """Lower lanes start nothing before; seconds, on the monotonic clock."""
     questions: int = 0
-    """How often the broker may have been left with something that it could not send."""
+    """Calls of `block_lower_lanes`: an answer of the broker counts if there was none meanwhile."""
     inquiry: asyncio.Task[None] | None = None
     """Asks the broker."""
     arrived: int = 0
@@ -251,7 +251,7 @@ class Slots:
         try:
             while time.monotonic() < queue.holds_until:
                 questions = queue.questions
-                # Twice: what the first answer has left on its way is here before the second.
+                # Twice: what was on its way at the first answer arrives before the second.
                 if await _ready(channel, queue.name) or await _ready(channel, queue.name):
                     await asyncio.sleep(REQUERY_INTERVAL)
                 elif questions == queue.questions:
@@ -311,5 +311,5 @@ def _traceback_of(error: BaseException) -> str:
 
 async def _ready(channel: PipelinedChannel, queue: str) -> int:
     """Messages that the broker has not sent to anybody."""
-    # Without a limit, which would end the channel, and give away what runs.
+    # No time limit: it would close the channel, and the broker would give the running jobs away.
     return (await waiting_in(channel, queue, limit=None)).ready

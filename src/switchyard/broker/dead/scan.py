@@ -35,9 +35,9 @@ And a small piece is a small burst for whoever else needs the broker."""
 MAX_CHANNELS = 1_000
 """Half of what a broker allows on a connection; the pieces of a longer queue are larger."""
 QUORUM_PIECE = 65_535
-"""Letters that one consumer of a quorum queue holds at most: the most that AMQP can say. All are on
-one channel, which is no slower there: what a channel held that was cut off comes back in its order,
-and in any order with what others held."""
+"""Letters that one consumer of a quorum queue holds at most: the largest prefetch count of AMQP.
+All consumers are on one channel, which is no slower there: when a channel is cut off, its letters
+come back in their order, but those of several channels in any order among each other."""
 IDLE_SECONDS = 1.0
 """A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
 is held by another scan."""
@@ -114,9 +114,9 @@ class QueuedDeadLetter:
 
 
 class _ScanBatch:
-    """Letters on a channel of their own. Complete before the first of them is handed out: what a
-    quorum queue sends in the place of others that were acknowledged loses its place (measured on
-    4.3.6), so nothing may be sent any more by then."""
+    """The letters of one consumer: a piece of the scan. It is complete before the first of them is
+    handed out: a letter that a quorum queue sends in the place of an acknowledged one loses its own
+    place (measured on 4.3.6), so nothing may be sent any more by then."""
 
     def __init__(self, channel: PipelinedChannel, queue: str, tag: str, size: int) -> None:
         self._channel = channel
@@ -125,7 +125,8 @@ class _ScanBatch:
         self.size = size
         self._arrived = asyncio.Event()
         self._own: int | None = None
-        """How many of them are the piece's own; None until it is complete."""
+        """How many deliveries are the piece's own, the others came during `flush`; None until it is
+        complete."""
         self.deliveries: list[Delivery] = []
 
     async def fetch(self) -> None:
@@ -186,7 +187,8 @@ class _ScanBatch:
         return self._requeue(self.deliveries[: self._own])
 
     def give_back_newer(self) -> int:
-        """Return what came while it waited, which is newer than all that any piece had."""
+        """Put back what came during `flush`, which is newer than all that any piece had, and return
+        how many that is."""
         return 0 if self._own is None else self._requeue(self.deliveries[self._own :])
 
     def _requeue(self, deliveries: Sequence[Delivery]) -> int:
@@ -278,8 +280,8 @@ class Scan:
 async def scanning(
     url: str, queue: str = DEAD_QUEUE, *, profile: Profile = "quorum"
 ) -> AsyncIterator[Scan]:
-    """Scan a queue; at the end, what was not acknowledged is returned in its old order. That of
-    the profile `quorum` works for every queue; `classic` is quicker for classic ones.
+    """Scan a queue; at the end, what was not acknowledged is returned in its old order. The profile
+    `quorum` works for every queue; `classic` is quicker for classic ones.
 
     Raises BrokerUnavailable; the queue must be there (`jobctl topology apply`).
     """

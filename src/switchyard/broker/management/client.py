@@ -44,7 +44,7 @@ class ManagementClient(AsyncCloseable):
 
     `url` is the address of the API with user and password, `http://user:password@host:15672`; of a
     cluster, with several hosts, of which the first is asked that can be reached. No answer takes
-    more than three times `timeout` seconds, or MOST_BYTES.
+    more than three times `timeout` seconds, or has more bytes than `http.MAX_ANSWER_BYTES`.
     Use it as an async context manager, or call `close`. Every method raises ManagementError,
     whose text says what to do.
     """

@@ -19,7 +19,7 @@ from switchyard.broker.errors import ManagementError
 from switchyard.broker.tls import authorities
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of one answer: all that is known of some 50,000 queues."""
+"""Bytes of one answer at most: enough for all that is known of some 50,000 queues."""
 WHOLE_ANSWER = 3
 """How many times the time-out of one step (a connect, a read) a whole request may take."""
 
@@ -76,8 +76,8 @@ class ManagementHttp:
         params: Mapping[str, str] | None = None,
         body: Any = None,
     ) -> httpx.Response:
-        """Return what the first node answers that can be reached, whole, of whatever status. `path`
-        is below `/api`. Raises ManagementError."""
+        """Return the whole answer, whatever its status, of the first node that can be reached.
+        `path` is below `/api`. Raises ManagementError."""
         every = " or ".join(sorted(self._bases))
         left = len(self._bases)
         while True:
@@ -134,7 +134,8 @@ _BAD_ADDRESS = "the management address in JOBS_MANAGEMENT_URL can't be used"
 
 
 def _trusted(nodes: Iterable[SplitResult]) -> ssl.SSLContext:
-    """To load authorities takes 30 ms: where nothing is encrypted, nobody is trusted."""
+    """Return the TLS context for these nodes. To load authorities takes 30 ms, so where no node has
+    `https`, it has none and trusts nobody."""
     if any(each.scheme == "https" for each in nodes):
         return authorities()
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -28,10 +28,11 @@ from switchyard.broker.wire.envelope import Envelope
 
 CONFIRM_TIMEOUT = 0.5
 """Seconds that a publish under way waits for its confirm on a connection that is blocked. The
-broker says so only when something is published, and keeps that until the alarm is over."""
+broker says that it blocks only when a message is published, and holds that message until the alarm
+is over."""
 SIZE_LIMIT_TTL = 60.0
-"""Seconds for which a size is refused unsent that the broker has refused: it may be configured
-anew, or another node may be asked."""
+"""Seconds for which larger messages are refused without being sent, after the broker has refused
+one and told its limit: that may be changed, or another node may be asked."""
 OUTAGE_PAUSE = 1.0
 """Seconds in which a batch that found the broker away does not look for it again."""
 
@@ -193,8 +194,8 @@ class ConnectionFailureMemo:
 
 
 class SizeLimit:
-    """How large a message may be: what a publisher knows without asking the broker, which closes
-    the channel on one that is larger, and says only then what its limit is."""
+    """How large a message may be, as far as a publisher knows. The broker says what its limit is
+    only when it closes the channel on a message that is larger."""
 
     def __init__(self, most: int | None = None) -> None:
         """`most`: bytes of a job's message, as the settings say; never more than workers read."""
@@ -210,7 +211,8 @@ class SizeLimit:
 
     @property
     def may_refuse(self) -> bool:
-        """Whether less is known to be taken than every job's message is held to when it is made."""
+        """Whether the known limit is below MAX_BODY_BYTES, which every job's message keeps to
+        anyway."""
         return self._job_limit < MAX_BODY_BYTES or self._learned is not None
 
     def check(self, size: int) -> None:

@@ -115,7 +115,8 @@ class Publisher(AsyncCloseable):
         self._unheard = NoListenerCache()
 
     def _begin_in_child(self) -> None:
-        """Connect anew where the process that has made it was forked: what it had is its own."""
+        """Begin anew in a forked child of the process that made this publisher: the connections
+        belong to the parent."""
         if not self._owner.is_here:
             # Kept: collected, parts of the library would close what they believe is open.
             self._of_the_parent += [self._link, self._lone_link, self._opening, self._queues]
@@ -182,8 +183,8 @@ class Publisher(AsyncCloseable):
             self._size_limit.check_job(len(envelope_of(message).body))
 
     async def probe(self) -> None:
-        """See that the broker takes something in: a message for nobody, confirmed. Raises Blocked
-        under a memory or disk alarm, BrokerUnavailable."""
+        """Check that the broker takes messages in: publish one that no queue gets, and wait for its
+        confirm. Raises Blocked under a memory or disk alarm, BrokerUnavailable."""
         channel = self._ready() or await self._until_ready()
         nothing = Envelope(body=b"", message_id="probe")
         confirm = channel.publish(EVENTS_EXCHANGE, "probe", nothing, mandatory=False)
@@ -238,8 +239,8 @@ class Publisher(AsyncCloseable):
         return _Sent(confirm, channel, time.monotonic())
 
     async def _lacks(self, channel: PipelinedChannel, queue: str) -> bool:
-        """Tell whether the broker of that channel is known to lack the queue, or its bindings. A
-        slow one refuses nothing. The job leaves on the same channel or not at all: the next
+        """Tell whether the broker of that channel is known to lack the queue, or its bindings; no
+        answer in time counts as False. The job leaves on the same channel or not at all: the next
         connection may be to a broker that is empty."""
         connection = channel.connection
         if not isinstance(connection, Connection):
@@ -271,7 +272,7 @@ class Publisher(AsyncCloseable):
                 raise blocked()
             if time.monotonic() - began >= self._timeout:
                 raise no_room(self._timeout)
-            with suppress(TimeoutError):  # a look around, and on
+            with suppress(TimeoutError):  # look again whether it is blocked or closed
                 await asyncio.wait_for(channel.room(self._window), CONFIRM_TIMEOUT)
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:

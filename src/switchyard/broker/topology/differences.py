@@ -226,7 +226,8 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
 
 
 def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
-    """Queues that are as declared, whose policy is as declared, and yet another one rules."""
+    """Yield a difference for each queue that is as declared, as its policy is, but that another
+    policy rules."""
     right_policies = set(topology.policies) & set(live.policies)
     right_queues = {(queue.name, queue.type): queue for queue in topology.queues}
     for actual in live.queues:

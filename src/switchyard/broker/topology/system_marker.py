@@ -1,9 +1,10 @@
 """Whose broker it is: a mark on the virtual host that every AMQP client can read.
 
-It is the durable exchange `jobs.system`, through which nothing is published. Its alternate
-exchange, which does not exist, says it: `<id>.<generation>.<name>`. That is the one argument which
-a broker tells in its refusal of another declaration; a marked exchange outlives restarts, and goes
-with exported definitions. To ask changes nothing, and needs the right to configure `jobs.system`.
+The mark is the durable exchange `jobs.system`, through which nothing is published. Its content is
+the name of its alternate exchange, which does not exist: `<id>.<generation>.<name>`. A broker tells
+that one argument when it refuses to declare the exchange with another. The exchange outlives
+restarts, and is part of exported definitions. To ask changes nothing, and needs the right to
+configure `jobs.system`.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
         async with time_limit():
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
-                # Refused, whatever is there: with the value that it has.
+                # Refused, whatever the mark is: the refusal tells its value.
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
-        # It went in between, and now there is one of ours, unless somebody marks the broker.
+        # The mark went between the two calls, and the second made this one: it is removed, unless
+        # somebody has marked the broker meanwhile.
         async with marking_alone(connection), time_limit():
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
@@ -88,8 +90,9 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
 
 @asynccontextmanager
 async def marking_alone(connection: Connection) -> AsyncIterator[None]:
-    """Have the mark for oneself, of all connections: what is read here is there still when the
-    next one is written. An exclusive queue says so, which goes with its connection.
+    """Lock the mark against all other connections: the mark that is read within this context is
+    still there when the next one is written. The lock is an exclusive queue, which goes with its
+    connection.
 
     Raises MarkHidden where our user may not, BrokerUnavailable when somebody else has it for too
     long.

@@ -27,9 +27,9 @@ _OWN = r"amq\.gen-.*"
 """Queues that the broker names, for those who listen to events or commands."""
 _MARK = re.escape(SYSTEM_EXCHANGE)
 _UNKNOWN_MARK = r"\?"
-"""What the question whose broker it is names as alternate exchange; there is none of that name."""
+"""The alternate exchange that `system_marker.read_mark` asks with; none of that name exists."""
 _ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
-"""What the answer names: who declares an exchange must be able to write to its alternate."""
+"""The alternate exchange of a mark: who declares an exchange must be able to write to that."""
 _LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
 _UNFINISHED = _LANES + re.escape(UNBOUND)
 """Exchanges that say of a lane's queue that it has no bindings yet; nothing goes through them."""

@@ -1,8 +1,9 @@
-"""How much waits in queues, asked over AMQP: exact, and without the management API.
+"""How many messages wait in queues, asked over AMQP: exact, and without the management API.
 
-RabbitMQ 4.3 tells it only to users with a permission on the queue, and each of the three would let
-a publisher do more: read it, delete it, or have `jobs.events` fill it. So a user that is refused
-asks the management API, whose figures are some seconds old.
+RabbitMQ 4.3 tells it only to users with a permission on the queue, and each permission would let a
+publisher do more: read the queue (read), delete it (configure), or have `jobs.events` fill it
+(write). So for a user that is refused the management API is asked, whose figures are some seconds
+old.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from switchyard.broker.wire.failures import (
 HIDDEN_TIMEOUT = 1.0
 """Seconds for each try to ask the management API."""
 SHOWN_FOR, TROUBLE_FOR = 0.5, 30.0
-"""Seconds for which its answer is used again, and for which it is not asked after none."""
+"""Seconds for which an answer of the management API is used again; and after a failure, seconds
+until it is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
 
 
 async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> QueueSize | None:
-    """Return the same of a lane's queue, whose length limit that is. While it is remade with
-    another type it takes nothing, or is not there: then, of the queue that stands in for it."""
+    """Return the same for a lane's queue whose length limit is `limit`. While the queue is remade
+    with another type, that is 0, or the queue is missing: then return the numbers of the queue that
+    stands in for it."""
     depth = await ask_queue(connection, queue)
     if depth is not None and limit != 0:
         return depth

@@ -29,7 +29,7 @@ _length = struct.Struct(">I").unpack_from
 
 
 def read_table(raw: bytes, at: int, depth: int = 0) -> tuple[dict[str, Any], int]:
-    """Return the table that begins at `at` with its length, and where it ends. Raises Unreadable.
+    """Return the table whose length field is at `at`, and where the table ends. Raises Unreadable.
 
     Long strings come as str, those that are no UTF-8 as bytes.
     """

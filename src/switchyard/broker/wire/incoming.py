@@ -1,7 +1,7 @@
 """Messages as they come in: the frames of one channel, put together again.
 
 Whatever a publisher has written, a message comes out that can be settled. Where its properties
-can't be read it says so, and has their bytes: that is for whoever gets it to judge.
+can't be read, the message says so and has their bytes: its receiver decides what becomes of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A peer that is cut off says nothing, not even that it is gone.
+"""Finds out that a peer is cut off, which says nothing, not even that it is gone.
 
-The kernel asks such a peer by itself and gives the connection up, however busy this process is;
-heartbeats take three times as long. It finds a network that is cut and a machine that is off, and
-no process that stands still on a machine that answers: that is left to heartbeats.
+The kernel probes the peer by itself and gives the connection up, however busy this process is;
+heartbeats take three times as long. This finds a network that is cut and a machine that is off, but
+not a process that hangs on a machine that still answers: that is left to heartbeats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TCP_OPTIONS: Mapping[str, int] = MappingProxyType(
         "TCP_KEEPIDLE": 4,
         "TCP_KEEPINTVL": 2,
         "TCP_KEEPCNT": 3,
-        # Where something was sent that nobody has acknowledged, the kernel asks nothing else.
+        # While sent data is not acknowledged, the kernel sends no probes: this limits that time.
         "TCP_USER_TIMEOUT": SILENCE_TIMEOUT * 1000,
     }
 )

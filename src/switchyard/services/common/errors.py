@@ -12,9 +12,9 @@ SwitchyardError
 
 A caller catches the kind, or the class, whichever says what it can do about it. What a kind means
 to those outside is said once for HTTP (`api.http.errors`) and once for the command line
-(`cli.base.errors`). Errors of one room may share a base besides (`LedgerError`, `StorageError`),
-which is below SwitchyardError and is never raised itself. The broker's errors are a tree of their
-own: `broker.errors`.
+(`cli.base.errors`). The errors of one folder may also share a base (`LedgerError`, `StorageError`),
+which is a subclass of SwitchyardError and is never raised itself. The broker's errors are a tree of
+their own: `broker.errors`.
 """
 
 from __future__ import annotations

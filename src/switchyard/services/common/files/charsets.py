@@ -16,9 +16,9 @@ from typing import Any
 from switchyard.services.common.extras import naming_extra
 
 HEAD_BYTES = 65_536
-"""Of a page, in which its `meta` is looked for. Browsers look at 1024 first, and on from there."""
+"""How much of a page is searched for its `meta`. Browsers look at 1024 first, and on from there."""
 BEGINNING_BYTES = 4096
-"""Of a file, by which it is seen whether it is text."""
+"""How much of a file is looked at to tell whether it is text."""
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16le"),
@@ -33,7 +33,7 @@ _META = re.compile(rb"<meta[\s/]([^>]{1,2000})>|<body\b", re.IGNORECASE)
 _ATTRIBUTE = re.compile(
     r"([^\s=\"'/]{1,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))", re.IGNORECASE
 )
-_STATEFUL = frozenset({"gbk", "gb18030", "big5", "euc-jp", "iso-2022-jp", "shift_jis", "euc-kr"})
+_MULTI_BYTE = frozenset({"gbk", "gb18030", "big5", "euc-jp", "iso-2022-jp", "shift_jis", "euc-kr"})
 """Those with more than one byte a character, that are not Unicode's own."""
 _CODECS = {
     "gbk": "gb18030",
@@ -66,7 +66,7 @@ class Charset:
         `decode` does."""
         if self.name in ("utf-8", "utf-16le", "utf-16be"):
             return _without_mark(codecs.getincrementaldecoder(self.name)(errors).decode)
-        if self.name in _STATEFUL:
+        if self.name in _MULTI_BYTE:
             codec = codecs.getincrementaldecoder(_CODECS.get(self.name, self.name))
             return codec(f"browsers.{errors}").decode
         if self.name == "replacement":
@@ -95,7 +95,7 @@ _READABLE_AS = {
 def charset_named(label: str | None) -> Charset | None:
     """Return the encoding that browsers use for a label; None for an unknown label."""
     if label and label.strip().lower() in ("utf-8", "utf8"):
-        return UTF_8  # known to the engine alone, too, which has no table of labels
+        return UTF_8  # known without the extra `documents`, too, which has the table of labels
     encoding = _encoding_of(label) if label and label.isascii() else None
     return None if encoding is None else Charset(encoding.name)
 

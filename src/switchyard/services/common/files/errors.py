@@ -74,8 +74,8 @@ class StorageUnavailable(StorageError, DependencyUnavailable):
 
 
 class StorageAuthError(StorageUnavailable):
-    """The object store lets these credentials not do what is asked; or has no such bucket. To wait
-    does not help: somebody has to mend it."""
+    """The object store does not let these credentials do what is asked, or has no such bucket.
+    Waiting does not help: somebody has to mend it."""
 
 
 _CODES = (

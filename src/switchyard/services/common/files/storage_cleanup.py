@@ -33,8 +33,8 @@ _BY_PRODUCTS = re.compile(
 """Uploads that became a document, results of jobs without one, pages that are in the text; what
 other people's servers answered, which is asked for again; probes of processes that are gone."""
 _PICTURES = re.compile(r"results/([^/]+)/figures/[^/]+")
-"""Cut out for a list of figures that never came about, or that another one has taken the place
-of: two jobs may describe a document at once, so neither of them removes what it does not name."""
+"""Pictures that were cut out for a list of figures that was never written, or has been replaced:
+two jobs may describe a document at once, so neither removes pictures that its list lacks."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
 _FOLDERS = ("uploads", "intermediate", "results", "sources", "health")
 _UNFINISHED = re.compile(r".+#\d+")

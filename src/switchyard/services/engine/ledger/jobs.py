@@ -29,13 +29,13 @@ from switchyard.services.engine.records.states import IN_QUEUES, UNCONFIRMED, At
 Answer = TypeVar("Answer")
 
 SHARED_CHANGE_THRESHOLD = 100
-"""Jobs from which a change that is the same for all is one statement of its own."""
+"""Number of jobs from which a change that is the same for all is written in one statement."""
 
 
 class JobRepository(Repository):
-    """Writes jobs' states: the hot path. All of these are grouped, may be called by any number of
-    coroutines, and raise LedgerUnavailable when the database is away: the same call may then be
-    made again."""
+    """Writes jobs' states: the hot path. Changes of single jobs are committed in groups. All
+    methods may be called by any number of coroutines, and raise LedgerUnavailable when the database
+    is away: the same call may then be made again."""
 
     async def record(self, job: NewJob) -> Recorded:
         """Make the job's row, `pending` or (with `run_at`) `scheduled`.
@@ -104,9 +104,9 @@ class JobRepository(Repository):
         return {job_id: state for job_id, state in states if state is not None}
 
     async def rollback_inserts(self, made: Sequence[Created]) -> list[State | None]:
-        """Forget jobs whose publish was refused, as `record` answered for them. In order: None
-        for one of which nothing is left, and its state for one that is kept, because somebody
-        else has been told of it meanwhile: `pending`, it will be run."""
+        """Forget jobs whose publish was refused; `made` is what `record` returned for them.
+        Returns, in order, None for a job that is gone, and the state of a job that is kept because
+        somebody else has been told of it meanwhile: `pending`, it will be run."""
         return _all_of(
             await self._committer.submit_many([ops.RollbackInsert(each) for each in made])
         )

@@ -164,8 +164,9 @@ run_job_sync = _in_a_loop_of_its_own(run_job)
 
 
 def own_settings(directory: Path, given: Mapping[str, Any]) -> Settings:
-    """Settings of the environment and those given; nothing is kept outside of the directory that
-    is not given. Raises ValidationError."""
+    """Return the settings of the environment and those given. All that is kept lies in the
+    directory, unless `given` names another place. Raises ValueError for an unknown setting, and
+    ValidationError for a wrong value."""
     wrong = sorted(set(given).difference(Settings.model_fields))
     if wrong:
         raise ValueError(f"there is no setting {', '.join(wrong)}: docs/settings.md has them all")

@@ -1,15 +1,15 @@
 """Where a text cites by raised numbers: which of them are markers, and which are exponents,
 footnotes, or the marks of authors' addresses.
 
-The rule, made to tie too few rather than wrong ones. A raised number cites where
+The rule rather misses a citation than takes a wrong one. A raised number is a citation if
 
 - the list of references is numbered, the text has no markers in brackets, and every number of the
   marker is in the list,
-- it follows a word of three letters or more, a sentence's sign, or a bracket around words; not a
+- it follows a word of three letters or more, a punctuation mark, or a bracket around words; not a
   digit, a symbol, a unit behind a number, or the name of a function; and no letter follows it,
-- its paragraph is text: it has three words in small letters, as lines of authors have not,
-- nothing on the page begins with the same number, as a footnote does; but for a number that
-  stands in a line of authors, where what begins with it is an address.
+- its paragraph is text: it has three words in small letters, which lines of authors lack,
+- nothing on the page begins with the same number, as a footnote would. This does not count for a
+  number that also stands in a line of authors: what begins with it is an address.
 """
 
 import re

@@ -43,9 +43,9 @@ OCR_TIMEOUT = TIME_BUDGET + 3 * PAGE_TIMEOUT
 MAX_UNDIVIDED_PAGES = 20
 """Pages up to which one job reads all of a document; of more, several jobs read some each."""
 MIN_RANGE = 10
-"""Pages of such a job at least."""
+"""Pages that each of these jobs reads at least."""
 MAX_RANGES = 20
-"""Such jobs of a document at most: their lane takes 100, and is not there for one document."""
+"""Most of these jobs for one document: their lane takes 100, which others need as well."""
 
 
 class NoTextFound(PermanentError):
@@ -95,7 +95,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     """Read pages, several at once, and put their text into the document.
 
     Each page is kept when it is read, so that no worker reads it again: not the one that takes
-    over from one that died, and not the next job, which goes on where this one's shift ends. The
+    over from one that died, and not the next job, which goes on when TIME_BUDGET is used up. The
     pages of a long document are read by `ocr_pages`, as many at once as there are workers for, and
     put together by another job of this type, which waits for those.
     """
@@ -139,8 +139,8 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
 @job("ocr_pages", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
 @ends_when_superseded
 async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
-    """Read some pages of a document; those that are left when the shift is over, another job
-    does."""
+    """Read some pages of a document. Another job reads those that are left when TIME_BUDGET is used
+    up."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
@@ -181,8 +181,8 @@ def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
 
 
 def _next_stage(payload: OcrPdf, ctx: JobContext) -> Job:
-    """Return the next stage. Documents that came slowly go on slowly: their priority is that of the
-    backfill lane."""
+    """Return the job of the next stage. A document whose priority is not above that of the backfill
+    lane goes on in that lane."""
     from switchyard.broker.lanes import BACKFILL
 
     lane = "backfill" if ctx.message.priority <= BACKFILL.default_priority else "hot"
@@ -262,7 +262,7 @@ class _PageReader:
         return time.monotonic() > self._last_start or self._ctx.is_cancelled()
 
     async def _stored_page(self, number: int) -> Mapping[str, Any] | None:
-        """Return the page, where it was read before: with `force`, by this run."""
+        """Return the page if it was read before; with `force`, only if this run has read it."""
         try:
             page = json.loads(await self._files.storage.get_async(self._key(number)))
             if page["input_hash"] == self._hash and (
