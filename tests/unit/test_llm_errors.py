@@ -11,6 +11,7 @@ import pytest
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
+    LlmCut,
     LlmLimited,
     LlmRefused,
     LlmTimeout,
@@ -99,8 +100,8 @@ def test_an_empty_account_is_left_alone_for_long() -> None:
     [
         ("ConnectError", LlmUnreachable),
         ("ConnectTimeout", LlmUnreachable),
-        ("ReadError", LlmUnavailable),
-        ("RemoteProtocolError", LlmUnavailable),
+        ("ReadError", LlmCut),
+        ("RemoteProtocolError", LlmCut),
         ("TooManyRedirects", LlmRefused),
     ],
 )

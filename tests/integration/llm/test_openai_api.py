@@ -277,7 +277,19 @@ async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: L
             "context_length_exceeded",
         ),
         (fails(400, "no such format"), openai.BadRequestError, "invalid_request"),
-        (fails(401, "bad key sk-1"), openai.InternalServerError, "model_failed"),
+        (
+            fails(400, "the request exceeds the available context size. try increasing it"),
+            openai.BadRequestError,
+            "context_length_exceeded",
+        ),
+        (
+            lambda exchange, _: exchange.send_json(
+                400, {"error": {"message": "no: maximum of 3 tokens", "code": "content_filter"}}
+            ),
+            openai.BadRequestError,
+            "content_filter",
+        ),
+        (fails(401, "bad key sk-1: context too long"), openai.InternalServerError, "model_failed"),
     ],
 )
 async def test_what_a_server_refuses_is_an_error_of_openais_kind(
@@ -358,19 +370,18 @@ async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
         client_of(api, KEY) as client,
     ):
         await connected(api)
-        headers = {
-            "X-Job-Lane": "backfill",
-            "X-Job-Priority": "3",
-            "X-Job-Expires-In": "0.5",
-            "X-Job-Background": "true",
-        }
-        with pytest.raises(openai.InternalServerError) as caught:
-            await client.chat.completions.create(model=MODEL, messages=CHAT, extra_headers=headers)
-        job = await system.ledger.job_reads.get(caught.value.response.headers["x-job-id"])
-        assert job is not None
-        assert (job.lane, job.priority) == ("backfill", 3)
-        assert job.source is not None
-        assert job.source.startswith("api:")
+        headers = {"X-Job-Expires-In": "0.5", "X-Job-Background": "true"}
+        for lane, given, priority in (("backfill", "3", 3), ("backfill", "", 1), ("hot", "", 5)):
+            wanted = headers | {"X-Job-Lane": lane} | ({"X-Job-Priority": given} if given else {})
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.chat.completions.create(
+                    model=MODEL, messages=CHAT, extra_headers=wanted
+                )
+            job = await system.ledger.job_reads.get(caught.value.response.headers["x-job-id"])
+            assert job is not None
+            assert (job.lane, job.priority) == (lane, priority)
+            assert job.source is not None
+            assert job.source.startswith("api:")
         async with client_of(api, "another") as stranger:
             with pytest.raises(openai.AuthenticationError) as refused:
                 await stranger.models.list()
@@ -426,3 +437,106 @@ async def test_a_running_request_is_stopped_when_its_stream_is_left(
 
     await eventually(is_cancelled, what="the end of the job")
     never.set()
+
+
+def vectors(*found: list[float]) -> Behaviour:
+    data = [{"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(found)]
+    usage = {"prompt_tokens": 5, "total_tokens": 5}
+    said = {"object": "list", "model": "m", "data": data, "usage": usage}
+    return says(json.dumps(said).encode())
+
+
+async def test_texts_become_vectors_and_are_paid_for_once(api: RunningApi, llm: LlmServer) -> None:
+    llm.next(vectors([0.123, -1.0], [0.5, 2.0]))
+    async with client_of(api) as client:
+        create = client.embeddings.with_raw_response.create
+        # Without a format, the client asks for base64 and unpacks it.
+        raw = await create(model=MODEL, input=["a", "b"], dimensions=2)
+        answer = raw.parse()
+        assert [each.index for each in answer.data] == [0, 1]
+        assert answer.data[0].embedding == pytest.approx([0.123, -1.0])
+        assert answer.usage.prompt_tokens == 5
+        assert raw.headers["x-cache"] == "MISS"
+        exact = await create(model="small", input=["a", "b"], dimensions=2, encoding_format="float")
+        assert exact.headers["x-cache"] == "HIT"
+        assert exact.parse().data[0].embedding == [0.123, -1.0]
+    (request,) = llm.requests
+    assert request.path == "/v1/embeddings"
+    sent = {"model": MODEL, "input": ["a", "b"], "dimensions": 2, "encoding_format": "float"}
+    assert request.json == sent
+
+
+@pytest.mark.parametrize("given", ["a text", [1, 2, 3], [[1, 2], [3]]])
+async def test_tokens_and_single_texts_are_sent_as_they_are(
+    queued_api: RunningApi, llm: LlmServer, given: Any
+) -> None:
+    count = 2 if given == [[1, 2], [3]] else 1
+    llm.next(vectors(*[[1.0]] * count))
+    async with client_of(queued_api) as client:
+        answer = await client.embeddings.create(model=MODEL, input=given)
+    assert len(answer.data) == count
+    assert llm.requests[-1].json["input"] == given
+
+
+@pytest.mark.parametrize("given", [[], [[]], [1, "a"], [-1], {"a": 1}, ["a"] * 2049])
+async def test_what_is_no_input_is_refused(
+    queued_api: RunningApi, llm: LlmServer, given: Any
+) -> None:
+    async with client_of(queued_api) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.embeddings.create(model=MODEL, input=given)
+    assert str(caught.value.param).startswith("input")
+    assert llm.requests == []
+
+
+@pytest.mark.parametrize(
+    "behaviour", [vectors([1.0]), vectors([1.0], []), says(b'{"data": [{}, {}]}'), says(b"[")]
+)
+async def test_vectors_that_are_none_are_no_answer(
+    system: System, llm: LlmServer, behaviour: Behaviour
+) -> None:
+    llm.next(*[behaviour] * 9)
+    async with served(system, direct=True) as api, client_of(api) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.embeddings.create(
+                model=MODEL, input=["a", "b"], extra_headers={"X-Job-Expires-In": "2"}
+            )
+    assert caught.value.code in ("model_failed", "not_answered")
+
+
+async def test_the_embedding_model_of_the_search_is_served_too(
+    system: System, llm: LlmServer
+) -> None:
+    given = {"embed_base_url": llm.url, "embed_model": "nomic"}
+    system.settings = system.settings.model_copy(update=given)
+    async with served(system) as api, client_of(api) as client:
+        assert "nomic" in [each.id async for each in client.models.list()]
+        answer = await client.embeddings.create(model="nomic", input="a")
+        assert answer.data[0].embedding
+        assert llm.requests[-1].json["model"] == "nomic"
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="nomic", messages=CHAT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_text_is_continued(api: RunningApi, llm: LlmServer, stream: bool) -> None:
+    choices = [{"index": 0, "text": " rises.", "finish_reason": "stop", "logprobs": None}]
+    usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    said = {"id": "c", "object": "text_completion", "created": 1, "choices": choices}
+    llm.next(says(json.dumps({**said, "model": "m", "usage": usage}).encode()))
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "The tide", "max_tokens": 5, "echo": False}
+    async with client_of(api) as client:
+        if stream:
+            chunks = await client.completions.create(
+                **asked, stream=True, stream_options={"include_usage": True}
+            )
+            pieces = [each async for each in chunks]
+            text = "".join(each.choices[0].text for each in pieces if each.choices)
+            found = pieces[-1].usage
+        else:
+            answer = await client.completions.create(**asked)
+            text, found = answer.choices[0].text, answer.usage
+    assert text == " rises."
+    assert found.completion_tokens == 3
+    assert llm.requests[-1].path == "/v1/completions"
+    assert llm.requests[-1].json == asked

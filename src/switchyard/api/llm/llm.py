@@ -28,6 +28,7 @@ from switchyard.api.models import llm as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.llm import view_answer, view_spending
 from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import lane_named
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.engine.monitoring.job_end import wait_for_end
@@ -52,6 +53,7 @@ router = Routes(prefix="/llm/requests", tags=["llm"])
 spending_router = Routes(prefix="/llm/spend", tags=["llm"])
 
 _REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
+DEFAULT_PRIORITY = 5
 MAX_STREAM_DURATION = 3600.0
 """Seconds after which a stream ends whose request does not expire."""
 STREAMED = (
@@ -131,7 +133,7 @@ async def _ask(
     wanted = JobRequest(
         f"{body.lane}.{body.type}",
         body.payload,
-        priority=body.priority,
+        priority=priority_or_default(body.priority, body.lane),
         source=source,
         expires_at=expires_at,
         idempotency_key=idempotency_key,
@@ -211,7 +213,7 @@ async def _opened_stream(
             body.type,
             body.payload,
             lane=body.lane,
-            priority=body.priority,
+            priority=priority_or_default(body.priority, body.lane),
             expires_in=body.expires_in,
             key=idempotency_key,
             source=source,
@@ -226,6 +228,14 @@ def request_queue(state: ApiState) -> LLMQueue:
         return state.direct
     broker = state.require_broker()
     return LLMQueue(state.ledger, QueuedRequests(state.ledger, broker.jobs, broker.feed))
+
+
+def priority_or_default(priority: int | None, lane: str) -> int:
+    """Return the priority of a request: in the middle where it names none, so that others may be
+    more urgent, or less."""
+    if priority is not None:
+        return priority
+    return min(DEFAULT_PRIORITY, lane_named(lane).default_priority)
 
 
 @contextmanager
@@ -275,7 +285,7 @@ async def _ask_directly(
             body.type,
             body.payload,
             lane=body.lane,
-            priority=body.priority,
+            priority=priority_or_default(body.priority, body.lane),
             expires_in=body.expires_in,
             key=idempotency_key,
             source=source,

@@ -7,7 +7,8 @@ not about the lanes goes to the model server, and back, as it is.
 from __future__ import annotations
 
 import asyncio
-import re
+import base64
+import struct
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import structlog
-from fastapi import Header, Path, Request, Response
+from fastapi import Depends, Header, Path, Request, Response
 
 from switchyard.api.engine.jobs import IdempotencyKey, cancel_job
 from switchyard.api.http.event_stream import (
@@ -26,8 +27,8 @@ from switchyard.api.http.event_stream import (
 )
 from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, responses
 from switchyard.api.http.routing import Routes
-from switchyard.api.llm.llm import refusals, request_queue
-from switchyard.api.llm.openai_chunks import ChunkWriter
+from switchyard.api.llm.llm import priority_or_default, refusals, request_queue
+from switchyard.api.llm.openai_chunks import ChunkWriter, text_chunks
 from switchyard.api.middleware.access import Place, needs, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState, Shared
@@ -39,6 +40,7 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import LlmText
+from switchyard.services.llm.llm_errors import LlmBadRequest, LlmContextTooLong, LlmDeclined
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, result_of
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
@@ -47,12 +49,15 @@ MAX_TIME = 7 * 24 * 3600.0
 """Seconds that a request may ask for."""
 DEFAULT_TIME = 600.0
 """Seconds in which a request is answered, or not at all: as long as OpenAI's clients wait."""
-DEFAULT_PRIORITY = 5
-"""In the middle: other requests may be more urgent, or less."""
 NO_RETRY = {"x-should-retry": "false"}
 """For OpenAI's clients: the same request would end in the same way."""
-_STATUS = re.compile(r"the model server answered (\d{3})")
-_TOO_LONG = re.compile(r"context|too long|maximum.{0,40}tokens", re.IGNORECASE)
+REFUSALS: dict[str | None, str] = {
+    LlmDeclined.__name__: "content_filter",
+    LlmContextTooLong.__name__: "context_length_exceeded",
+    LlmBadRequest.__name__: "invalid_request",
+}
+"""Codes of OpenAI's API by the class of the error that ended a request. All other errors are no
+fault of the client: the server's key and address are the operator's."""
 STREAMED = (
     'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
     '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
@@ -80,6 +85,8 @@ class _Wishes:
     expires_in: float
     is_background: bool
     """Whether it goes on when its client has gone."""
+    is_fresh: bool
+    """Whether a stored answer will not do."""
     source: str
     idempotency_key: str | None
 
@@ -95,40 +102,19 @@ class _Wishes:
         }
 
 
-@router.post(
-    "/chat/completions",
-    dependencies=[needs(Scope.PUBLISH)],
-    response_model=dict[str, Any],
-    responses={
-        200: {
-            "description": "A chat completion, or a stream of its chunks.",
-            "headers": ANSWER_HEADERS,
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
-        },
-        **responses(
-            "unknown-model",
-            "model-refused",
-            "request-cancelled",
-            "idempotency-conflict",
-            "lane-full",
-            "too-many-streams",
-            "model-failed",
-            "not-answered",
-            "broker-away",
-            "no-broker",
-        ),
-    },
-)
-async def create_chat_completion(
-    body: models.ChatCompletionRequest,
-    state: Shared,
+def wishes_of(
     request: Request,
     x_job_lane: Annotated[
         Literal["hot", "backfill"], Header(description="Lane of the request's job.")
     ] = "hot",
     x_job_priority: Annotated[
-        int, Header(ge=0, le=MAX_PRIORITY, description="A higher number is answered first.")
-    ] = DEFAULT_PRIORITY,
+        int | None,
+        Header(
+            ge=0,
+            le=MAX_PRIORITY,
+            description="A higher number is answered first. Default: 5; in the lane backfill 1.",
+        ),
+    ] = None,
     x_job_expires_in: Annotated[
         float,
         Header(gt=0, le=MAX_TIME, description="Seconds after which nobody wants the answer."),
@@ -141,24 +127,65 @@ async def create_chat_completion(
         Header(max_length=200, description="`no-cache`: ask anew although an answer is stored."),
     ] = None,
     idempotency_key: IdempotencyKey = None,
+) -> _Wishes:
+    """Return how a request is to be run, by its headers."""
+    return _Wishes(
+        lane=x_job_lane,
+        priority=priority_or_default(x_job_priority, x_job_lane),
+        expires_in=x_job_expires_in,
+        is_background=x_job_background,
+        is_fresh="no-cache" in (cache_control or "").lower(),
+        source=source_of(request, None),
+        idempotency_key=own_key(request, idempotency_key),
+    )
+
+
+_PROBLEMS = (
+    "unknown-model",
+    "model-refused",
+    "request-cancelled",
+    "idempotency-conflict",
+    "lane-full",
+    "too-many-streams",
+    "model-failed",
+    "not-answered",
+    "broker-away",
+    "no-broker",
+)
+
+
+@router.post(
+    "/chat/completions",
+    dependencies=[needs(Scope.PUBLISH)],
+    response_model=dict[str, Any],
+    responses={
+        200: {
+            "description": "A chat completion, or a stream of its chunks.",
+            "headers": ANSWER_HEADERS,
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
+        },
+        **responses(*_PROBLEMS),
+    },
+)
+async def create_chat_completion(
+    body: models.ChatCompletionRequest,
+    state: Shared,
+    request: Request,
+    wishes: Annotated[_Wishes, Depends(wishes_of)],
 ) -> Any:
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
     check_model(state.settings, body.model)
-    wishes = _Wishes(
-        lane=x_job_lane,
-        priority=x_job_priority,
-        expires_in=x_job_expires_in,
-        is_background=x_job_background,
-        source=source_of(request, None),
-        idempotency_key=own_key(request, idempotency_key),
-    )
-    payload = payload_of(body, fresh="no-cache" in (cache_control or "").lower())
+    payload = payload_of(body, fresh=wishes.is_fresh)
     place = Place(request)
     with ExitStack() as leaving:
         leaving.callback(place.leave)
         if not body.stream:
-            return await _answer(payload, wishes, state, request)
+            result = await _finished("chat_completion", payload, wishes, state, request)
+            if result is None:
+                return Response()  # nobody reads it
+            headers = answer_headers(result, state.settings)
+            return JsonResponse(completion_of(result), headers=headers)
         options = body.stream_options
         shows_usage = options is not None and bool(options.include_usage)
         stream = await _start_stream(
@@ -170,9 +197,82 @@ async def create_chat_completion(
     return stream
 
 
+@router.post(
+    "/embeddings",
+    dependencies=[needs(Scope.PUBLISH)],
+    response_model=dict[str, Any],
+    responses={
+        200: {"description": "The vectors.", "headers": ANSWER_HEADERS},
+        **responses(*_PROBLEMS),
+    },
+)
+async def create_embeddings(
+    body: models.EmbeddingsRequest,
+    state: Shared,
+    request: Request,
+    wishes: Annotated[_Wishes, Depends(wishes_of)],
+) -> Any:
+    """Compute the vectors of texts, as OpenAI's API does."""
+    check_model(state.settings, body.model, embeds=True)
+    payload = {
+        "model": body.model,
+        "input": body.input,
+        "extra": dict(body.model_extra or {}),
+        "fresh": wishes.is_fresh,
+    }
+    with Place(request):
+        result = await _finished("create_embeddings", payload, wishes, state, request)
+    if result is None:
+        return Response()  # nobody reads it
+    is_packed = body.encoding_format == "base64"
+    answer = await asyncio.to_thread(embeddings_of, result, is_packed=is_packed)
+    return JsonResponse(answer, headers=answer_headers(result, state.settings))
+
+
+@router.post(
+    "/completions",
+    dependencies=[needs(Scope.PUBLISH)],
+    response_model=dict[str, Any],
+    responses={
+        200: {
+            "description": "A completion, or a stream of its chunks.",
+            "headers": ANSWER_HEADERS,
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": "data: [DONE]\n\n"}},
+        },
+        **responses(*_PROBLEMS),
+    },
+)
+async def create_completion(
+    body: models.CompletionRequest,
+    state: Shared,
+    request: Request,
+    wishes: Annotated[_Wishes, Depends(wishes_of)],
+) -> Any:
+    """Continue a text, as OpenAI's older API does."""
+    check_model(state.settings, body.model)
+    payload = {
+        "model": body.model,
+        "prompt": body.prompt,
+        "extra": dict(body.model_extra or {}),
+        "fresh": wishes.is_fresh,
+    }
+    with Place(request):
+        result = await _finished("complete_text", payload, wishes, state, request)
+    if result is None:
+        return Response()  # nobody reads it
+    headers = answer_headers(result, state.settings)
+    answer = with_defaults(result, "cmpl", "text_completion")
+    if not body.stream:
+        return JsonResponse(answer, headers=headers)
+    options = body.stream_options
+    chunks = text_chunks(answer, shows_usage=options is not None and bool(options.include_usage))
+    return Response(b"".join(chunks), headers=headers, media_type=MEDIA_TYPE)
+
+
 @router.get("/models", dependencies=[needs(Scope.PUBLISH, Scope.READ)], responses=responses())
 async def list_models(state: Shared) -> models.ServedModels:
-    """List the models that requests can name: those of JOBS_LLM_PROVIDERS, and their aliases."""
+    """List the models that requests can name: those of JOBS_LLM_PROVIDERS, their aliases, and that
+    of JOBS_EMBED_BASE_URL."""
     return models.ServedModels(data=served_models(state.settings))
 
 
@@ -185,14 +285,15 @@ async def show_model(
     state: Shared, model: Annotated[str, Path(max_length=200, pattern=patterns.PLAIN)]
 ) -> models.ServedModel:
     """Show one of the models."""
-    check_model(state.settings, model)
+    check_model(state.settings, model, embeds=True)
     return next(each for each in served_models(state.settings) if each.id == model)
 
 
 def served_models(settings: Settings) -> list[models.ServedModel]:
     """Return the models of all servers, each once."""
     owners: dict[str, list[str]] = {}
-    for server in settings.llm_servers:
+    search = settings.for_embeddings
+    for server in (*settings.llm_servers, *(search.llm_servers if search else ())):
         for name in (server.model, *server.aliases):
             owners.setdefault(name, []).append(server.name)
     return [
@@ -201,9 +302,12 @@ def served_models(settings: Settings) -> list[models.ServedModel]:
     ]
 
 
-def check_model(settings: Settings, model: str) -> None:
-    """Raise Problem where no server has the model."""
-    if any(each.serves(model) for each in settings.llm_servers):
+def check_model(settings: Settings, model: str, *, embeds: bool = False) -> None:
+    """Raise Problem where no server has the model; with `embeds`, that for search may have it."""
+    servers = settings.llm_servers
+    if embeds and settings.for_embeddings is not None:
+        servers += settings.for_embeddings.llm_servers
+    if any(each.serves(model) for each in servers):
         return
     known = ", ".join(each.id for each in served_models(settings)[:10])
     advice = f"one of: {known}" if known else "the operator has to set JOBS_LLM_BASE_URL"
@@ -226,30 +330,56 @@ def payload_of(body: models.ChatCompletionRequest, *, fresh: bool = False) -> di
 # --- the whole answer -----------------------------------------------------------------------------
 
 
-async def _answer(
-    payload: Mapping[str, Any], wishes: _Wishes, state: ApiState, request: Request
-) -> Response:
+async def _finished(
+    job_type: str,
+    payload: Mapping[str, Any],
+    wishes: _Wishes,
+    state: ApiState,
+    request: Request,
+) -> LlmResult | None:
+    """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
     with refusals():
-        job_id = await queue.submit("chat_completion", payload, **wishes.options)
+        job_id = await queue.submit(job_type, payload, **wishes.options)
     ending = asyncio.create_task(queue.wait_for_end(job_id, timeout=wishes.expires_in))
     if not await _ends_while_connected(request, ending):
         await _abandon(state, job_id, wishes)
-        return Response()  # nobody reads it
+        return None
     result = _result(await ending, job_id, state)
     check_answered(result)
-    return JsonResponse(completion_of(result), headers=answer_headers(result, state.settings))
+    return result
 
 
 def completion_of(result: LlmResult) -> dict[str, Any]:
+    """Return the server's answer to a chat with the fields that clients expect."""
+    return with_defaults(result, "chatcmpl", "chat.completion")
+
+
+def with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
     """Return the server's answer with the fields that clients expect."""
     given = (result.result or {}).get("completion") or {}
     return {
-        "id": f"chatcmpl-{result.job_id}",
-        "object": "chat.completion",
+        "id": f"{prefix}-{result.job_id}",
+        "object": kind,
         "created": int(time.time()),
+        "model": (result.result or {}).get("model"),
         **given,
     }
+
+
+def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
+    """Return the server's vectors as OpenAI's API has them; packed, as 32-bit floats in base64."""
+    found = result.result or {}
+    given = found.get("completion") or {}
+    data = []
+    for place, item in enumerate(given.get("data", ())):
+        vector = item["embedding"]
+        if is_packed:
+            vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+        data.append({"object": "embedding", "index": place, **item, "embedding": vector})
+    tokens = found.get("usage", {}).get("prompt_tokens", 0)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": found.get("model"), "usage": usage, **given, "data": data}
 
 
 def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
@@ -278,16 +408,10 @@ def check_answered(result: LlmResult) -> None:
         case LlmStatus.CANCELLED:
             raise Problem("request-cancelled", "somebody has cancelled it", headers=headers)
         case LlmStatus.FAILED:
-            status = _STATUS.search(error)
-            code = int(status[1]) if status else None
-            if "the model declines to answer" in error:
-                raise Problem("model-refused", error, headers=headers, error_code="content_filter")
-            if code is None or code >= 500 or code in (401, 403, 404):
-                # The server's key and address are the operator's: no fault of the client.
+            code = REFUSALS.get(result.error_type)
+            if code is None:
                 raise Problem("model-failed", error, headers=headers)
-            too_long = _TOO_LONG.search(error) is not None
-            error_code = "context_length_exceeded" if too_long else "invalid_request"
-            raise Problem("model-refused", error, headers=headers, error_code=error_code)
+            raise Problem("model-refused", error, headers=headers, error_code=code)
 
 
 def _result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult:

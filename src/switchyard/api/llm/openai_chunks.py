@@ -93,5 +93,15 @@ class ChunkWriter:
         )
 
 
+def text_chunks(completion: Mapping[str, Any], *, shows_usage: bool) -> Iterator[bytes]:
+    """Write a completion of texts, which is whole, as the chunks of its stream."""
+    shared = {name: completion.get(name) for name in ("id", "object", "created", "model")}
+    for choice in completion.get("choices", ()):
+        yield _data({**shared, "choices": [choice]})
+    if shows_usage:
+        yield _data({**shared, "choices": [], "usage": completion.get("usage")})
+    yield b"data: [DONE]\n\n"
+
+
 def _data(value: Any) -> bytes:
     return f"data: {json.dumps(value)}\n\n".encode()

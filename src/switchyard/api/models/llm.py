@@ -40,7 +40,8 @@ class QuestionToModel(RequestModel):
         default=None,
         ge=0,
         le=MAX_PRIORITY,
-        description="Priority within the lane; a higher number runs first.",
+        description="Priority within the lane; a higher number runs first. Default: 5; in the lane "
+        "backfill 1.",
     )
     expires_in: float | None = Field(
         default=None,

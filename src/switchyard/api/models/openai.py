@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from switchyard.api.models.base import ApiModel, RequestModel, is_finite
 from switchyard.broker import patterns
+from switchyard.services.llm import whole_answers
 
 
 class StreamOptions(ApiModel):
@@ -53,6 +54,54 @@ class ChatCompletionRequest(RequestModel):
         if not is_finite([self.messages, self.model_extra]):
             raise ValueError("NaN and infinity are not JSON")
         return self
+
+
+class _WholeRequest(RequestModel):
+    """Base of requests whose further parameters are sent to the server as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(
+        min_length=1,
+        max_length=200,
+        pattern=patterns.PLAIN,
+        description="A model of `/v1/models`.",
+    )
+
+    @model_validator(mode="after")
+    def _is_json(self) -> Self:
+        if not is_finite(self.model_extra):
+            raise ValueError("NaN and infinity are not JSON")
+        return self
+
+
+class EmbeddingsRequest(_WholeRequest):
+    """Texts in the form of OpenAI's API, of which the vectors are wanted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"model": "nomic", "input": ["high tide", "low tide"]}}
+    )
+
+    input: whole_answers.Input = Field(description="A text, several, or their tokens' numbers.")
+    encoding_format: Literal["float", "base64"] = Field(
+        default="float", description="Numbers, or their 32-bit floats (little-endian) in base64."
+    )
+
+
+class CompletionRequest(_WholeRequest):
+    """Texts in the form of OpenAI's older API, which the model continues."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"model": "llama", "prompt": "The tide", "max_tokens": 20}}
+    )
+
+    prompt: whole_answers.Input = Field(description="A text, several, or their tokens' numbers.")
+    stream: bool | None = Field(
+        default=None, description="Answer as server-sent events, when the text is complete."
+    )
+    stream_options: StreamOptions | None = Field(
+        default=None, description="What a stream has besides the answer."
+    )
 
 
 class ServedModel(ApiModel):

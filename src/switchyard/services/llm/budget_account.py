@@ -35,6 +35,7 @@ from switchyard.services.llm.records.llm_spend import (
     NoBudgetLeft,
     Requester,
 )
+from switchyard.services.llm.whole_answers import count_inputs, input_tokens
 
 RECHECK_INTERVAL = 300.0
 """Seconds after which a job looks whether there is a budget again: it may have been raised."""
@@ -81,15 +82,19 @@ def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
         pictures += len(content) - len(texts)
         return texts
 
-    messages = [{**each, "content": text_of(each.get("content"))} for each in chat["messages"]]
+    messages = [
+        {**each, "content": text_of(each.get("content"))} for each in chat.get("messages", ())
+    ]
     others = [chat.get(name) for name in ("response_format", "tools", "functions")]
     length = len(json.dumps([messages, *others], ensure_ascii=False).encode())
     limits = [chat.get(name) for name in ("max_tokens", "max_completion_tokens")]
     most = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
-    answers = chat.get("n")
+    answers = [each for each in (chat.get("n"), chat.get("best_of")) if _is_count(each)]
+    prompts = count_inputs(chat.get("prompt"))
+    prompt_tokens = -(-length // BYTES_PER_TOKEN) + input_tokens(chat, BYTES_PER_TOKEN)
     return {
-        "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE,
-        "completion_tokens": most * (answers if _is_count(answers) else 1),
+        "prompt_tokens": prompt_tokens + pictures * TOKENS_PER_PICTURE,
+        "completion_tokens": 0 if "input" in chat else most * max(answers, default=1) * prompts,
     }
 
 
@@ -197,7 +202,7 @@ class BudgetAccount:
         estimate of the question and the length of the answer."""
         usage: Mapping[str, int] = answer.usage
         if not usage:
-            whole = answer.text if answer.body is None else json.dumps(answer.body["choices"])
+            whole = answer.text if answer.body is None else json.dumps(answer.body.get("choices"))
             answer_tokens = -(-len(whole.encode()) // BYTES_PER_TOKEN)
             usage = {**call.usage, "completion_tokens": answer_tokens}
         price = self._prices.of(call.model, answer.model)

@@ -19,12 +19,15 @@ from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
     InvalidLlmResponse,
     LlmCut,
+    LlmDeclined,
     LlmRefused,
 )
 from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 MAX_ANSWER = 2_000_000
 """Bytes or characters of an answer."""
+MAX_WHOLE_ANSWER = 8 * 1024 * 1024
+"""Bytes of an answer of vectors, or of several texts: it is also the result of a job."""
 PROMPT_TOKENS_PER_TOKEN = 20
 """Tokens of a prompt that take a server about as long as one of the answer."""
 _NOT_GIVEN = frozenset({"", "null", "none", "unknown"})
@@ -172,6 +175,10 @@ class CompletionReader:
                 raise LlmCut("the model server's answer ends in the middle")
         return self._completion()
 
+    async def read_body(self, response: Any) -> Any:
+        """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
+        return _parse_json(await _bounded_body(response.aiter_bytes(), MAX_WHOLE_ANSWER))
+
     @property
     def began_within(self) -> bool:
         """Whether the answer began with reasoning, without a mark at its beginning."""
@@ -314,7 +321,7 @@ class CompletionReader:
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
             refusal_text = f"the model declines to answer: {refusal or 'content filter'}"
-            raise LlmRefused(readable(refusal_text[:500]), may_cost=True)
+            raise LlmDeclined(readable(refusal_text[:500]), may_cost=True)
         if not text:
             raise self._empty_error()
         if self.on_text is not None and not self._passed_on:
@@ -480,12 +487,10 @@ def _is_json(body: bytes | bytearray) -> bool:
     return True
 
 
-async def _bounded_body(parts: AsyncIterator[bytes]) -> bytes:
+async def _bounded_body(parts: AsyncIterator[bytes], most: int = MAX_ANSWER) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part
-        if len(body) > MAX_ANSWER:
-            raise InvalidLlmResponse(
-                f"the model server's answer is longer than {MAX_ANSWER:,} bytes"
-            )
+        if len(body) > most:
+            raise InvalidLlmResponse(f"the model server's answer is longer than {most:,} bytes")
     return bytes(body)

@@ -31,6 +31,7 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.llm.llm_requests import LlmRequest
+from switchyard.services.llm.whole_answers import WholeRequest
 
 MAX_REQUESTS = 1000
 """Requests that one process has under way at once; what is more is refused."""
@@ -126,7 +127,7 @@ class DirectRequests:
             _, name = split_routing_key(routing_key)
         except ValueError as error:
             raise InvalidJob(f"routing key {error}", at="routing_key") from error
-        if not issubclass(self._registry.get(name).payload_model, LlmRequest):
+        if not issubclass(self._registry.get(name).payload_model, LlmRequest | WholeRequest):
             raise InvalidJob(
                 f"{name} is no single question to a model, and only those are asked directly: "
                 "publish it as a job"

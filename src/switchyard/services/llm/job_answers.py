@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +26,12 @@ from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.model_client import ModelClient, model_client_of
 from switchyard.services.llm.structured_answers import parse_answer
+from switchyard.services.llm.whole_answers import (
+    EMBEDDINGS,
+    EmbeddingsRequest,
+    Endpoint,
+    TextCompletionRequest,
+)
 
 MAX_SHOWN = 300
 """Characters of an answer that an error shows."""
@@ -40,11 +47,57 @@ async def answer_request(
     when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
     """
     left = _time_left(ctx, within)
-    try:
+    with _expiring(ctx):
         async with model_client_of(ctx) as client:
             return await _ask_with_repair(
                 client, request, ctx, left, batch=batch and may_batch(ctx)
             )
+
+
+async def answer_whole(
+    request: EmbeddingsRequest | TextCompletionRequest,
+    endpoint: Endpoint,
+    ctx: JobContext,
+    *,
+    within: float,
+) -> dict[str, Any]:
+    """Return the result of a job that asks another endpoint than that of chats: the server's
+    answer as `completion`. Raises as `answer_request`."""
+    left = _time_left(ctx, within)
+    with _expiring(ctx):
+        async with _client_for(ctx, request.model, endpoint) as client:
+            answer, reused = await client.answer(
+                request.body(),
+                urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
+                within=left,
+                fresh=request.fresh,
+                by=requester_of(ctx),
+                model=request.model,
+                keeps_all=True,
+                endpoint=endpoint,
+            )
+            return _job_result(answer, reused)
+
+
+class EmbeddingModel(ModelClient):
+    """The client of the server of JOBS_EMBED_BASE_URL, which is paced by itself."""
+
+
+def _client_for(
+    ctx: JobContext, model: str, endpoint: Endpoint
+) -> AbstractAsyncContextManager[ModelClient]:
+    settings = ctx.settings.for_embeddings
+    is_served = any(each.serves(model) for each in ctx.settings.llm_servers)
+    if endpoint is EMBEDDINGS and settings is not None and not is_served:
+        return model_client_of(ctx, settings, EmbeddingModel)
+    return model_client_of(ctx)
+
+
+@contextmanager
+def _expiring(ctx: JobContext) -> Iterator[None]:
+    """Raise Expired for a job that can't be tried again before its time is over."""
+    try:
+        yield
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
         # A job that goes back is away for the shortest delay at least: it would come back expired.

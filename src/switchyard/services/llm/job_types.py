@@ -14,6 +14,12 @@ from switchyard.services.llm.llm_requests import (
     FieldGroupRequest,
     LlmRequest,
 )
+from switchyard.services.llm.whole_answers import (
+    EMBEDDINGS,
+    TEXT_COMPLETIONS,
+    EmbeddingsRequest,
+    TextCompletionRequest,
+)
 
 LANES = ("hot", "backfill")
 LONG_ANSWER_TIMEOUT = 1200.0
@@ -49,6 +55,24 @@ async def extract_entities(payload: EntitiesRequest, ctx: JobContext) -> Outcome
 async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
     """Choose the label that fits a text best."""
     return await _answer(payload, ctx, SHORT_ANSWER_TIMEOUT)
+
+
+@job("create_embeddings", worker="llm", lanes=LANES, timeout=SHORT_ANSWER_TIMEOUT)
+async def create_embeddings(payload: EmbeddingsRequest, ctx: JobContext) -> Outcome:
+    """Compute the vectors of texts, as a server's `/embeddings` does."""
+    from switchyard.services.llm.job_answers import answer_whole
+
+    within = CALL_RATIO * SHORT_ANSWER_TIMEOUT
+    return Done(await answer_whole(payload, EMBEDDINGS, ctx, within=within))
+
+
+@job("complete_text", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
+async def complete_text(payload: TextCompletionRequest, ctx: JobContext) -> Outcome:
+    """Continue texts, as a server's `/completions` does."""
+    from switchyard.services.llm.job_answers import answer_whole
+
+    within = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    return Done(await answer_whole(payload, TEXT_COMPLETIONS, ctx, within=within))
 
 
 async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:

@@ -9,6 +9,7 @@ starting up, a proxy's error page). Not tried again: what the server will say ag
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from switchyard.services.common.errors import DependencyUnavailable, PermanentError, RetryableError
@@ -22,6 +23,12 @@ _ELSEWHERE = frozenset({401, 403, 404})
 """A key, a right or a model that this server lacks; another may have it."""
 _NO_MONEY = 600.0
 """Seconds until a server is asked again that says that its account is empty."""
+_TOO_LONG = re.compile(
+    r"context (?:length|window|size)|(?:input|prompt|request)\b.{0,40} too (?:long|large)"
+    r"|maximum (?:context|input|prompt|sequence|model) length|max_model_len|maximum.{0,40} tokens",
+    re.IGNORECASE,
+)
+"""What servers say of a request that is longer than the model's context."""
 _NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 """Errors of the HTTP client that the SDK brings: the request never reached a server."""
 
@@ -96,6 +103,18 @@ class LlmRefused(PermanentError):
         super().__init__(message)
 
 
+class LlmBadRequest(LlmRefused):
+    """The server finds the request itself wrong: every server of this kind would."""
+
+
+class LlmContextTooLong(LlmBadRequest):
+    """The request is longer than the model's context."""
+
+
+class LlmDeclined(LlmRefused):
+    """The model, or a filter before or behind it, declines to answer."""
+
+
 def add_server_name(error: Exception, server: str) -> None:
     """Say which of several servers it was."""
     error.args = (f"{server}: {error}",)
@@ -116,7 +135,7 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
     if isinstance(error, openai.LengthFinishReasonError):
         return InvalidLlmResponse("the model server's answer ends in the middle")
     if isinstance(error, openai.ContentFilterFinishReasonError):
-        return LlmRefused("the model declines to answer: content filter", may_cost=True)
+        return LlmDeclined("the model declines to answer: content filter", may_cost=True)
     if isinstance(error, openai.APIConnectionError):
         return _connection_error(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
@@ -138,7 +157,19 @@ def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
         failed = LlmUnavailable(text, after=retry_after(error))
         failed.may_cost = False  # nobody charges for an error of their own
         return failed
-    return LlmRefused(text, elsewhere=status in _ELSEWHERE, missing=status == 404, status=status)
+    if status in _ELSEWHERE:
+        return LlmRefused(text, elsewhere=True, missing=status == 404, status=status)
+    return _refusal_class(error)(text, status=status)
+
+
+def _refusal_class(error: openai.APIStatusError) -> type[LlmRefused]:
+    """Return what a refusal means: by the server's code for it, and where it has none by its
+    words."""
+    if error.code == "content_filter":
+        return LlmDeclined
+    if error.code == "context_length_exceeded" or _TOO_LONG.search(_server_message(error)):
+        return LlmContextTooLong
+    return LlmBadRequest
 
 
 def _connection_error(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefused:

@@ -57,6 +57,8 @@ class LlmResult:
     result: Mapping[str, Any] | None = None
     """`text`, `value` where there is a schema, `model`, `usage`, …; None unless completed."""
     error: str | None = None
+    error_type: str | None = None
+    """Class of the error that ended it (`services.llm.llm_errors`)."""
 
     @property
     def text(self) -> str | None:
@@ -88,7 +90,7 @@ def result_of(record: JobRecord, now: float) -> LlmResult:
         case _ if record.expires_at is not None and record.expires_at <= now:
             last = f": {record.error_message}" if record.error_message else ""
             return LlmResult(record.id, LlmStatus.TIMEOUT, error=f"no answer in time{last}")
-    return LlmResult(record.id, status, error=record.error_message)
+    return LlmResult(record.id, status, error=record.error_message, error_type=record.error_type)
 
 
 class RequestBackend(Protocol):

@@ -36,6 +36,7 @@ from switchyard.services.llm.llm_errors import (
 from switchyard.services.llm.records.llm_spend import Requester
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
 from switchyard.services.llm.stored_answers import Answers
+from switchyard.services.llm.whole_answers import Endpoint
 
 SLOT_TIMEOUT = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
@@ -53,6 +54,7 @@ class _Asked:
     chat: Mapping[str, Any]
     by: Requester
     keeps_all: bool
+    endpoint: Endpoint | None
 
 
 class ModelClient:
@@ -86,7 +88,11 @@ class ModelClient:
         return serving
 
     def _stored_question(
-        self, chat: Mapping[str, Any], model: str | None, keeps_all: bool
+        self,
+        chat: Mapping[str, Any],
+        model: str | None,
+        keeps_all: bool,
+        endpoint: Endpoint | None = None,
     ) -> dict[str, Any]:
         """Return what an answer depends on: the chat, and address and model of the servers that
         are asked while nothing is wrong."""
@@ -94,6 +100,8 @@ class ModelClient:
         first = min(each.order for each in serving)
         servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
         question: dict[str, Any] = {"servers": servers, "asked": chat}
+        if endpoint is not None:
+            question["endpoint"] = endpoint.path
         return question | {"keeps_all": True} if keeps_all else question
 
     @classmethod
@@ -133,6 +141,7 @@ class ModelClient:
         batch: bool = False,
         model: str | None = None,
         keeps_all: bool = False,
+        endpoint: Endpoint | None = None,
     ) -> tuple[Completion, bool]:
         """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was there
         already: what was asked before, or is being asked, is not paid for again unless it is to be
@@ -142,10 +151,10 @@ class ModelClient:
         is charged to `by`. With `batch`, the question is added to a provider batch and
         WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
         raises. With a `model`, only servers that have it are asked; with `keeps_all`, the answer
-        has all that the server sends.
+        has all that the server sends. With an `endpoint`, that one is asked, and not for a chat.
         """
 
-        question = self._stored_question(chat, model, keeps_all)
+        question = self._stored_question(chat, model, keeps_all, endpoint)
         collector = self._collector if batch and not fresh and model is None else None
 
         async def ask(left: float) -> Completion:
@@ -159,6 +168,7 @@ class ModelClient:
                 by=by,
                 model=model,
                 keeps_all=keeps_all,
+                endpoint=endpoint,
             )
 
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
@@ -188,6 +198,7 @@ class ModelClient:
         by: Requester = NO_REQUESTER,
         model: str | None = None,
         keeps_all: bool = False,
+        endpoint: Endpoint | None = None,
     ) -> Completion:
         """Ask the first server that can answer a chat, and pay for it in any case.
 
@@ -213,7 +224,7 @@ class ModelClient:
                 # The answer of a server says more than that the others have no room.
                 raise last or error from error
             try:
-                asked = _Asked(chat, by, keeps_all)
+                asked = _Asked(chat, by, keeps_all, endpoint)
                 return await self._ask_hedged(
                     admission, asked, deadline - time.monotonic(), output, urgency, tried
                 )
@@ -284,6 +295,7 @@ class ModelClient:
                     restart=(output or OutputStream()).begin,
                     on_broken=charge.count_broken,
                     keeps_all=asked.keeps_all,
+                    endpoint=asked.endpoint,
                 )
                 charge.answer = response.answer
             outcome = _outcome_of_response(response)

@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchyard.services.common.library_loading import load
@@ -28,6 +28,7 @@ from switchyard.services.llm.llm_errors import (
     translate,
 )
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
+from switchyard.services.llm.whole_answers import Endpoint, count_inputs
 
 if TYPE_CHECKING:
     import openai
@@ -87,9 +88,11 @@ class ServerClient:
         restart: Callable[[], None] = lambda: None,
         on_broken: Callable[[], None] = lambda: None,
         keeps_all: bool = False,
+        endpoint: Endpoint | None = None,
     ) -> ModelResponse:
         """Return the model's answer to a chat: `messages`, and the parameters of the API; with
-        `keeps_all`, all that the server sends with it.
+        `keeps_all`, all that the server sends with it. With another `endpoint`, `chat` is what that
+        asks.
 
         `within` is seconds for all tries together: keep it well under the job's time limit.
         `on_text` gets the text piece by piece, of the last try; a try that fails after the first
@@ -114,6 +117,8 @@ class ServerClient:
             limit = asyncio.timeout(self._timeout)
             try:
                 async with limit:
+                    if endpoint is not None:
+                        return await self._send_whole(chat, endpoint)
                     return await self._ask_adapting(chat, pass_on, restart, keeps_all)
             except TimeoutError as error:
                 if limit.expired():
@@ -189,6 +194,20 @@ class ServerClient:
             answer = await reading.read(stream.response)
             self._begins_within = self._begins_within or reading.began_within
             return ModelResponse(answer, reading.timing, quota_wait(stream.response.headers))
+
+    async def _send_whole(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
+        """Ask an endpoint whose answer comes whole."""
+        import httpx
+
+        reading = CompletionReader(self.model)
+        response = await self._api.post(
+            endpoint.path, body={**body, "model": self.model}, cast_to=httpx.Response
+        )
+        answer = await reading.read_body(response)
+        endpoint.check(answer, count_inputs(body[endpoint.input_name]))
+        wait = quota_wait(response.headers)
+        completion = reading.completion_without_text(answer)
+        return ModelResponse(replace(completion, body=answer), reading.timing, wait)
 
 
 @asynccontextmanager

@@ -70,6 +70,19 @@ class Settings(
             raise ValueError("JOBS_REFERENCE_ENGINES has llm: set JOBS_LLM_BASE_URL")
         return self
 
+    @property
+    def for_embeddings(self) -> Self | None:
+        """The same settings with the embedding server as the only one; None where there is none."""
+        if self.embed_base_url is None:
+            return None
+        server = LlmServer(
+            name="embeddings",
+            base_url=self.embed_base_url,
+            model=self.embed_model,
+            api_key=self.embed_api_key,
+        )
+        return self.model_copy(update={"llm_providers": (server,), "llm_base_url": None})
+
     def slots_of(self, worker: str) -> int:
         """Return how many jobs this kind of worker runs at once by default. Jobs of the LLM worker
         wait for servers, which have limits of their own."""

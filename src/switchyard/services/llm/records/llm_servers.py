@@ -10,7 +10,7 @@ TRIAL_AFTER_FAILURES = 5
 """Failures in a row from which a server gets one call at a time, until one is answered."""
 BRIEF_PAUSE = 5.0
 """Seconds of the longest pause that a request waits for in its worker; else its job goes back."""
-WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited")
+WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited", "LlmOverloaded")
 """Errors of requests that have gone back to wait for a server, and used up no attempt."""
 
 

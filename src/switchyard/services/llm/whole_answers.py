@@ -1,0 +1,140 @@
+"""Endpoints of OpenAI's API whose answers come whole: embeddings, and completions of a text.
+
+The SDK does not check what a server sends, so all of it is checked here; `bounded_http` bounds its
+size. What else is in an answer stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from switchyard.broker import patterns
+from switchyard.services.llm.completion_reader import field_of
+from switchyard.services.llm.llm_errors import InvalidLlmResponse
+
+MAX_INPUTS = 2_048
+"""Texts in one request, as of OpenAI's API."""
+MAX_TOKEN = 2**31
+_SHARED = frozenset({"model", "stream", "stream_options"})
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKEN, strict=True)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)]
+Input = str | Texts | Tokens | TokenLists
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One address of a server, and what it asks and answers with."""
+
+    path: str
+    input_name: str
+    """The parameter with the texts."""
+    check: Callable[[Any, int], None]
+    """Raises InvalidLlmResponse for what is no answer to so many texts."""
+
+
+class WholeRequest(BaseModel):
+    """Base of the requests: a model, and parameters of the API that are sent as they are."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(
+        min_length=1,
+        max_length=200,
+        pattern=patterns.PLAIN,
+        description="Model, or an alias of one, in the settings.",
+    )
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Further parameters of the API, sent as they are.",
+    )
+    fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
+
+    @field_validator("extra")
+    @classmethod
+    def _leave_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(value.keys() & (_SHARED | cls.model_fields.keys()))
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
+        return value
+
+
+class EmbeddingsRequest(WholeRequest):
+    """Asks for the vectors of texts."""
+
+    input: Input = Field(description="A text, several, or their tokens' numbers.")
+
+    def body(self) -> dict[str, Any]:
+        """Return the parameters of the API. The vectors are asked for as numbers: few servers
+        speak base64."""
+        return {**self.extra, "input": self.input, "encoding_format": "float"}
+
+
+class TextCompletionRequest(WholeRequest):
+    """Asks how texts go on."""
+
+    prompt: Input = Field(description="A text, several, or their tokens' numbers.")
+
+    def body(self) -> dict[str, Any]:
+        """Return the parameters of the API."""
+        return {**self.extra, "prompt": self.prompt}
+
+
+def count_inputs(given: object) -> int:
+    """Return of how many texts an input consists."""
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        return len(given)
+    return 1
+
+
+def check_embeddings(answer: Any, count: int) -> None:
+    """Raise InvalidLlmResponse where an answer has not a vector for each of `count` texts."""
+    data = field_of(answer, "data")
+    if not isinstance(data, list) or len(data) != count:
+        raise InvalidLlmResponse(f"the model server did not answer with {count:,} vectors")
+    for each in data:
+        vector = field_of(each, "embedding")
+        is_vector = isinstance(vector, list) and all(
+            isinstance(x, int | float) and math.isfinite(x) for x in vector
+        )
+        if not vector or not is_vector:
+            raise InvalidLlmResponse("the model server answered something that is no vector")
+
+
+def check_completions(answer: Any, count: int) -> None:
+    """Raise InvalidLlmResponse where an answer has no text for each of `count` prompts."""
+    choices = field_of(answer, "choices")
+    if not isinstance(choices, list) or len(choices) < count:
+        raise InvalidLlmResponse(f"the model server did not answer with {count:,} texts")
+    if not all(isinstance(field_of(each, "text"), str) for each in choices):
+        raise InvalidLlmResponse("the model server answered something that is no text")
+
+
+EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings)
+TEXT_COMPLETIONS = Endpoint("/completions", "prompt", check_completions)
+
+
+def input_tokens(body: Mapping[str, Any], bytes_per_token: int) -> int:
+    """Return the most tokens that the texts of a request may have, with those of JSON's quotes."""
+    given = body.get("input", body.get("prompt"))
+    if isinstance(given, str):
+        return -(-len(given.encode()) // bytes_per_token)
+    if not isinstance(given, list):
+        return 0
+    lengths = (
+        1
+        if isinstance(each, int)
+        else len(each)
+        if isinstance(each, list)
+        else -(-len(str(each).encode()) // bytes_per_token)
+        for each in given
+    )
+    return sum(lengths)
