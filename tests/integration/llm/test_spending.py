@@ -211,7 +211,7 @@ async def test_many_processes_never_overrun_a_budget_together(
     ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
 ) -> None:
     budget = 200.0  # each call may cost 7 and its question, and costs 18
-    budgeted = given.model_copy(update={"llm_budget_per_day": budget})
+    budgeted = given.model_copy(update={"llm_budget_per_day": budget, "llm_concurrency": 16})
     async with (
         await Ledger.open(database_url) as second,
         ModelClient.open(budgeted, ledger) as one,

@@ -43,7 +43,7 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
     shown = json.loads((await jobctl("llm", "status", "--json", **given)).stdout)["servers"]
     assert [(each["name"], each["limit"], each["on_trial"]) for each in shown] == [
         ("own", 1, True),
-        ("spare", 4, False),
+        ("spare", 2, False),
     ]
     told = (await jobctl("llm", "status", **given)).stdout
     assert "one call at a time until it answers: it is broken" in " ".join(told.split())
@@ -68,7 +68,7 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     }
     shown = json.loads((await jobctl("llm", "status", "--json", **given)).stdout)
     limits = {each["name"]: each["limit"] for each in shown["servers"]}
-    assert limits == {"own": 20, "spare": 4, "vision": 16}
+    assert limits == {"own": 20, "spare": 2, "vision": 2}
     by_type = {each["job_type"]: (each["attempt"], each["call"]) for each in shown["time_limits"]}
     assert by_type.keys() == {
         "chat_completion",
