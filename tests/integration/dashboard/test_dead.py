@@ -3,17 +3,19 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.purge import PurgeHandler
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState, State
 from switchyard.services.engine.redrive.handler import RedriveHandler
+from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.made import letter
-from tests.support.redrives import bury_all, names
+from tests.support.redrives import bury, bury_all, names
 from tests.support.system import System
 
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -159,3 +161,61 @@ def _token(page: str) -> str:
     found = re.search(r'name="csrf" value="(\w+)"', page)
     assert found is not None
     return found.group(1)
+
+
+async def test_a_letter_is_edited_in_a_form_compared_and_sent_again_by_clicks(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    payload = {"n": "seven", "text": INJECTION, "more": {"x": [1.0, INJECTION]}}
+    await bury(system, "wrong-1", "hot.noop", payload, reason=Reason.INVALID_PAYLOAD)
+    await system.start_worker("llm")
+
+    def edit() -> None:
+        browser.open(f"{api.url}{DEAD}/letters/wrong-1")
+        browser.click("a[href$='/edit']")
+        assert browser.find("[name='f.text']").get_attribute("value") == INJECTION
+        browser.click("form[action$='/edit'] button.primary")
+        browser.await_text("integer", "[role=alert]")  # its type does not take it
+        number = browser.find("[name='f.n']")
+        number.clear()
+        number.send_keys("7")
+        browser.click("form[action$='/edit'] button.primary")
+        browser.await_text('+  "n": 7', ".diff")
+        assert '-  "n": "seven"' in browser.text(".diff")
+        browser.click("form[action$='/edit'] button")  # edit further
+        assert browser.find("[name='f.n']").get_attribute("value") == "7"
+        browser.click("form[action$='/edit'] button.primary")
+        browser.find("input[name=why]").send_keys("a number, not a word")
+        browser.click("form[action$='/retry'] button")
+        browser.await_text("completed", "[data-region=live_redrive]")
+        browser.await_text("a number, not a word", "[data-region=live_redrive]")
+        assert browser.driver.title != "owned"
+        assert not browser.all("main img, main script")
+        refused = "the server responded with a status of 422"  # what its type did not take
+        assert [each for each in browser.complaints() if refused not in each] == []
+
+    async with operating(system):
+        await asyncio.to_thread(edit)
+        job = await system.wait_for_state("wrong-1", State.SUCCEEDED)
+    assert job.payload == {**payload, "n": 7}
+
+
+async def test_a_change_that_the_type_does_not_take_is_refused_at_the_door(
+    system: System, api: RunningApi
+) -> None:
+    await bury(system, "wrong-2", "hot.noop", {"n": 1})
+    await system.ledger.dead_letters.index_dead([letter("raw-2", body=b"no job")])
+    page = (await api.client.get(f"{DEAD}/letters/wrong-2/edit")).text
+    form = {"csrf": _token(page)}
+    for wrong in ('{"n": "x"}', "[1]", "{", "[" * 100_000):
+        sent = await api.client.post(
+            f"{DEAD}/letters/wrong-2/retry", data={**form, "payload": wrong}
+        )
+        assert sent.status_code == 422, wrong[:20]
+    for path, status in (("raw-2/edit", 422), ("nobody/edit", 404)):
+        assert (await api.client.get(f"{DEAD}/letters/{path}")).status_code == status, path
+    key = await create_key(system.ledger, "reader", [Scope.READ])
+    await sign_in(api, key.key)
+    assert (await api.client.get(f"{DEAD}/letters/wrong-2/edit")).status_code == 403
+    sent = await api.client.post(f"{DEAD}/letters/wrong-2/retry", data={**form, "payload": "{}"})
+    assert sent.status_code == 403

@@ -29,7 +29,7 @@ PNG = bytes.fromhex(
 )
 
 
-async def _completed(system: System, api: RunningApi, number: int) -> Page[DocumentStatus]:
+async def completed(system: System, api: RunningApi, number: int) -> Page[DocumentStatus]:
     """Wait until the pipeline has done with so many documents."""
     documents = api.server.app.state.desks.documents
 
@@ -89,7 +89,7 @@ async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
         assert [each for each in browser.complaints() if refused not in each] == []
 
     await asyncio.to_thread(send)
-    await _completed(system, api, 2)
+    await completed(system, api, 2)
     await asyncio.to_thread(read)
 
 
@@ -108,7 +108,7 @@ async def test_a_document_is_sent_by_a_form_without_scripts_and_shows_what_was_m
     assert again.headers["location"] == f"{where}?known=1"
     forged = await api.client.post(f"{DOCUMENTS}?csrf=x", files=file)
     assert forged.status_code == 403
-    document_id = (await _completed(system, api, 1)).items[0].document_id
+    document_id = (await completed(system, api, 1)).items[0].document_id
     assert where == f"{DOCUMENTS}/{document_id}"
 
     storage = Storage(system.settings.files_url)

@@ -1,5 +1,7 @@
 import asyncio
 
+from switchyard.api.dashboard.remedies import actions_of
+from switchyard.services.engine.records.pauses import NewPause, PauseScope
 from tests.support.api_server import RunningApi
 from tests.support.browser import Browser
 from tests.support.made import letter
@@ -49,6 +51,51 @@ async def test_the_overview_shows_findings_lanes_and_dead_and_stays_up_to_date(
         assert browser.complaints() == []
 
     await asyncio.to_thread(look_again)
+
+
+async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_copy(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    pause = NewPause(PauseScope.TYPE, "noop", "a test", INJECTION)
+    made = await system.ledger.pauses.pause(pause)
+
+    def resume() -> None:
+        browser.open(f"{api.url}/dashboard")
+        browser.await_text("scheduler-none", "[data-region=live_findings]")
+        browser.click(".finding .copy")  # of a command that no page has
+        browser.find(".finding .copy.done")
+        browser.await_text(INJECTION[:60], "[data-region=live_findings]")
+        browser.click(f".finding form[action$='{made.id}/resume'] button")
+        browser.await_text("The type noop goes on.", ".notice")
+        assert browser.complaints() == []
+
+    await asyncio.to_thread(resume)
+    assert (await system.ledger.pauses.active()).pauses == ()
+
+
+def test_what_a_remedy_says_leads_to_where_it_is_done() -> None:
+    for command, address, is_post in (
+        ("resume pause-3fa9c01b22", "/dashboard/pauses/pause-3fa9c01b22/resume", True),
+        ("resume pause-x", None, False),
+        ("llm resume 'a b/c'", "/dashboard/llm/resume", True),
+        ("jobs show abc-1", "/dashboard/jobs/abc-1", False),
+        ("jobs cancel ID", None, False),
+        ("jobs list --state pending", "/dashboard/jobs?state=pending", False),
+        ("dead groups", "/dashboard/dead", False),
+        ("dead redrive --group ab12", "/dashboard/dead/groups/ab12", False),
+        ("dead redrive --group ID", "/dashboard/dead", False),
+        ("dead redrive --type x --yes", "/dashboard/dead?job_type=x", False),
+        ("dead redrives show redrive-0123456789", "/dashboard/dead/redrives/redrive-0123456789", 0),
+        ("backfill show backfill-0123456789", "/dashboard/backfills/backfill-0123456789", False),
+        ("schedules run nightly", "/dashboard/schedules/nightly/run", True),
+        ("db upgrade", None, False),
+        ("jobs show 'unclosed", None, False),
+    ):
+        found = actions_of(f"do it: `jobctl {command}`, then `make tea`")
+        expected = [] if address is None else [(address, bool(is_post))]
+        assert [(each.address, each.is_post) for each in found] == expected, command
+    many = ", ".join(f"`jobctl jobs show job-{n}`" for n in (1, 1, 2, 3, 4))
+    assert [each.address[-5:] for each in actions_of(many)] == ["job-1", "job-2", "job-3"]
 
 
 async def test_a_page_is_used_by_the_keyboard_alone(api: RunningApi, browser: Browser) -> None:

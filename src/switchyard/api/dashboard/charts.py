@@ -62,6 +62,8 @@ class Chart:
         for index, value in enumerate(self.values):
             if value is not None:
                 x = round((index + 0.5) * self.step, 1)
+                # A value alone is a dot: round ends make one of a line without length.
                 parts.append(f"{'L' if is_drawing else 'M'}{x} {self.y(value)}")
+                parts.append("" if is_drawing else "h0")
             is_drawing = value is not None
         return "".join(parts)

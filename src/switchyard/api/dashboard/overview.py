@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.dashboard.pauses import pauses_in_force
 from switchyard.api.dashboard.readings import Readings
+from switchyard.api.dashboard.remedies import actions_of
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.middleware.access import may
 from switchyard.api.state import ApiState, Shared
@@ -100,6 +101,7 @@ async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
     found.sort(key=lambda each: each.status != "wrong")
     return {
         "findings": found,
+        "actions": [actions_of(each.remedy) for each in found],
         "checked": None if answers is None else len(answers),
         "checked_age": readings.doctor.age,
         "may_see_findings": may(request, Scope.ADMIN),

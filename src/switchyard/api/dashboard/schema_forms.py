@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from switchyard.api.http.problems import Problem
@@ -39,8 +39,11 @@ class FormField:
     choices: Sequence[str] = ()
 
 
-def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any]) -> list[FormField]:
-    """Return the fields of a form for values of that schema, with those that there are."""
+def fields_of(
+    schema: Mapping[str, Any], values: Mapping[str, Any], said: Mapping[str, str] | None = None
+) -> list[FormField]:
+    """Return the fields of a form for values of that schema, with those that there are; with what
+    somebody has `said` in that form, where it is shown again."""
     properties = _properties(schema)
     required = schema.get("required", ())
     found = [
@@ -51,6 +54,8 @@ def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any]) -> list[Form
     if others or not properties:
         hint = "What the schema does not name, as JSON."
         found.append(FormField(OTHERS, "json", _json(others), "Other fields", hint, False))
+    if said is not None:
+        return [replace(each, value=said.get(PREFIX + each.name, each.value)) for each in found]
     return found
 
 
@@ -62,21 +67,21 @@ def read_fields(
     the values fit is for whoever takes them to say."""
     said: dict[str, Any] = {}
     for field in fields_of(schema, values):
-        text = form.get(PREFIX + field.name, "")
+        text = form.get(PREFIX + field.name, "").replace("\r\n", "\n")
         was = values.get(field.name, NOT_GIVEN)
         if field.name == OTHERS and field.kind == "json":
             others = _parsed(text, field.name) if text.strip() else {}
             if not isinstance(others, dict):
                 raise Problem("invalid", "the other fields must be a JSON object")
             said |= others
-        elif text == field.value.replace("\r\n", "\n") or text == field.value:
+        elif text == field.value:
             if was is not NOT_GIVEN:
                 said[field.name] = was  # as it was, to the last bit
         elif not text.strip() and field.kind != "lines":
             if field.kind == "line" and was == "":
                 said[field.name] = was
         elif field.kind in ("line", "lines"):
-            said[field.name] = text.replace("\r\n", "\n")
+            said[field.name] = text
         elif field.kind == "choice":
             said[field.name] = _chosen(text, field)
         else:
@@ -106,6 +111,8 @@ def _field(
     else:
         form_kind = "json"
     hint = str(given.get("description") or own.get("description") or "")
+    if own.get("format") == "date":
+        hint = f"{hint} A day, as in 2024-12-31.".strip()
     if "default" in given and given["default"] not in (None, "", [], {}):
         hint = f"{hint} Default: {_json(given['default'])}.".strip()
     return FormField(name, form_kind, shown, name, hint[:500], required, choices)

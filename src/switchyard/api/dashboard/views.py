@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from switchyard.api.dashboard import (
     backfills,
     dead,
+    dead_edit,
     documents,
     jobs,
     limits,
@@ -37,7 +38,7 @@ VIEWS = (
     llm.router,
     documents.router,
 )
-ROUTERS = (signing_in.router, pauses.router, *VIEWS)
+ROUTERS = (signing_in.router, pauses.router, dead_edit.router, *VIEWS)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@
 (() => {
   const root = document.documentElement;
   const THEME = "switchyard-theme";
+  root.classList.add("scripted");
 
   // Before anything is drawn.
   try {
@@ -37,7 +38,8 @@
     const now = Date.now() - ahead;
     for (const each of document.querySelectorAll("time[data-ago]")) {
       const past = (now - Date.parse(each.dateTime)) / 1000;
-      const text = Math.abs(past) < 1 ? "now" : past > 0 ? `${words(past)} ago` : `in ${words(-past)}`;
+      // A page takes a while to come: what has just happened may seem to be about to.
+      const text = past > -3 && past < 1 ? "now" : past > 0 ? `${words(past)} ago` : `in ${words(-past)}`;
       if (each.textContent !== text) each.textContent = text;
     }
   }
@@ -216,6 +218,22 @@
       add(event.dataTransfer.files);
     });
   }
+
+  // Commands, to be pasted elsewhere.
+  async function copy(button) {
+    const source = button.previousElementSibling;
+    try { await navigator.clipboard.writeText(source.textContent); } catch {
+      getSelection().selectAllChildren(source); // without the right to write there
+      document.execCommand("copy");
+    }
+    button.classList.add("done");
+    setTimeout(() => button.classList.remove("done"), 1500);
+  }
+
+  addEventListener("click", (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button) copy(button);
+  });
 
   // The keyboard.
   let isGoing = false;
