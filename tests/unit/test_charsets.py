@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import random
 from collections.abc import AsyncIterator
 
 import pytest
 from webencodings.labels import LABELS
 
+from switchyard.services.common.files.charset_choice import as_utf8, choose_charset
 from switchyard.services.common.files.charsets import (
     Charset,
-    as_utf8,
     charset_in,
     charset_named,
     charset_of,
@@ -139,6 +140,114 @@ def test_a_page_is_read_by_the_charset_that_is_named(named: str) -> None:
     html = f"<html><head>{meta}<title>T</title></head><body><p>{text}</p></body></html>"
     said = read_page(html.encode(codec), "http://example.org/", charset)
     assert text in said.text
+
+
+TEXTS = {
+    "cp1252": "“Café” costs 5 €, the naïve user’s fiancée said – and that’s what it is.",
+    "cp1251": "Привет, это русский текст о погоде и море. Сегодня дождь, завтра солнце.",
+    "koi8-r": "Привет, это русский текст о погоде и море. Сегодня дождь, завтра солнце.",
+    "iso8859-5": "Привет, это русский текст о погоде и море. Сегодня дождь, завтра солнце.",
+    "cp932": "東京の天気は明日も雨でしょう。海の近くでは風が強くなります。",
+    "euc_jp": "東京の天気は明日も雨でしょう。海の近くでは風が強くなります。",
+    "gb18030": "朱镕基总理今天在北京会见了外国客人，并进行了友好的谈话。",
+    "big5": "台灣的天氣今天很好，明天會下雨。請大家注意安全。",
+    "cp949": "오늘 서울의 날씨는 맑고 내일은 비가 오겠습니다.",
+    "iso8859-7": "Ο καιρός σήμερα είναι καλός, αύριο θα βρέξει στη θάλασσα.",
+    "cp1250": "Zażółć gęślą jaźń, to jest tekst o pogodzie i morzu.",
+    "utf-8": "Über die Größe: “Café” costs 5 €, привет, 朱镕基.",
+    "utf-16-le": "Погода und “Café”, 5 €, 朱镕基 are here.",
+    "utf-16-be": "Погода und “Café”, 5 €, 朱镕基 are here.",
+}
+"""By the charset, of Python, in which they are."""
+LABELS_OF_OTHERS = (None, "utf-8", "iso-8859-1", "koi8-r", "shift_jis", "utf-16")
+
+
+@pytest.mark.parametrize("label", LABELS_OF_OTHERS)
+@pytest.mark.parametrize("codec", TEXTS)
+@pytest.mark.parametrize("form", ["<html><body><p>{}</p></body></html>", "{}"])
+def test_a_text_is_read_in_its_own_charset_whatever_it_is_declared_to_be_in(
+    codec: str, label: str | None, form: str
+) -> None:
+    text = form.format(TEXTS[codec])
+    charset = choose_charset(text.encode(codec), [charset_named(label)])
+    assert charset is not None
+    assert charset.decode(text.encode(codec)) == text
+
+
+@pytest.mark.parametrize(
+    ("label", "codec", "text"),
+    [
+        ("iso-8859-1", "cp1252", "El niño comió piña; ¿qué pasó? ¡Años después volvió!"),
+        ("iso-8859-1", "cp1252", "Það var einu sinni maður sem átti þrjá syni."),
+        ("iso-8859-1", "cp1252", "x² + y² = z², 5 µm ± 3 °C, ½ ×"),
+        ("iso-8859-9", "cp1254", "Bugün hava çok güzel, şehirde ışıklar söndü."),
+        ("windows-1250", "cp1250", "Árvíztűrő tükörfúrógép, ma szép idő van."),
+        ("iso-8859-2", "iso8859-2", "Žluťoučký kůň pěl ďábelské ódy, dnes je hezky."),
+        ("windows-1257", "cp1257", "Šiandien graži diena, rytoj lis; ąžuolas."),
+        ("windows-1251", "cp1251", "МОСКВА. СЕГОДНЯ ДОЖДЬ И СНЕГ."),
+        ("koi8-u", "koi8-u", "Погода сьогодні гарна, їжак і ґанок, щастя й добро є."),
+        ("windows-1255", "cp1255", "מזג האוויר היום יפה ומחר יירד גשם על הים."),
+        ("windows-1256", "cp1256", "الطقس اليوم جميل وغدا سوف تمطر في المدينة"),
+        ("tis-620", "cp874", "อากาศวันนี้ดี พรุ่งนี้ฝนจะตก"),
+        ("gb2312", "gb18030", "中国"),
+        ("shift_jis", "cp932", "日本"),
+        ("koi8-r", "koi8-r", "Да"),
+        ("iso-8859-1", "cp1252", "it’s"),
+    ],
+)
+def test_a_charset_that_is_named_rightly_is_believed(label: str, codec: str, text: str) -> None:
+    charset = choose_charset(text.encode(codec), [charset_named(label)])
+    assert charset is not None
+    assert charset.decode(text.encode(codec)) == text
+
+
+@pytest.mark.parametrize(
+    ("header", "meta", "codec"),
+    [
+        ("utf-8", "koi8-r", "koi8-r"),
+        ("iso-8859-1", "utf-8", "utf-8"),
+        ("iso-8859-1", "shift_jis", "cp932"),
+        ("gb2312", "iso-8859-1", "gb18030"),
+        (None, "utf-8", "cp1252"),
+        (None, "iso-8859-1", "utf-8"),
+    ],
+)
+def test_of_a_header_and_a_meta_that_contradict_each_other_the_right_one_counts(
+    header: str | None, meta: str, codec: str
+) -> None:
+    head = f"<meta charset={meta}><title>T</title>"
+    html = f"<html><head>{head}</head><body><p>{TEXTS[codec]}</p></body></html>"
+    assert TEXTS[codec] in read_page(html.encode(codec), "http://example.org/", header).text
+
+
+def test_an_answer_in_utf_8_is_read_so_whatever_its_server_says() -> None:
+    kind = {"content-type": "application/json; charset=iso-8859-1"}
+    answer = SourceResponse("Hub", "http://hub", 200, kind, '{"title": "5 €"}'.encode())
+    assert answer.json() == {"title": "5 €"}
+    assert decode("Größe €".encode()[:-1], Charset("windows-1252")) == "Größe \ufffd"
+
+
+@pytest.mark.parametrize("ascii_before", [0, 10, 20_000])
+@pytest.mark.parametrize("codec", ["utf-8", "koi8-r", "gb18030"])
+async def test_a_file_with_a_wrong_charset_becomes_utf_8_by_its_own(
+    codec: str, ascii_before: int
+) -> None:
+    text = "a" * ascii_before + " " + TEXTS[codec] * 20
+
+    async def parts() -> AsyncIterator[bytes]:
+        data = text.encode(codec)
+        for start in range(0, len(data), 700):
+            yield data[start : start + 700]
+
+    latin = Charset("windows-1252")
+    found = b"".join([part async for part in as_utf8(parts(), lambda _: latin)])
+    assert found.decode() == text
+
+
+def test_what_is_no_text_in_any_charset_is_given_none() -> None:
+    chance = random.Random(1)
+    noise = bytes(chance.randrange(0x80, 0x100) for _ in range(3_000))
+    assert choose_charset(noise) is None
 
 
 def test_answers_and_feeds_are_read_by_their_charset() -> None:

@@ -1,17 +1,19 @@
 """Text of bytes from outside, as browsers read it: the one place where charsets are understood.
 
 The labels and what they mean are those of the WHATWG Encoding Standard (by `webencodings`):
-`iso-8859-1` is windows-1252, `gb2312` is gbk. A byte order mark comes before any label.
+`iso-8859-1` is windows-1252, `gb2312` is gbk. A byte order mark comes before any label, and so does
+what the bytes show themselves: labels are often wrong.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from unicodedata import category
 
 from switchyard.services.common.extras import naming_extra
 
@@ -33,6 +35,20 @@ _META = re.compile(rb"<meta[\s/]([^>]{1,2000})>|<body\b", re.IGNORECASE)
 _ATTRIBUTE = re.compile(
     r"([^\s=\"'/]{1,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))", re.IGNORECASE
 )
+_SEQUENCE = re.compile(
+    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
+)
+"""A character of UTF-8 beyond ASCII: two bytes that mean something else only by chance."""
+_FOREIGN_BYTE = re.compile(rb"[\x80-\xff]")
+_MIN_EVIDENCE = 2
+"""Bytes that follow another in such characters, at least, in what is declared to be in a charset of
+several bytes a character: there, one pair is a character as well."""
+_MOST_STRAYS = 0.05
+"""Bytes that are of no such character, for each that is: a text cut in pieces has some."""
+_MIN_NULS = 0.4
+"""Part of the bytes, at least, that are NUL in UTF-16 of ASCII alone, of which half are."""
+_EVIDENT_BYTES = 262_144
+"""Of a text, from its first byte beyond ASCII, that tell whether it is UTF-8."""
 _MULTI_BYTE = frozenset({"gbk", "gb18030", "big5", "euc-jp", "iso-2022-jp", "shift_jis", "euc-kr"})
 """Those with more than one byte a character, that are not Unicode's own."""
 _CODECS = {
@@ -81,13 +97,16 @@ class Charset:
         return lambda data, _final: codecs.charmap_decode(data, errors, table)[0]
 
 
+_UNUSUAL = frozenset(("Cc", "Cn", "Co", "Cs"))
+"""Categories of characters that no text has."""
 UTF_8 = Charset("utf-8")
+_X_USER_DEFINED = Charset("x-user-defined")
 WINDOWS_1252 = Charset("windows-1252")
 """What browsers take for the rest."""
-_READABLE_AS = {
+READABLE_AS = {
     Charset("utf-16le"): UTF_8,
     Charset("utf-16be"): UTF_8,
-    Charset("x-user-defined"): WINDOWS_1252,
+    _X_USER_DEFINED: WINDOWS_1252,
 }
 """A `meta` could not be read in these, so that it does not mean them."""
 
@@ -106,9 +125,60 @@ def charset_of(content_type: str | None) -> Charset | None:
     return charset_named(found[1]) if found else None
 
 
-def marked_charset(data: bytes) -> Charset | None:
-    """Return the encoding that a byte order mark shows."""
-    return next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
+def evident_charset(data: bytes) -> Charset | None:
+    """Return the encoding that a byte order mark shows, or UTF-16 without one, by the first
+    BEGINNING_BYTES."""
+    found = next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
+    return found or _unmarked_utf16(data[:BEGINNING_BYTES])
+
+
+def _unmarked_utf16(head: bytes) -> Charset | None:
+    """Return the kind of UTF-16 that a text is in: every character of ASCII has a NUL, all on the
+    same side, and nothing else in it is unusual."""
+    head = head[: len(head) // 2 * 2]
+    low, high = head[::2].count(0), head[1::2].count(0)
+    if (low == 0) == (high == 0):
+        return None
+    if head.isascii() and low + high < _MIN_NULS * len(head):
+        return None  # no other character would be beyond ASCII: it is a file with a few NULs
+    charset = Charset("utf-16le" if high else "utf-16be")
+    try:
+        text = charset.decoder("strict")(head, False)
+    except UnicodeDecodeError:
+        return None
+    usual = all(char in "\t\n\r\x0c" or category(char) not in _UNUSUAL for char in text)
+    return charset if usual else None
+
+
+def shown_charset(data: bytes, declared: Charset | None) -> Charset | None:
+    """Return the encoding that the bytes themselves show, whatever they are declared to be in:
+    UTF-16, or UTF-8 with characters beyond ASCII. None where they leave it open."""
+    return evident_charset(data) or (UTF_8 if _is_utf8(data, declared) else None)
+
+
+def _is_utf8(data: bytes, declared: Charset | None) -> bool:
+    first = _FOREIGN_BYTE.search(data)
+    if first is None:  # ASCII; and UTF-16 has NULs
+        return declared in READABLE_AS and b"\0" not in data and declared != _X_USER_DEFINED
+    piece = data[first.start() : first.start() + _EVIDENT_BYTES]
+    found = [len(each) for each in _SEQUENCE.findall(piece)]
+    strays = len(_FOREIGN_BYTE.findall(piece)) - sum(found)
+    if len(piece) == _EVIDENT_BYTES or data.endswith(piece[-4:]):
+        strays -= _cut_bytes(piece)
+    is_doubtful = declared is not None and declared.name in _MULTI_BYTE
+    least = _MIN_EVIDENCE if is_doubtful else 1
+    return sum(found) - len(found) >= least and strays <= _MOST_STRAYS * len(found)
+
+
+def _cut_bytes(piece: bytes) -> int:
+    """Return how many bytes at the end begin a character that is cut off."""
+    for count in (1, 2, 3):
+        if piece[-count] >= 0xC2:
+            length = 2 if piece[-count] < 0xE0 else 3 if piece[-count] < 0xF0 else 4
+            return count if count < length else 0
+        if not 0x80 <= piece[-count] < 0xC0 or count == len(piece):
+            return 0
+    return 0
 
 
 def charset_in(data: bytes) -> Charset | None:
@@ -120,47 +190,14 @@ def charset_in(data: bytes) -> Charset | None:
     for label in (*labels, *_meta_labels(_COMMENT.sub(b"", head))):
         found = charset_named(label)
         if found is not None:
-            return _READABLE_AS.get(found, found)
+            return READABLE_AS.get(found, found)
     return None
 
 
 def decode(data: bytes, declared: Charset | None = None) -> str:
-    """Decode the text of bytes: by their byte order mark, as `declared`, else as UTF-8. What does
+    """Decode the text of bytes: as what they show to be, as `declared`, else as UTF-8. What does
     not fit is replaced by U+FFFD."""
-    return (marked_charset(data) or declared or UTF_8).decode(data)
-
-
-async def as_utf8(
-    parts: AsyncIterable[bytes], charset_for: Callable[[bytes], Charset | None]
-) -> AsyncIterator[bytes]:
-    """Yield the parts of a file in UTF-8. `charset_for` names the charset by the file's first
-    BEGINNING_BYTES; where it returns None or UTF-8, the parts pass unchanged.
-
-    Raises UnicodeDecodeError, and what `parts` raises.
-    """
-    head = b""
-    decoder: Callable[[bytes, bool], str] | None = None
-    has_begun = False
-    async for part in parts:
-        piece = part
-        if not has_begun:
-            head += part
-            if len(head) < BEGINNING_BYTES:
-                continue
-            piece, has_begun = head, True
-            decoder = _transcoder(charset_for(head))
-        yield piece if decoder is None else decoder(piece, False).encode()
-    if not has_begun:
-        decoder = _transcoder(charset_for(head))
-    last = b"" if has_begun else head
-    if decoder is not None:
-        last = decoder(last, True).encode()
-    if last or not has_begun:
-        yield last
-
-
-def _transcoder(charset: Charset | None) -> Callable[[bytes, bool], str] | None:
-    return None if charset in (None, UTF_8) else charset.decoder("strict")
+    return (shown_charset(data, declared) or declared or UTF_8).decode(data)
 
 
 def _meta_labels(head: bytes) -> Iterator[str]:

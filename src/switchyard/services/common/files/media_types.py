@@ -9,7 +9,8 @@ from switchyard.services.common.files.charsets import (
     BEGINNING_BYTES,
     UTF_8,
     Charset,
-    marked_charset,
+    decode,
+    evident_charset,
 )
 from switchyard.services.common.files.errors import UnsupportedDocument
 
@@ -88,7 +89,7 @@ def refuse_unsupported(head: bytes) -> None:
         raise UnsupportedDocument(f"{other}: {TAKEN}")
     if _is_pdf(head) or _has_pdf_body(head):
         return
-    marked = marked_charset(head)
+    marked = evident_charset(head)
     if marked is None and _has_controls(head):
         raise UnsupportedDocument(f"binary data: {TAKEN}")
     try:  # not final: the last character may be cut in the middle
@@ -176,7 +177,7 @@ def _is_text(data: bytes) -> bool:
 def decode_text(data: bytes) -> str:
     """Decode the text of a text file. Raises UnsupportedDocument."""
     try:
-        return (marked_charset(data) or UTF_8).decode(data, "strict")
+        return (evident_charset(data) or UTF_8).decode(data, "strict")
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
             f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {_SAVE_ANEW}"
@@ -186,9 +187,9 @@ def decode_text(data: bytes) -> str:
 def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
     """Return the charset in which to read the text of a file, as its sender declares it, by the
     file's first SNIFF_BYTES. None where the file itself shows what it is: a PDF, an image, a text
-    with a byte order mark."""
+    with a byte order mark or in UTF-16."""
     is_shown = (
-        marked_charset(head) is not None
+        evident_charset(head) is not None
         or _image_type(head) is not None
         or _is_pdf(head)
         or _has_pdf_body(head)
@@ -201,4 +202,4 @@ def text_as_utf8(data: bytes, declared: Charset | None) -> bytes:
     """Convert a file to UTF-8 if it is text in the charset that its sender declares; else return it
     unchanged."""
     charset = charset_to_read(data[:SNIFF_BYTES], declared)
-    return data if charset in (None, UTF_8) else charset.decode(data).encode()
+    return data if charset in (None, UTF_8) else decode(data, charset).encode()

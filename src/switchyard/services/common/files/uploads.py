@@ -8,7 +8,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.charsets import Charset, as_utf8
+from switchyard.services.common.files.charset_choice import as_utf8
+from switchyard.services.common.files.charsets import Charset
 from switchyard.services.common.files.errors import (
     DocumentTooLarge,
     FileTooLarge,

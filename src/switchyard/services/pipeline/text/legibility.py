@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 
+from switchyard.services.common.files.charset_choice import is_rare_char
 from switchyard.services.pipeline.text.layout import Line
 
 UNREADABLE = 0.15
@@ -67,11 +68,6 @@ _MAX_WORD = 30
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MIXED_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
 """Scripts that stand in one word: in formulas, and in Chinese, Japanese and Korean."""
-_COMMON_HAN = ("gb2312", "big5", "shift_jis", "euc_kr")
-_COMMON_ROWS = {"gb2312": (0xB0, 0xD7), "big5": (0xA4, 0xC6), "shift_jis": (0x88, 0x98)} | {
-    "euc_kr": (0xB0, 0xC8)
-}
-"""First bytes of the characters that are used most, by character set."""
 
 
 def is_unreadable(lines: Sequence[Line]) -> bool:
@@ -250,20 +246,7 @@ def _is_foreign(text: str, least: int) -> bool:
 
 def _is_rare(text: str, least: int) -> bool:
     han = [char for char in text if "\u3400" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7a3"]
-    return 2 * len(han) >= least and sum(map(_is_rare_char, han)) > _RARE * len(han)
-
-
-@lru_cache(maxsize=4_096)
-def _is_rare_char(char: str) -> bool:
-    for charset in _COMMON_HAN:
-        try:
-            encoded = char.encode(charset)
-        except UnicodeEncodeError:
-            continue
-        low, high = _COMMON_ROWS.get(charset, (0, 0xFF))
-        if low <= encoded[0] <= high and (char >= "\uac00") == (charset == "euc_kr"):
-            return False
-    return True
+    return 2 * len(han) >= least and sum(map(is_rare_char, han)) > _RARE * len(han)
 
 
 @lru_cache(maxsize=4_096)

@@ -5,18 +5,11 @@ Pages are foreign: this runs in a process that is killed at its limits (`JobCont
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from switchyard.services.common.files.charsets import (
-    WINDOWS_1252,
-    Charset,
-    charset_in,
-    charset_named,
-    decode,
-    marked_charset,
-)
+from switchyard.services.common.files.charset_choice import choose_charset
+from switchyard.services.common.files.charsets import WINDOWS_1252, charset_in, charset_named
 
 TIMEOUT = 60.0
 MEMORY_MB = 1536
@@ -25,24 +18,6 @@ MAX_LINKS = 1000
 """Links of one page that are looked at."""
 MAX_TEXT = 2 * 1024 * 1024
 """Characters of a page's text."""
-_SIGN_IN_WORD = re.compile(r"[^\W\d_][\xa1-\xb6\xb8-\xbf\xd7\xf7][^\W\d_]")
-"""What the letters of windows-1250 look like in windows-1252."""
-_WESTERN = frozenset(
-    Charset(name)
-    for name in (
-        *("macintosh", "windows-1252", "windows-1254", "windows-1257", "windows-1258"),
-        *(f"iso-8859-{part}" for part in (3, 4, 10, 13, 14, 15, 16)),
-    )
-)
-"""What is guessed of a page in windows-1252 as easily."""
-_LABELS = {
-    "cp932": "shift_jis",
-    "cp949": "euc-kr",
-    "big5hkscs": "big5",
-    "mac_cyrillic": "x-mac-cyrillic",
-}
-"""Python's names that are no labels."""
-_CENTRAL = frozenset({Charset("windows-1250"), Charset("iso-8859-2")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +46,8 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
 
     config = use_config()
     config.set("DEFAULT", "EXTRACTION_TIMEOUT", "0")  # no signals: the process has its limit
-    text = decode(html, charset_named(charset) or charset_in(html) or _guessed(html))
+    chosen = choose_charset(html, [charset_named(charset), charset_in(html)])
+    text = (chosen or WINDOWS_1252).decode(html)
     try:
         parser = lxml_html.HTMLParser(huge_tree=False, recover=True, encoding="utf-8")
         tree = lxml_html.document_fromstring(text.encode("utf-8", "replace"), parser=parser)
@@ -98,24 +74,6 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
         links=links,
         indexed="noindex" not in robots,
     )
-
-
-def _guessed(html: bytes) -> Charset | None:
-    """The charset of a page that names none; None for UTF-8."""
-    from trafilatura.utils import detect_encoding
-
-    if marked_charset(html) is not None:
-        return None
-    guesses = detect_encoding(html)
-    if "utf-8" in guesses:
-        return None
-    known = (charset_named(_LABELS.get(each, each.replace("_", "-"))) for each in guesses)
-    found = next(filter(None, known), None)
-    if found is None or found in _WESTERN:
-        return WINDOWS_1252
-    if found in _CENTRAL and not _SIGN_IN_WORD.search(WINDOWS_1252.decode(html)):
-        return WINDOWS_1252  # few bytes tell them apart: signs in the middle of words do
-    return found
 
 
 def _directives(tree: object) -> set[str]:

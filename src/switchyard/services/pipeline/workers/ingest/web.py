@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.files.charset_choice import choose_charset
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.common.files.errors import NotStored, UnsupportedDocument
 from switchyard.services.common.files.media_types import (
@@ -95,7 +97,8 @@ async def document_on_page(
     kind = page.headers.get("content-type", "").lower()
     charset = charset_of(kind)
     if not is_html(page.body, kind):
-        body = text_as_utf8(page.body, charset)
+        chosen = await asyncio.to_thread(choose_charset, page.body, [charset])
+        body = text_as_utf8(page.body, chosen)
         media = media_type_of(body, None)
         name = page.url.rsplit("/", 1)[-1].partition("?")[0][:200] or page.url[:200]
         if media == PDF or media in IMAGES:
