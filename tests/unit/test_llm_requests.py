@@ -59,6 +59,7 @@ def test_a_request_makes_a_question_with_a_schema_that_is_one(name: str) -> None
         check_schema(question.schema)
         assert parse_answer_here(json.dumps(ANSWERS[name]), question.schema) == ANSWERS[name]
         assert asked["response_format"]["json_schema"]["schema"] == question.schema
+        assert json.dumps(question.schema) in asked["messages"][-1]["content"]
 
 
 def test_a_text_cannot_close_its_frame() -> None:

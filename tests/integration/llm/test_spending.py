@@ -12,9 +12,12 @@ import pytest
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.prices import ModelPrices
+from switchyard.services.common.settings import LlmServer as Provider
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, NoBudget
+from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
@@ -358,3 +361,22 @@ async def test_vectors_of_a_server_are_paid_for_like_answers(
         await embedder.embed(["one"])
     (day,) = await LlmLedger(ledger).spending.llm_budgets(per_day=30.0)
     assert (day.spent, day.reserved) == (10.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text", "tokens"), [(70, "x" * 600, 70), (0, "x" * 60, 20), (500, "x" * 600, 120)]
+)
+def test_an_answer_without_numbers_counts_by_its_pieces_and_is_no_longer_than_it_may_be(
+    chunks: int, text: str, tokens: int
+) -> None:
+    account = BudgetAccount(None, ModelPrices(), None)
+    chat = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 120}
+    call = account.estimate(Provider(base_url="http://there/v1"), chat, Requester())
+    assert call.usage["prompt_tokens"] > 100 + 8
+    ended = account.settled_call(call, Completion(text, "m", "stop", {}, chunks))
+    assert ended.usage == {
+        "prompt_tokens": call.usage["prompt_tokens"],
+        "completion_tokens": tokens,
+    }
+    counted = Completion(text, "m", "stop", {"prompt_tokens": 3, "completion_tokens": 200}, 7)
+    assert account.settled_call(call, counted).usage == counted.usage

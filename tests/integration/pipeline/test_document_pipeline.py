@@ -36,7 +36,7 @@ from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import TEXT, pdf
-from tests.support.site import held
+from tests.support.site import Exchange, Request, held
 
 # --- the way through ------------------------------------------------------------------------
 
@@ -134,6 +134,39 @@ async def test_a_document_that_did_not_get_through_goes_on(
     assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
     assert llm_pipeline.result("ingest_document")["duplicate"]
     assert llm_pipeline.result("extract_text")["reused"]
+
+
+@pytest.mark.parametrize("message", ["no such thing", "the context length is exceeded"])
+async def test_a_document_whose_summary_is_refused_is_searchable_and_marked(
+    llm_pipeline: Pipeline, llm: LlmServer, paper: str, message: str
+):
+    llm.next(server.fails(400, message))
+    assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
+    document_id = llm_pipeline.result("ingest_document")["document_id"]
+    found = whole_result(llm_pipeline, document_id)["summary"]
+    assert found["method"] == "extractive"
+    assert message in found["refused"]
+    assert await chunk_count(llm_pipeline, document_id) == 1
+    # With the next run, the model is asked again.
+    await llm_pipeline.run("summarize_content", {"document_id": document_id})
+    assert whole_result(llm_pipeline, document_id)["summary"]["method"] == "llm"
+
+
+async def test_a_summary_is_cut_to_the_servers_context(
+    llm_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    def behave(exchange: Exchange, request: Request) -> None:
+        is_long = len(str(request.json["messages"])) > 8_000
+        too_long = server.fails(400, "maximum context length is 2048 tokens")
+        (too_long if is_long else server.answers())(exchange, request)
+
+    llm.always(behave)
+    text = " ".join(f"Tide {n} rises twice a day." for n in range(2_000))
+    await llm_pipeline.run("ingest_document", written(tmp_path, "long.txt", text.encode()))
+    document_id = llm_pipeline.result("ingest_document")["document_id"]
+    found = whole_result(llm_pipeline, document_id)["summary"]
+    assert (found["method"], found["truncated"]) == ("llm", True)
+    assert len(llm.requests) <= 4
 
 
 async def test_a_file_gets_the_source_of_one_that_did_not_get_through(

@@ -13,10 +13,17 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.settings import LlmServer as Provider
 from switchyard.services.common.settings import Settings
 from switchyard.services.llm.completion_reader import Completion
-from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
+from switchyard.services.llm.llm_errors import (
+    InvalidLlmResponse,
+    LlmContextTooLong,
+    LlmRefused,
+    LlmUnavailable,
+)
 from switchyard.services.llm.model_client import ModelClient
+from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
 from switchyard.services.llm.server_client import NETWORK_TRIES, ServerClient, open_api
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.remote import BATCH_SIZE, RemoteEmbedder
@@ -334,6 +341,111 @@ async def test_a_parameter_that_the_model_refuses_is_sent_otherwise_from_then_on
     names = ("max_tokens", "max_completion_tokens", "temperature")
     last = llm.requests[-1].json
     assert {name: last[name] for name in names if name in last} == expected
+
+
+SCHEMA_CHAT = {
+    **ASKED,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": OWN_SCHEMA_NAME, "schema": {"type": "object"}},
+    },
+}
+
+
+def takes_schemas(known: tuple[str, ...], status: int, message: str) -> Behaviour:
+    """A server that knows these types of `response_format` alone."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        form = request.json.get("response_format")
+        if form is None or form["type"] in known:
+            server.answers('{"a": 1}')(exchange, request)
+        else:
+            server.fails(status, message)(exchange, request)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        (
+            takes_schemas(("json_object",), 400, "Only json_object is supported as type"),
+            {"type": "json_object"},
+        ),
+        (takes_schemas((), 500, "failed to parse grammar"), None),
+        (takes_schemas((), 422, "Unsupported fields in the request: {'response_format'}"), None),
+        (takes_schemas((), 500, "Internal Server Error"), None),
+    ],
+)
+async def test_a_schema_is_told_as_the_server_takes_it_from_then_on(
+    llm: LlmServer, asking: Settings, behaviour: Behaviour, expected: object
+):
+    llm.always(behaviour)
+    (one,) = asking.llm_servers
+    async with ServerClient.connect(one, 5) as client:
+        assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 1}'
+        learning = len(llm.requests)
+        assert learning <= 3
+        await client.ask(SCHEMA_CHAT, within=10)
+        assert len(llm.requests) == learning + 1
+    assert llm.requests[-1].json.get("response_format") == expected
+
+
+async def test_a_clients_own_schema_is_sent_as_it_is(llm: LlmServer, asking: Settings):
+    llm.always(server.fails(400, "response_format is not supported"))
+    (one,) = asking.llm_servers
+    form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
+    async with ServerClient.connect(one, 5) as client:
+        with pytest.raises(LlmRefused):
+            await client.ask({**ASKED, "response_format": form}, within=10)
+    assert [each.json["response_format"] for each in llm.requests] == [form]
+
+
+async def test_the_settings_can_say_how_a_server_is_asked(llm: LlmServer):
+    given = {
+        "base_url": llm.url,
+        "schema": "json_object",
+        "stream": False,
+        "leave_out": ["temperature"],
+        "extra_body": {"top_k": 3, "max_tokens": 7},
+    }
+    async with ServerClient.connect(Provider.model_validate(given), 5) as client:
+        await client.ask(SCHEMA_CHAT, within=10)
+    sent = llm.requests[-1].json
+    assert sent.pop("response_format") == {"type": "json_object"}
+    expected = {"model": "default", "messages": QUESTION, "max_tokens": 100, "top_k": 3}
+    assert sent == expected
+
+
+async def test_a_server_that_does_not_stream_is_not_asked_to_again(
+    llm: LlmServer, asking: Settings
+):
+    def behave(exchange: Exchange, request: Request) -> None:
+        refused = server.fails(400, "stream is not supported")
+        (refused if request.json.get("stream") else server.answers())(exchange, request)
+
+    llm.always(behave)
+    (one,) = asking.llm_servers
+    async with ServerClient.connect(one, 5) as client:
+        for _ in range(2):
+            assert (await client.ask(ASKED, within=10)).answer.text == server.ANSWER
+    assert ["stream" in each.json for each in llm.requests] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "broken", [server.streams(reason=None), server.says(b"data: [DONE]\n\n", "text/event-stream")]
+)
+async def test_a_stream_without_an_answer_is_asked_once_without_one_that_tells_why(
+    llm: LlmServer, asking: Settings, broken: Behaviour
+):
+    def behave(exchange: Exchange, request: Request) -> None:
+        too_long = server.fails(400, "the request exceeds the available context size")
+        (broken if request.json.get("stream") else too_long)(exchange, request)
+
+    llm.always(behave)
+    with pytest.raises(LlmContextTooLong, match="context size"):
+        await ask(asking)
+    assert len(llm.requests) == 2
 
 
 async def test_the_settings_can_say_which_parameters_a_model_takes(

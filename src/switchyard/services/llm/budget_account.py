@@ -46,6 +46,8 @@ BYTES_PER_TOKEN = 3
 TOKENS_PER_PICTURE = 1_500
 EMBEDDER = "embeddings"
 """The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
+TEMPLATE_TOKENS = 8
+"""Tokens that a model's template puts around each message."""
 DEFAULT_ANSWER_TOKENS = 4_096
 """Tokens, where a question does not say how long its answer may be."""
 
@@ -92,6 +94,7 @@ def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
     answers = [each for each in (chat.get("n"), chat.get("best_of")) if _is_count(each)]
     prompts = count_inputs(chat.get("prompt"))
     prompt_tokens = -(-length // BYTES_PER_TOKEN) + input_tokens(chat, BYTES_PER_TOKEN)
+    prompt_tokens += len(messages) * TEMPLATE_TOKENS
     return {
         "prompt_tokens": prompt_tokens + pictures * TOKENS_PER_PICTURE,
         "completion_tokens": 0 if "input" in chat else most * max(answers, default=1) * prompts,
@@ -199,12 +202,14 @@ class BudgetAccount:
 
     def settled_call(self, call: LlmCall, answer: Completion) -> LlmCall:
         """Return the call with its actual cost. Where the server does not count tokens, by the
-        estimate of the question and the length of the answer."""
-        usage: Mapping[str, int] = answer.usage
-        if not usage:
+        estimate of the question, and the pieces of the answer or its length; the answer has no more
+        than it may have."""
+        usage = dict(answer.usage)
+        usage.setdefault("prompt_tokens", call.usage.get("prompt_tokens", 0))
+        if "completion_tokens" not in usage:
             whole = answer.text if answer.body is None else json.dumps(answer.body.get("choices"))
-            answer_tokens = -(-len(whole.encode()) // BYTES_PER_TOKEN)
-            usage = {**call.usage, "completion_tokens": answer_tokens}
+            tokens = max(answer.chunks, 0) or -(-len(whole.encode()) // BYTES_PER_TOKEN)
+            usage["completion_tokens"] = min(tokens, call.usage.get("completion_tokens", tokens))
         price = self._prices.of(call.model, answer.model)
         cost = None if price is None else price.cost(usage, batch=call.batch)
         return replace(call, state=CallState.PAID, usage=usage, cost=cost)

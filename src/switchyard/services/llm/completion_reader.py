@@ -89,6 +89,8 @@ class Completion:
     usage: Mapping[str, int]
     """Tokens: prompt_tokens, completion_tokens, and cached_tokens of the prompt where the server
     tells; empty when it does not count."""
+    chunks: int = 0
+    """Pieces in which the answer came, about a token each; 0 where it came whole."""
     body: Mapping[str, Any] | None = None
     """The whole answer as the API has it, for a request that wanted all of it."""
 
@@ -158,6 +160,13 @@ class CompletionReader:
             if not body.lstrip().startswith(b"data:"):
                 return self.read_whole(_parse_json(body))
             parts = _single_part(body)
+        try:
+            return await self._read_stream(parts)
+        except (EmptyLlmAnswer, LlmCut) as error:
+            error.in_stream = True
+            raise
+
+    async def _read_stream(self, parts: AsyncIterator[bytes]) -> Completion:
         try:
             async for event in event_data(parts):
                 if event.startswith(b"[DONE]"):
@@ -327,7 +336,11 @@ class CompletionReader:
         if self.on_text is not None and not self._passed_on:
             self.on_text(text)
         return Completion(
-            text, self._model or self.requested_model, self._finish_reason, dict(self._usage)
+            text,
+            self._model or self.requested_model,
+            self._finish_reason,
+            dict(self._usage),
+            self._chunks,
         )
 
     def _whole_completion(self, text: str) -> Completion:
@@ -341,7 +354,7 @@ class CompletionReader:
         if text and self.on_text is not None and not self._passed_on:
             self.on_text(text)
         body: dict[str, Any] = _readable_json(whole)
-        return Completion(text, model, self._finish_reason, dict(self._usage), body)
+        return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
         """Give a choice the API's own reason for its end, and take reasoning out of its text."""

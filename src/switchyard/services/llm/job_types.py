@@ -57,12 +57,12 @@ async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
     return await _answer(payload, ctx, SHORT_ANSWER_TIMEOUT)
 
 
-@job("create_embeddings", worker="llm", lanes=LANES, timeout=SHORT_ANSWER_TIMEOUT)
+@job("create_embeddings", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def create_embeddings(payload: EmbeddingsRequest, ctx: JobContext) -> Outcome:
     """Compute the vectors of texts, as a server's `/embeddings` does."""
     from switchyard.services.llm.job_answers import answer_whole
 
-    within = CALL_RATIO * SHORT_ANSWER_TIMEOUT
+    within = CALL_RATIO * LONG_ANSWER_TIMEOUT
     return Done(await answer_whole(payload, EMBEDDINGS, ctx, within=within))
 
 

@@ -65,6 +65,9 @@ class LlmOverloaded(DependencyUnavailable, LlmUnavailable):
 class LlmCut(LlmUnavailable):
     """The server broke off an answer that had begun, or the connection."""
 
+    in_stream = False
+    """Without a stream, the server may say why."""
+
 
 class LlmTimeout(LlmUnavailable):
     """The server did not answer in time."""
@@ -78,6 +81,9 @@ class InvalidLlmResponse(RetryableError):
 
 class EmptyLlmAnswer(InvalidLlmResponse):
     """There is no text in the answer, and no reasoning either."""
+
+    in_stream = False
+    """Without a stream, the server may say why."""
 
 
 class LlmRefused(PermanentError):

@@ -6,6 +6,7 @@ one. Documents' texts are framed, and the model is told to follow no instruction
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from switchyard.broker import patterns
+from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
 from switchyard.services.llm.structured_answers import check_schema
 
 MAX_TEXT = 400_000
@@ -48,16 +50,30 @@ class LlmQuestion:
         """Return the parameters of the API, with further messages."""
         body: dict[str, Any] = {
             **self.extra,
-            "messages": [dict(each) for each in (*self.messages, *more)],
+            "messages": [dict(each) for each in (*self._with_schema(), *more)],
         }
         if self.max_tokens is not None:
             body["max_tokens"] = self.max_tokens
         if self.temperature is not None:
             body["temperature"] = self.temperature
         if self.schema is not None:
-            json_schema = {"name": "answer", "schema": self.schema}
+            json_schema = {"name": OWN_SCHEMA_NAME, "schema": self.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         return body
+
+    def _with_schema(self) -> list[Mapping[str, Any]]:
+        """Return the messages with the schema in the last one of the user: servers that are told a
+        schema otherwise often show their model nothing of it, and some know no other way."""
+        messages = list(self.messages)
+        if self.schema is None:
+            return messages
+        told = f"Answer with JSON alone that fits this JSON Schema:\n{json.dumps(self.schema)}"
+        for at in reversed(range(len(messages))):
+            content = messages[at].get("content")
+            if messages[at]["role"] == "user" and isinstance(content, str):
+                messages[at] = {**messages[at], "content": f"{content}\n\n{told}"}
+                return messages
+        return [*messages, {"role": "user", "content": told}]
 
 
 class LlmRequest(BaseModel, ABC):

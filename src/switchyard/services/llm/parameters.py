@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.settings import LlmServer
@@ -16,9 +16,16 @@ from switchyard.services.common.settings import LlmServer
 if TYPE_CHECKING:
     import openai
 
-MAX_REPEATS = 3
+SCHEMA_FORMATS = ("json_schema", "json_object", "prompt")
+"""How a server is told a schema, the best first; it is in the prompt in any case."""
+OWN_SCHEMA_NAME = "switchyard_answer"
+"""Name of a schema that may be sent in another form: clients' own ones are not changed."""
+MAX_REPEATS = 5
 """Of one question, each with one parameter changed."""
 _STATUSES = frozenset({400, 422})
+_SCHEMA_STATUSES = frozenset({400, 422, 500, 501})
+"""Servers fail over a schema that their grammars do not know."""
+_SCHEMA_WORDS = re.compile(r"response_format|json_schema|json_object|schema|grammar", re.IGNORECASE)
 _MAX_COMPLAINT = 4_000
 """Characters of what the server says that are looked at."""
 _UNSUPPORTED = re.compile(
@@ -47,6 +54,12 @@ class Parameters:
     is_name_fixed: bool = False
     """The settings say the name: no answer of the server changes it."""
     is_temperature_fixed: bool = False
+    schema_format: str = SCHEMA_FORMATS[0]
+    is_schema_fixed: bool = False
+    streams: bool = True
+    is_stream_fixed: bool = False
+    left_out: tuple[str, ...] = ()
+    extra_body: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     @classmethod
     def for_server(cls, server: LlmServer) -> Parameters:
@@ -57,29 +70,46 @@ class Parameters:
             sends_temperature=sends is not False,
             is_name_fixed=name is not None,
             is_temperature_fixed=sends is not None,
+            schema_format=server.schema_format or SCHEMA_FORMATS[0],
+            is_schema_fixed=server.schema_format is not None,
+            streams=server.stream is not False,
+            is_stream_fixed=server.stream is not None,
+            left_out=server.leave_out,
+            extra_body=server.extra_body,
         )
 
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return a chat as this server takes it."""
-        sent = {
+        sent = dict(self.extra_body) | {
             (self.max_tokens_name or name) if name in _NAMES else name: value
             for name, value in chat.items()
+            if name not in self.left_out
         }
         if not self.sends_temperature:
             sent.pop("temperature", None)
+        if _has_own_schema(sent):
+            if self.schema_format == "json_object":
+                sent["response_format"] = {"type": "json_object"}
+            elif self.schema_format == "prompt":
+                del sent["response_format"]
         return sent
 
     def streamed(self, chat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a chat as this server takes it, to be answered as a stream."""
+        """Return a chat as this server takes it, to be answered as a stream if it can."""
+        if not self.streams:
+            return self.body(chat)
         options = {"stream_options": {"include_usage": True}} if self.sends_stream_options else {}
         return {**self.body(chat), "stream": True, **options}
 
     def after(self, error: openai.APIStatusError, chat: Mapping[str, Any]) -> Parameters | None:
         """Return the parameters to try after such an error; None where it is about something
         else."""
+        complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
+        if self._is_about_schema(error.status_code, complaint, chat):
+            at = SCHEMA_FORMATS.index(self.schema_format)
+            return replace(self, schema_format=SCHEMA_FORMATS[at + 1])
         if error.status_code not in _STATUSES:
             return None
-        complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
         param = error.param if isinstance(error.param, str) else ""
 
         def is_about(name: str) -> bool:
@@ -100,7 +130,32 @@ class Parameters:
             return replace(self, sends_temperature=False)
         if self.sends_stream_options and is_about("stream_options"):
             return replace(self, sends_stream_options=False)
+        if self.streams and not self.is_stream_fixed and is_about("stream"):
+            return replace(self, streams=False)
         return None
+
+    def _is_about_schema(self, status: int, complaint: str, chat: Mapping[str, Any]) -> bool:
+        """Return whether an error may be about the form of our schema. A server that breaks down
+        over it answers 500, and says anything."""
+        if (
+            self.is_schema_fixed
+            or self.schema_format == SCHEMA_FORMATS[-1]
+            or status not in _SCHEMA_STATUSES
+            or not _has_own_schema(chat)
+        ):
+            return False
+        if status >= 500:
+            return True
+        return (
+            _SCHEMA_WORDS.search(complaint) is not None
+            and _UNSUPPORTED.search(complaint) is not None
+        )
+
+
+def _has_own_schema(chat: Mapping[str, Any]) -> bool:
+    form = chat.get("response_format")
+    schema = form.get("json_schema") if isinstance(form, dict) else None
+    return isinstance(schema, dict) and schema.get("name") == OWN_SCHEMA_NAME
 
 
 def _other(name: str) -> str:

@@ -21,7 +21,9 @@ from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded_http import bounded_http
 from switchyard.services.llm.completion_reader import Completion, CompletionReader, Timing, is_cut
 from switchyard.services.llm.llm_errors import (
+    EmptyLlmAnswer,
     InvalidLlmResponse,
+    LlmCut,
     LlmRefused,
     LlmTimeout,
     LlmUnavailable,
@@ -119,7 +121,9 @@ class ServerClient:
                 async with limit:
                     if endpoint is not None:
                         return await self._send_whole(chat, endpoint)
-                    return await self._ask_adapting(chat, pass_on, restart, keeps_all)
+                    return await self._ask_adapting(
+                        chat, pass_on, restart, keeps_all, lambda: has_text
+                    )
             except TimeoutError as error:
                 if limit.expired():
                     allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
@@ -153,6 +157,7 @@ class ServerClient:
         on_text: Callable[[str], None],
         restart: Callable[[], None],
         keeps_all: bool,
+        has_text: Callable[[], bool],
     ) -> ModelResponse:
         """Ask; where the server refuses a parameter that can be sent otherwise, ask again, and from
         then on in the way that it took."""
@@ -164,6 +169,11 @@ class ServerClient:
             try:
                 body = parameters.streamed(chat)
                 response = await self._send(body, on_text, restart, keeps_all)
+            except (EmptyLlmAnswer, LlmCut) as error:
+                if not error.in_stream or has_text():
+                    raise
+                # Streams have no room for an error's status: without one, servers say what it is.
+                return await self._send_unstreamed(parameters.body(chat), keeps_all, error)
             except openai.APIStatusError as error:
                 changed = parameters.after(error, chat)
                 if changed is None or changed in tried or len(tried) > MAX_REPEATS:
@@ -173,6 +183,25 @@ class ServerClient:
             else:
                 self._parameters = parameters
                 return response
+
+    async def _send_unstreamed(
+        self,
+        body: Mapping[str, Any],
+        keeps_all: bool,
+        cause: EmptyLlmAnswer | LlmCut,
+    ) -> ModelResponse:
+        """Ask once without a stream, after one that was of no use. Raises what that shows of the
+        request, or the stream's own error."""
+        import openai
+
+        try:
+            return await self._send(body, lambda _: None, lambda: None, keeps_all)
+        except openai.APIStatusError as error:
+            if isinstance(translate(error), LlmRefused):
+                raise
+            raise cause from error
+        except (openai.OpenAIError, LlmUnavailable, InvalidLlmResponse) as error:
+            raise cause from error
 
     async def _send(
         self,

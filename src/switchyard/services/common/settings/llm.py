@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
@@ -18,7 +18,7 @@ CALL_RATIO = 0.9
 class LlmServer(BaseModel):
     """One OpenAI-compatible server, of those in JOBS_LLM_PROVIDERS."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     name: str = Field(default="default", pattern=patterns.DASHED_NAME)
     """Names it in the ledger: the same in all processes."""
@@ -37,6 +37,19 @@ class LlmServer(BaseModel):
     """The parameter that limits an answer; unset, the one that the server takes."""
     sends_temperature: bool | None = None
     """Whether the model takes a temperature; unset, it is left out where the server refuses it."""
+    schema_format: Literal["json_schema", "json_object", "prompt"] | None = Field(
+        default=None, alias="schema"
+    )
+    """How it is told the schema that an answer must fit: as `response_format` of that type, or in
+    the prompt alone; unset, the first of these that it takes."""
+    stream: bool | None = None
+    """Whether answers are asked for as streams; unset, unless it refuses that."""
+    leave_out: tuple[Annotated[str, Field(max_length=100)], ...] = Field(default=(), max_length=100)
+    """Parameters that are never sent to it."""
+    extra_body: dict[str, Any] = Field(default_factory=dict, max_length=100)
+    """Parameters that are sent besides, unless a request has them."""
+    context_length: int | None = Field(default=None, ge=256, le=100_000_000)
+    """Tokens of a request and its answer together."""
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
 
@@ -67,7 +80,8 @@ class LlmSettings(BaseSettings):
         default=(),
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
         "with `name`, `base_url`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
-        "`batch`, `max_tokens_name`, `sends_temperature` (docs/llm.md).",
+        "`batch`, `max_tokens_name`, `sends_temperature`, `schema`, `stream`, `leave_out`, "
+        "`extra_body`, `context_length` (docs/llm.md).",
     )
     llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(
         default=None,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.settings.llm import CALL_RATIO
@@ -32,6 +34,12 @@ SUMMARY_TIMEOUT = 1200.0
 """Seconds that a job of this type may take."""
 TEXT_BUDGET = 24_000
 """Characters of a document that a model is given: about 6,000 tokens of English."""
+MIN_TEXT_BUDGET = 500
+"""Characters of which a summary is still one of the document."""
+CHARACTERS_PER_TOKEN = 3
+INSTRUCTION_TOKENS = 300
+MAX_REASON = 500
+"""Characters of a model's reason to refuse a document."""
 EXTRACTIVE_VERSION = "extractive-2"
 
 SUMMARY_VERSION = "summary-1"
@@ -70,11 +78,33 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
             return await _summarize_by_model(ctx, pages, title)
 
         input_hash = content_hash([text.output_hash, *_method_key(ctx.settings)])
-        output = await files.reuse_or_run_async(
-            SUMMARIZE, input_hash, work, content=text.content, force=payload.force
-        )
+        try:
+            output = await files.reuse_or_run_async(
+                SUMMARIZE, input_hash, work, content=text.content, force=payload.force
+            )
+        except PermanentError as error:
+            if not _is_of_document(error):
+                raise
+            why = " ".join(str(error).split())[:MAX_REASON]
+
+            async def instead() -> dict[str, Any]:
+                return await _summarize_extractively(ctx, pages, title) | {"refused": why}
+
+            # Of another hash: with the next run, the model is asked again.
+            refused_hash = content_hash([input_hash, "refused"])
+            output = await files.reuse_or_run_async(
+                SUMMARIZE, refused_hash, instead, content=text.content, force=True
+            )
     result = {"document_id": payload.document_id, **output.result, "reused": output.reused}
     return Next([Job("embed_content", payload.model_dump())], result)
+
+
+def _is_of_document(error: PermanentError) -> bool:
+    """Return whether a model refuses this document, and would the next time: not for its key, its
+    address or its settings, which the operator can put right."""
+    from switchyard.services.llm.llm_errors import LlmBadRequest, LlmDeclined
+
+    return isinstance(error, LlmBadRequest | LlmDeclined)
 
 
 def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
@@ -104,23 +134,33 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
     from switchyard.services.llm.batch_collector import may_batch
     from switchyard.services.llm.budget_account import requester_of
     from switchyard.services.llm.gate import Urgency
+    from switchyard.services.llm.llm_errors import LlmContextTooLong
     from switchyard.services.llm.model_client import model_client_of
 
     length = sum(map(len, pages))
-    excerpt, truncated = await ctx.compute(_excerpt, pages, characters=length)
-    chat = {
-        "messages": summary_messages(title, excerpt),
-        "max_tokens": SUMMARY_MAX_TOKENS,
-        "temperature": 0,
-    }
+    budget = _text_budget(ctx.settings)
+    deadline = time.monotonic() + CALL_RATIO * SUMMARY_TIMEOUT
     async with model_client_of(ctx) as client:
-        answer, paid_before = await client.answer(
-            chat,
-            urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
-            within=CALL_RATIO * SUMMARY_TIMEOUT,
-            by=requester_of(ctx),
-            batch=may_batch(ctx),
-        )
+        while True:
+            excerpt, truncated = await ctx.compute(_excerpt, pages, budget, characters=length)
+            chat = {
+                "messages": summary_messages(title, excerpt),
+                "max_tokens": SUMMARY_MAX_TOKENS,
+                "temperature": 0,
+            }
+            try:
+                answer, paid_before = await client.answer(
+                    chat,
+                    urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
+                    within=max(0.1, deadline - time.monotonic()),
+                    by=requester_of(ctx),
+                    batch=may_batch(ctx),
+                )
+                break
+            except LlmContextTooLong:
+                budget = min(budget, len(excerpt)) // 2
+                if budget < MIN_TEXT_BUDGET:
+                    raise
     return {
         "method": "llm",
         "model": answer.model,
@@ -132,9 +172,20 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
     }
 
 
-def _excerpt(pages: list[str]) -> tuple[str, bool]:
-    """Return the part of a document that a model is shown, and whether anything was left out."""
-    return fit(sections_of(pages), TEXT_BUDGET)
+def _excerpt(pages: list[str], budget: int) -> tuple[str, bool]:
+    """Return the part of a document that a model is shown, of `budget` characters, and whether
+    anything was left out."""
+    return fit(sections_of(pages), budget)
+
+
+def _text_budget(settings: Settings) -> int:
+    """Return the characters of a document that all servers have room for, as far as the settings
+    say."""
+    lengths = [each.context_length for each in settings.llm_servers if each.context_length]
+    if not lengths:
+        return TEXT_BUDGET
+    room = min(lengths) - SUMMARY_MAX_TOKENS - INSTRUCTION_TOKENS
+    return max(MIN_TEXT_BUDGET, min(TEXT_BUDGET, room * CHARACTERS_PER_TOKEN))
 
 
 def estimate_summaries(
