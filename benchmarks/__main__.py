@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks import (
     bulk,
     fairness,
+    footprint,
     graph,
     http_api,
     limits,
@@ -39,6 +40,7 @@ ALL = {
     **llm.ALL,
     **llm_http.ALL,
     **graph.ALL,
+    **footprint.ALL,
     **evaluation.ALL,
     **extract.ALL,
     **recognise.ALL,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -243,41 +242,6 @@ def backlog(stage: Stage, rounds: int, count: int) -> list[Row]:
     return rows
 
 
-def footprint(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Memory of an idle worker, and how long commands take to start, beside Python itself."""
-    memory = Row("a worker after its first job", "MB", target="under 120 MB")
-    command = "from switchyard.cli.main import main; main()"
-    python = Row("python -c pass", "ms")
-    start = Row("jobctl --help", "ms", target="under 300 ms")
-    client = Row("from switchyard import Client", "ms")
-    search = Row("jobctl search, of an API that is away", "ms", target="under 200 ms, or 10 ×")
-    starts: tuple[tuple[Row, list[str]], ...] = (
-        (python, ["pass"]),
-        (start, [command, "--help"]),
-        (client, ["from switchyard import Client"]),
-        (search, [command, "search", "tide"]),
-    )
-    nowhere = environment("", JOBS_API_URL="http://127.0.0.1:9")
-    for _ in range(rounds):
-        settings = stage.switchyard("memory")
-        env = environment("", stage.directory / "samples", **settings)
-        run_json(module_command("with_switchyard", "publish", 50), env)
-        memory.rounds.append(run_json(module_command("first_jobs", 50), env)["rss_mb"])
-        for _ in range(5):
-            for row, arguments in starts:
-                started = time.perf_counter()
-                subprocess.run(
-                    [sys.executable, "-c", *arguments],
-                    env=nowhere,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-                row.rounds.append((time.perf_counter() - started) * 1000)
-    for row, _ in starts[1:]:
-        row.ratio = row.median / python.median
-    return [memory, python, start, client, search]
-
-
 Measurement = Callable[[Stage, int, int], list[Row]]
 
 ALL: dict[str, tuple[Measurement, int, int]] = {
@@ -287,6 +251,5 @@ ALL: dict[str, tuple[Measurement, int, int]] = {
     "metrics-cost": (metrics_cost, 5, 20_000),
     "hot": (hot_latency, 2, 2_000),
     "backlog": (backlog, 3, 100_000),
-    "footprint": (footprint, 1, 50),
 }
 """Name → measurement, rounds, jobs."""

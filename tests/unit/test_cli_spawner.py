@@ -168,6 +168,32 @@ print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task"))]))
 """
 
 
+def test_what_is_run_apart_leaves_nothing_behind_but_its_errors(tmp_path: Path) -> None:
+    is_apart, ran, said = forked(
+        tmp_path,
+        """
+from switchyard.cli.system.local_system import run_apart
+ran = folder / "ran"
+
+async def work(error=None):
+    with ran.open("a") as file:
+        file.write(f"{os.getpid()} ")
+    if error:
+        raise error
+
+run_apart(work)
+is_apart = ran.read_text().split() != [str(os.getpid())]
+try:
+    run_apart(lambda: work(ValueError("the ledger is of another version")))
+except ValueError as error:
+    print(json.dumps([is_apart, len(ran.read_text().split()), str(error)]))
+""",
+    )
+    assert is_apart
+    assert ran == 3  # that which fails is run again, where its error is shown
+    assert said == "the ledger is of another version"
+
+
 def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries() -> None:
     """A library that starts a thread at its import can't be forked from."""
     done = subprocess.run(

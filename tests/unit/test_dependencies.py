@@ -25,6 +25,7 @@ NOT_IMPORTED = {
     "httptools": "uvicorn's parser, by its name",
     "import-linter": "a command",
     "mypy": "a command",
+    "flower": "a command",
     "fastapi-offline": "ships Swagger UI's files, which are looked up",
     "onnxruntime": "runs rapidocr's models; it is looked up, not imported",
     "opentelemetry-exporter-otlp-proto-http": "found by the name that OTEL_TRACES_EXPORTER has",

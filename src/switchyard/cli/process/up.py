@@ -167,6 +167,7 @@ def _run_until_interrupted(
         kinds_of,
         prepare,
         read_scale,
+        run_apart,
         start_all,
     )
     from switchyard.cli.system.supervisor import Supervisor
@@ -196,7 +197,7 @@ def _run_until_interrupted(
         at_start = {kind: max(given_scale.get(kind, 1), each.least) for kind, each in spans.items()}
         processes = PROCESSES | given_scale | at_start
         try:
-            run(prepare(system, adopt=adopt))
+            run_apart(lambda: prepare(system, adopt=adopt))
         except WrongSystem as error:
             raise CommandFailed(
                 f"{error}. While `jobctl up` does not run: `jobctl up --adopt`"

@@ -131,8 +131,12 @@ class Spawner:
         """Import what is shared and begin the process. Call it before anything starts a thread or
         opens a connection; None where that has happened, or where the system's own libraries have
         threads."""
-        load_shared_modules()
-        gc.freeze()  # to look at them is to write into them, and so to copy their pages
+        gc.disable()  # of what is imported nothing is garbage: to look costs a second
+        try:
+            load_shared_modules()
+            gc.freeze()  # to look at them is to write into them, and so to copy their pages
+        finally:
+            gc.enable()
         if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
             return None
         sys.stdout.flush()
