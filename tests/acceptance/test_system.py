@@ -66,9 +66,9 @@ def test_demo_does_it_all_and_leaves_nothing(
         assert said.count(" done ") >= 8
         ends = re.findall(r"documents done: (\d) of 8", said)
         assert ends == [str(number) for number in range(9)]
-        assert re.search(r"hot job overtook the backfill: it waited \d+ ms; \d+ earlier job", said)
+        assert re.search(r"job overtook the bulk work: it waited \d+ ms; \d+ earlier job", said)
         assert "demo_flaky failed 2 times" in said
-        assert "was redriven with --set payload.parts=4, then succeeded" in said
+        assert "was sent again (redriven) with --set payload.parts=4, then succeeded" in said
         killed = re.search(
             r"worker-llm was killed in the middle of (\d) jobs?; (\d) ran again and succeeded", said
         )

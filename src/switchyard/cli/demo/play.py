@@ -125,8 +125,8 @@ class _DemoRunner:
         self.flaky_id = (await self.publisher.publish(flaky)).job_id
         self.strict_id = (await self.publisher.publish(strict)).job_id
         self.view.tell(
-            f"Published {len(files)} documents, a backfill of {BACKFILL_JOBS} jobs, a job that "
-            "fails twice, and one that dies"
+            f"published {len(files)} documents, {BACKFILL_JOBS} jobs of bulk work (a backfill), a "
+            "job that will fail twice, and one that can't succeed"
         )
         self._tell_documents()
 
@@ -168,7 +168,7 @@ class _DemoRunner:
         elif self.story.redriven is None:
             await self._look_at_redrive(self.redrive_id)
         elif strict is not None and has_ended(strict):
-            self._tell_once(f"demo_strict, redriven: {strict.state}")
+            self._tell_once(f"demo_strict, sent again: {strict.state}")
 
     async def _redrive(self, dead: JobRecord) -> None:
         """Begin a redrive with another payload; the demo's scheduler runs it."""
@@ -177,8 +177,11 @@ class _DemoRunner:
         from switchyard.services.engine.dead.letters import LetterFilter
         from switchyard.services.engine.redrive.spec import RedriveSpec, start_redrive
 
-        self.story.death = f"{dead.reason}: {dead.error_message}"
-        self.view.tell(f"demo_strict died ({self.story.death}); redriving it with another payload")
+        self.story.death = dead.error_message or ""
+        self.view.tell(
+            f"the job demo_strict failed for good ({self.story.death}): it is kept as a dead "
+            "letter; sending it again with a corrected payload"
+        )
         spec = RedriveSpec(
             LetterFilter(ids=frozenset([dead.id])),
             Change(values={"payload.parts": FIXED_PARTS}),
@@ -223,9 +226,10 @@ class _DemoRunner:
                 states.get(job_id) is State.SUCCEEDED for job_id in story.killed.job_ids
             )
             if story.rerun == len(story.killed.job_ids):
-                self._tell_once(f"{pluralize(story.rerun, 'cut-off job')} ran again and succeeded")
+                jobs = pluralize(story.rerun, "job")
+                self._tell_once(f"{jobs} of the killed process ran again and succeeded")
         if story.backfill_done == len(story.backfill_ids):
-            self._tell_once(f"backfill done: {story.backfill_done} of {len(story.backfill_ids)}")
+            self._tell_once(f"bulk work done: {story.backfill_done} of {len(story.backfill_ids)}")
 
     async def _publish_hot(self) -> None:
         from switchyard.services.engine.publishing.preparing import JobRequest
@@ -240,8 +244,8 @@ class _DemoRunner:
         wait_ms = (hot.started_at - hot.created_at) * 1000
         self.story.overtaking = Overtaking(wait_ms, waiting)
         self.view.tell(
-            f"a hot job overtook the backfill: it waited {wait_ms:.0f} ms; "
-            f"{pluralize(waiting, 'earlier job')} still waiting"
+            f"an urgent (hot) job overtook the bulk work: it waited {wait_ms:.0f} ms; "
+            f"{pluralize(waiting, 'earlier job')} of bulk work still waiting"
         )
 
     async def _kill_worker(self) -> None:
@@ -255,7 +259,7 @@ class _DemoRunner:
         if cut_off:
             self.story.killed = KilledWorker(name, cut_off)
             jobs = pluralize(len(cut_off), "job")
-            self.view.tell(f"killed {name} (SIGKILL) in the middle of {jobs}")
+            self.view.tell(f"killed the process {name} while it ran {jobs}")
 
     # --- watching ---------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def print_summary(story: DemoRun) -> None:
     screen.print(f"Jobs: {accepted} accepted, {states}, {_lost(story)} lost")
     if story.overtaking is not None:
         screen.print(
-            f"A hot job waited {story.overtaking.wait_ms:.0f} ms; "
+            f"An urgent (hot) job waited {story.overtaking.wait_ms:.0f} ms; "
             f"{pluralize(story.overtaking.overtaken, 'earlier job')} of a backfill waited longer"
         )
     if story.killed is not None:
@@ -54,13 +54,13 @@ def print_summary(story: DemoRun) -> None:
             f"{pluralize(len(story.killed.job_ids), 'job')}; {story.rerun} ran again and succeeded"
         )
     if story.flaky is not None:
-        delays = "after 1 s and 2 s, in production 5 s and 10 s"
         screen.print(
-            f"demo_flaky failed {_failures(story.flaky)} times ({delays}), then {story.flaky.state}"
+            f"demo_flaky failed {_failures(story.flaky)} times, was tried again after 1 s and 2 s "
+            f"(in production 5 s and 10 s), then {story.flaky.state}"
         )
     if story.strict is not None and story.redriven is not None:
         screen.print(
-            f"demo_strict died ({cell(story.death)}), was redriven with "
+            f"demo_strict failed for good ({cell(story.death)}), was sent again (redriven) with "
             f"--set payload.parts={FIXED_PARTS}, then {story.strict.state}"
         )
     if story.query:
