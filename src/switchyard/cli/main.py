@@ -123,6 +123,10 @@ PANELS = {
             "cli.engine.inspect.limits:limits",
             "Show named limits: current use, waiting jobs, and when there is room again.",
         ),
+        "usage": (
+            "cli.system.usage:usage",
+            "Show what takes how much room: the ledger by table, files by kind, index, queues.",
+        ),
         "search": (
             "cli.pipeline.search:search",
             "Search the indexed documents, best passages first.",

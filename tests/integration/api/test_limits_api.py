@@ -1,6 +1,7 @@
-"""`/limits`, by the client."""
+"""`/limits` and `/usage`, by the client."""
 
 from switchyard.api.client import AsyncClient
+from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
 from tests.support.api_server import RunningApi
 from tests.support.system import System
@@ -36,3 +37,19 @@ async def test_limits_are_shown_with_what_runs_and_what_waits(
         assert openai.next_room is None
         waited = (await client.limits(waiting=True)).limits
         assert [each.name for each in waited] == ["openai"]
+
+
+async def test_usage_tells_the_room_of_ledger_files_and_queues(
+    system: System, api: RunningApi
+) -> None:
+    await Storage(system.settings.files_url).put_async("uploads/doc-1/original", b"x" * 1000)
+    await system.publish("hot.noop", {"n": 1})
+    async with AsyncClient(api.url) as client:
+        found = await client.usage()
+    assert found.missing == {}
+    assert found.ledger is not None
+    [jobs] = [each for each in found.ledger.tables if each.name == "jobs"]
+    assert (jobs.rows, jobs.rows_of_last_day) == (1, 1)
+    uploads = {each.kind: each for each in found.files or []}["uploads"]
+    assert (uploads.files, uploads.bytes, uploads.bytes_of_last_day) == (1, 1000, 1000)
+    assert "hot.llm" in {each.name for each in found.queues or []}

@@ -193,6 +193,7 @@ class Operations:
 
     backpressure = Method(lambda: calls.service.backpressure)
     limits = Method(lambda: calls.service.limits)
+    usage = Method(lambda: calls.service.usage)
     schemas = Method(lambda: calls.service.schemas)
     schema = Method(lambda: calls.service.schema)
     asyncapi = Method(lambda: calls.service.asyncapi)

@@ -1,5 +1,5 @@
-"""`/backpressure`, `/limits` and `/metrics`: how full the lanes are, what has room in named limits,
-and what Prometheus asks for."""
+"""`/backpressure`, `/limits`, `/usage` and `/metrics`: how full the lanes are, what has room in
+named limits, what takes how much room, and what Prometheus asks for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.lanes import PressureView
-from switchyard.api.models.service import LimitList
+from switchyard.api.models.service import LimitList, UsageView
 from switchyard.api.state import Shared
 from switchyard.api.views.system import view_lane, view_limit
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE
+from switchyard.services.engine.monitoring.usage import measure_usage
 
 router = Routes()
+
+USAGE_TIMEOUT = 10.0
+"""Seconds for each part of a system's usage."""
 
 TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -52,6 +56,16 @@ async def list_limits(
     """Show named limits: current use, waiting jobs, and when there is room again."""
     found = await state.ledger.limits.limit_reports()
     return LimitList(limits=[view_limit(each) for each in found if each.waiting or not waiting])
+
+
+@router.get("/usage", tags=["health"], dependencies=[needs(Scope.ADMIN)], responses=responses())
+async def usage(state: Shared) -> UsageView:
+    """Show what takes how much room: the ledger by table, files by kind, the index, queues.
+
+    It reads all of them. A part that takes more than 10 s, or is away, is null.
+    """
+    found = await measure_usage(state.settings, state.ledger, timeout=USAGE_TIMEOUT)
+    return UsageView.model_validate(found)
 
 
 @router.get(

@@ -107,3 +107,49 @@ class DeliveryView(ApiModel):
     job_id: str | None = Field(default=None, description="The job that it asked for.")
     duplicate: bool = Field(default=False, description="It was known: nothing was done again.")
     ignored: str | None = Field(default=None, description="Why nothing was done.")
+
+
+class TableUsageView(ApiModel):
+    """A table of the ledger."""
+
+    name: str = Field(examples=["jobs"])
+    rows: int = Field(description="Of PostgreSQL an estimate, where it has one.")
+    bytes: int | None = Field(description="With its indexes; null where the database does not say.")
+    since: Timestamp | None = Field(description="When its oldest row was made, where known.")
+    rows_of_last_day: int | None = Field(description="Rows of the last 24 hours, where known.")
+
+
+class LedgerUsageView(ApiModel):
+    """The ledger."""
+
+    bytes: int = Field(description="Of its file, or of the database on the server.")
+    free_bytes: int = Field(description="Room in the file that is used again before it grows.")
+    tables: list[TableUsageView] = Field(description="The largest first.")
+
+
+class FilesUsageView(ApiModel):
+    """Stored files of one kind."""
+
+    kind: str = Field(description="The first part of their keys.", examples=["intermediate"])
+    files: int
+    bytes: int
+    since: Timestamp | None = Field(description="When the oldest was written.")
+    bytes_of_last_day: int = Field(description="Of those that were written in the last 24 hours.")
+
+
+class QueueUsageView(ApiModel):
+    """A queue of the broker."""
+
+    name: str = Field(examples=["hot.ingest"])
+    messages: int
+    bytes: int = Field(description="Of the messages' bodies.")
+
+
+class UsageView(ApiModel):
+    """What takes how much room."""
+
+    ledger: LedgerUsageView | None
+    files: list[FilesUsageView] | None = Field(description="The largest kind first.")
+    index_bytes: int | None = Field(description="The search index.")
+    queues: list[QueueUsageView] | None = Field(description="The largest first.")
+    missing: dict[str, str] = Field(description="Why a part is null, by its name.")

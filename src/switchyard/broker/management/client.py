@@ -110,6 +110,15 @@ class ManagementClient(AsyncCloseable):
             for item in await self.get(self._path("queues"), params=columns)
         }
 
+    async def queue_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return the messages of each queue, and the bytes of their bodies, as of the last
+        seconds."""
+        columns = {"columns": "name,messages,message_bytes"}
+        return {
+            item["name"]: (item.get("messages") or 0, item.get("message_bytes") or 0)
+            for item in await self.get(self._path("queues"), params=columns)
+        }
+
     async def bindings(self) -> tuple[Binding, ...]:
         items = await self.get(self._path("bindings"))
         return tuple(binding_from(item) for item in items if item["source"])

@@ -21,6 +21,12 @@ def backpressure() -> Call[lane_models.PressureView]:
     return get("/backpressure", lane_models.PressureView)
 
 
+@operation("health-usage")
+def usage() -> Call[service.UsageView]:
+    """What takes how much room: the ledger by table, files by kind, the index, queues."""
+    return get("/usage", service.UsageView)
+
+
 @operation("limits-list_limits")
 def limits(*, waiting: bool | None = None) -> Call[service.LimitList]:
     """Named limits: what is in use, how many jobs wait, and when there is room again; with

@@ -36,6 +36,7 @@ from switchyard.services.engine.ledger.sql.instrumentation import (
 from switchyard.services.engine.ledger.sql.repository import LedgerCore
 from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.engine.ledger.system import DiskSpaceProbe, SystemRepository
+from switchyard.services.engine.ledger.table_sizes import TableSizes
 from switchyard.services.engine.ledger.workers import WorkerRepository
 from switchyard.services.engine.records.errors import LedgerMissing, SchemaOutdated
 
@@ -69,6 +70,7 @@ class Ledger(AsyncCloseable):
         self.limits = LimitRepository(core)
         self.alerts = SentAlerts(core)
         self.retention = RetentionRepository(core)
+        self.table_sizes = TableSizes(core)
         self.references = ReferencedKeys(core)
         self.short_ids = ShortIds(core)
         self.disk_space = DiskSpaceProbe(core)

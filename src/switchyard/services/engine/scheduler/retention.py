@@ -16,14 +16,14 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.retention import KeptFor, Removal, RetentionAges
 from switchyard.services.engine.records.states import FINISHED, State
 
-TARGET_SECONDS = 0.02
+TARGET_SECONDS = 0.03
 """What a transaction should take; a longer one makes the next one smaller. None is to take 0.05 s,
 for which a claim would wait on SQLite."""
 FIRST_STEP, MAX_STEP = 100, 1000
 """Rows of the first transaction, and of the largest."""
-MIN_EXAMINED, MIN_REMOVED = 100, 10
+MIN_EXAMINED, MIN_REMOVED = 100, 20
 """Rows of the smallest transactions: on a busy machine one takes its time however small it is, and
-many small ones would only add to the load. Ten rows are short also where each has a MiB."""
+many small ones would only add to the load. Twenty rows are short also where each has a MiB."""
 REST_RATIO = 10.0
 """How many times as long as a pass the rest after it is."""
 

@@ -1,0 +1,99 @@
+"""What takes how much room: ledger, files, index and queues."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.management.client import ManagementClient
+from switchyard.services.common.durations import DAY
+from switchyard.services.common.files.errors import StorageUnavailable
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.usage import FilesUsage, QueueUsage, Usage
+
+T = TypeVar("T")
+
+
+async def measure_usage(settings: Settings, ledger: Ledger, *, timeout: float | None) -> Usage:
+    """Measure all parts at once, each for at most `timeout` seconds. What is away is left out, and
+    the answer says so."""
+    missing: dict[str, str] = {}
+
+    async def measured(name: str, part: Awaitable[T]) -> T | None:
+        try:
+            async with asyncio.timeout(timeout):
+                return await part
+        except TimeoutError:
+            missing[name] = f"it took more than {timeout:g} s"
+        except (LedgerError, StorageUnavailable, ManagementError, _NotMeasured) as error:
+            missing[name] = str(error)
+        return None
+
+    of_ledger, files, index, queues = await asyncio.gather(
+        measured("ledger", ledger.table_sizes.usage()),
+        measured("files", _files(settings)),
+        measured("index", _index(settings)),
+        measured("queues", _queues(settings)),
+    )
+    return Usage(of_ledger, files, index, queues, dict(sorted(missing.items())))
+
+
+class _NotMeasured(Exception):
+    """A part is where it can't be measured; the text says what to do."""
+
+
+async def _files(settings: Settings) -> tuple[FilesUsage, ...]:
+    now = time.time()
+    found: dict[str, list[float]] = {}
+    async for stored in Storage(settings.files_url).list_async():
+        kind = stored.key.partition("/")[0]
+        at = stored.modified.timestamp()
+        each = found.setdefault(kind, [0, 0, at, 0])
+        each[0] += 1
+        each[1] += stored.size
+        each[2] = min(each[2], at)
+        each[3] += stored.size if at > now - DAY else 0
+    kinds = [
+        FilesUsage(kind, int(files), int(size), since, int(lately))
+        for kind, (files, size, since, lately) in found.items()
+    ]
+    return tuple(sorted(kinds, key=lambda each: (-each.bytes, each.kind)))
+
+
+async def _index(settings: Settings) -> int:
+    url = settings.vectors_url
+    if url.startswith(("postgresql", "postgres")):
+        raise _NotMeasured("it lies in PostgreSQL: `\\dt+` of its database shows its tables")
+    if "://" in url and not url.startswith("file://"):
+        storage = Storage(url)
+        return await storage.size_async()
+    directory = Path(url.removeprefix("file://"))
+    return await asyncio.to_thread(_directory_bytes, directory)
+
+
+def _directory_bytes(directory: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += (Path(folder) / name).stat().st_size
+            except FileNotFoundError:
+                continue  # the index was compacted meanwhile
+    return total
+
+
+async def _queues(settings: Settings) -> tuple[QueueUsage, ...]:
+    if settings.amqp_url is None:
+        raise _NotMeasured("no broker is set: JOBS_AMQP_URL")
+    async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
+        sizes = await client.queue_sizes()
+    queues = [QueueUsage(name, messages, size) for name, (messages, size) in sizes.items()]
+    return tuple(sorted(queues, key=lambda each: (-each.bytes, -each.messages, each.name)))

@@ -1,0 +1,62 @@
+"""What takes how much room. Sizes are bytes, times seconds since the epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TableUsage:
+    """A table of the ledger."""
+
+    name: str
+    rows: int
+    bytes: int | None
+    """With its indexes; None where the database does not tell."""
+    since: float | None
+    """When its oldest row was made; None where that is not known."""
+    rows_of_last_day: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerUsage:
+    """The ledger as a whole."""
+
+    bytes: int
+    free_bytes: int
+    """Room within the file that is used again before it grows."""
+    tables: tuple[TableUsage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesUsage:
+    """Files of one kind: the first part of their keys."""
+
+    kind: str
+    files: int
+    bytes: int
+    since: float | None
+    """When the oldest of them was written."""
+    bytes_of_last_day: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUsage:
+    """A queue of the broker."""
+
+    name: str
+    messages: int
+    bytes: int
+    """Of the messages' bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a system takes. Parts that were away, or took too long, are None, and `missing` says
+    why."""
+
+    ledger: LedgerUsage | None
+    files: tuple[FilesUsage, ...] | None
+    index_bytes: int | None
+    queues: tuple[QueueUsage, ...] | None
+    missing: dict[str, str]
