@@ -10,7 +10,7 @@ import pytest
 from typer import Context
 from typer.core import TyperArgument
 
-from switchyard.cli.engine.jobs.jobs import StateName
+from switchyard.cli.engine.jobs.filter import StateName
 from switchyard.cli.main import commands
 from switchyard.services.engine.records.states import State
 from tests.support.command_tree import command_tree

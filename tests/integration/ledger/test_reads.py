@@ -1,7 +1,8 @@
 import pytest
 
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, message, new_job
 
@@ -66,6 +67,88 @@ async def test_listings_are_filtered(ledger: Ledger) -> None:
     assert await job_ids(ledger, job_type="other") == []
     assert await job_ids(ledger, since=NOW * 2) == []
     assert await job_ids(ledger, state=State.PENDING, lane="backfill") == []
+
+
+async def test_jobs_are_found_by_how_long_they_ran_and_when_they_ended(ledger: Ledger) -> None:
+    now = ledger.clock.time()
+    times: dict[str, dict[str, object]] = {
+        "slow": {"state": "succeeded", "started_at": now - 100, "finished_at": now - 90},
+        "quick": {"state": "succeeded", "started_at": now - 50, "finished_at": now - 49},
+        "runs": {"state": "running", "started_at": now - 30, "finished_at": None},
+        "waits": {},
+    }
+    for name, values in times.items():
+        await ledger.jobs.record(new_job(name))
+        if values:
+            await set_columns(ledger, name, **values)
+    assert await job_ids(ledger, slower_than=5.0) == ["runs", "slow"]
+    assert await job_ids(ledger, slower_than=10.5) == ["runs"]
+    assert await job_ids(ledger, finished_since=now - 60) == ["quick"]
+    assert await job_ids(ledger, finished_until=now - 60) == ["slow"]
+
+
+async def test_jobs_are_found_by_their_backfill_their_run_and_when_they_were_made(
+    ledger: Ledger,
+) -> None:
+    for day, name in enumerate(("root", "next", "other"), start=1):
+        pipeline = {"next": "root"}.get(name)
+        made = f"2026-01-0{day}T00:00:00Z"
+        await ledger.jobs.record(new_job(message(name, created_at=made, pipeline=pipeline)))
+    await set_columns(ledger, "other", operation_id="backfill-1")
+    assert await job_ids(ledger, pipeline="root") == ["next", "root"]
+    assert await job_ids(ledger, operation_id="backfill-1") == ["other"]
+    second = 1_767_312_000.0  # 2026-01-02
+    assert await job_ids(ledger, since=second, until=second + 1) == ["next"]
+
+
+@pytest.mark.parametrize("said", ["time", "TIMEOUT", "100%_", "exhaus"])
+async def test_jobs_are_found_by_what_their_error_says(ledger: Ledger, said: str) -> None:
+    for name, text_ in (("a", "100%_ sure"), ("b", "100 of them")):
+        await ledger.jobs.record(new_job(name))
+        await set_columns(
+            ledger,
+            name,
+            error_type="Timeout" if name == "a" else "ValueError",
+            error_message=text_,
+            reason="exhausted" if name == "a" else "permanent",
+        )
+    assert await job_ids(ledger, error=said) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("document.id=42", ["a"]),
+        ("document.id=4", []),
+        ("document.name=Ä", ["a"]),
+        ("ids.1=y", ["a"]),
+        ("by.0=zero", ["b"]),
+        ("force=true", ["a"]),
+        ("document=x", []),
+        ("nothing=null", []),
+    ],
+)
+async def test_jobs_are_found_by_a_field_of_their_payload(
+    ledger: Ledger, given: str, found: list[str]
+) -> None:
+    first = {"document": {"id": 42, "name": "Ä"}, "ids": ["x", "y"], "force": True, "nothing": None}
+    await ledger.jobs.record(new_job(message("a", payload=first)))
+    await ledger.jobs.record(new_job(message("b", payload={"by": {"0": "zero"}, "force": False})))
+    await ledger.jobs.record(new_job(message("c", payload={"nul": "\x00", "half": "\\ud800"})))
+    assert await job_ids(ledger, payload=PayloadField.parse(given)) == found
+
+
+@pytest.mark.parametrize(
+    "given", ["id", "=x", "a..b=x", 'a"b=x', "a'b=x", "$.a=x", "a" * 400 + "=x"]
+)
+def test_what_names_no_field_of_a_payload_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=r"such as document\.id"):
+        PayloadField.parse(given)
+
+
+async def set_columns(ledger: Ledger, job_id: str, **values: object) -> None:
+    changed = jobs.update().where(jobs.c.id == job_id).values(values)
+    await ledger.core.database.write(lambda connection: connection.execute(changed))
 
 
 async def test_jobs_are_counted_by_lane_and_state(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
-from switchyard.api.http.problems import Problem, lane_full, responses, try_later
+from switchyard.api.http.problems import Problem, invalid, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs, own_key, source_of
@@ -34,6 +34,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.releasing import release as release_join
 from switchyard.services.engine.publishing.requests import (
+    RequestFieldError,
     delay_until,
     differs,
     job_id_for,
@@ -41,7 +42,12 @@ from switchyard.services.engine.publishing.requests import (
     routing_key_of,
 )
 from switchyard.services.engine.records.errors import UnknownJob
-from switchyard.services.engine.records.requests import JobFilter, NewJob
+from switchyard.services.engine.records.requests import (
+    MAX_PAYLOAD_PATH,
+    JobFilter,
+    NewJob,
+    PayloadField,
+)
 from switchyard.services.engine.records.results import (
     AlreadyFinished,
     Cancelled,
@@ -146,31 +152,89 @@ async def tell_pressure(
     return pressure
 
 
-@router.get("", dependencies=[needs(Scope.READ)], responses=responses())
-async def list_jobs(
-    state: Shared,
+def _job_filter(
     job_state: Annotated[JobState | None, Query(alias="state")] = None,
     lane: LaneName = None,
     job_type: TypeName = None,
     worker: TypeName = None,
     source: PlainText = None,
     parent_id: Annotated[str | None, Query(pattern=patterns.JOB_ID)] = None,
+    pipeline: Annotated[
+        str | None,
+        Query(pattern=patterns.JOB_ID, description="A run's first job: all jobs of that run."),
+    ] = None,
+    operation_id: Annotated[
+        str | None, Query(pattern=patterns.BACKFILL_ID, description="Only jobs of this backfill.")
+    ] = None,
     since: Annotated[
         Moment | None, Query(description="Only jobs created at or after this time.")
     ] = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> models.JobPage:
-    """List jobs, newest first; all filters must match."""
-    wanted = JobFilter(
+    until: Annotated[
+        Moment | None, Query(description="Only jobs created before this time.")
+    ] = None,
+    finished_since: Annotated[
+        Moment | None, Query(description="Only jobs that ended at or after this time.")
+    ] = None,
+    finished_until: Annotated[
+        Moment | None, Query(description="Only jobs that ended before this time.")
+    ] = None,
+    slower_than: Annotated[
+        float | None,
+        Query(ge=0, le=1e9, description="Only jobs whose last attempt took more seconds."),
+    ] = None,
+    error: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=200,
+            pattern=patterns.PLAIN,
+            description="Text in the error's type, its message or the reason, in any case.",
+        ),
+    ] = None,
+    payload: Annotated[
+        str | None,
+        Query(
+            max_length=MAX_PAYLOAD_PATH + 200,
+            pattern=patterns.PLAIN,
+            description="PATH=VALUE: only jobs whose payload has that value there, as text.",
+            examples=["document.id=42"],
+        ),
+    ] = None,
+) -> JobFilter:
+    def seconds(moment: datetime | None) -> float | None:
+        return None if moment is None else moment.timestamp()
+
+    try:
+        field = None if payload is None else PayloadField.parse(payload)
+    except ValueError as wrong:
+        raise invalid(RequestFieldError(("payload",), str(wrong)), place="query") from wrong
+    return JobFilter(
         state=job_state,
         lane=lane,
         job_type=job_type,
         worker=worker,
         source=source,
         parent_id=parent_id,
-        since=None if since is None else since.timestamp(),
+        pipeline=pipeline,
+        operation_id=operation_id,
+        since=seconds(since),
+        until=seconds(until),
+        finished_since=seconds(finished_since),
+        finished_until=seconds(finished_until),
+        slower_than=slower_than,
+        error=error,
+        payload=field,
     )
+
+
+@router.get("", dependencies=[needs(Scope.READ)], responses=responses())
+async def list_jobs(
+    state: Shared,
+    wanted: Annotated[JobFilter, Depends(_job_filter)],
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> models.JobPage:
+    """List jobs, newest first; all filters must match."""
     page = await state.ledger.job_reads.list_jobs(wanted, limit=limit, cursor=cursor)
     return view_job_page(page)
 

@@ -131,8 +131,8 @@ class FilesUsageView(ApiModel):
     """Stored files of one kind."""
 
     kind: str = Field(description="The first part of their keys.", examples=["intermediate"])
-    files: int
-    bytes: int
+    files: int = Field(description="How many.")
+    bytes: int = Field(description="Their sizes together.")
     since: Timestamp | None = Field(description="When the oldest was written.")
     bytes_of_last_day: int = Field(description="Of those that were written in the last 24 hours.")
 
@@ -141,14 +141,14 @@ class QueueUsageView(ApiModel):
     """A queue of the broker."""
 
     name: str = Field(examples=["hot.ingest"])
-    messages: int
+    messages: int = Field(description="Ready, and delivered but not acknowledged.")
     bytes: int = Field(description="Of the messages' bodies.")
 
 
 class UsageView(ApiModel):
     """What takes how much room."""
 
-    ledger: LedgerUsageView | None
+    ledger: LedgerUsageView | None = Field(description="The database of jobs.")
     files: list[FilesUsageView] | None = Field(description="The largest kind first.")
     index_bytes: int | None = Field(description="The search index.")
     queues: list[QueueUsageView] | None = Field(description="The largest first.")

@@ -64,11 +64,20 @@ def jobs_page(
     worker: str | None = None,
     source: str | None = None,
     parent_id: str | None = None,
+    pipeline: str | None = None,
+    operation_id: str | None = None,
     since: Time | None = None,
+    until: Time | None = None,
+    finished_since: Time | None = None,
+    finished_until: Time | None = None,
+    slower_than: float | None = None,
+    error: str | None = None,
+    payload: str | None = None,
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[models.JobPage]:
-    """Return a page of the jobs, newest first."""
+    """Return a page of the jobs, newest first. `slower_than` is in seconds, `payload` is
+    `PATH=VALUE`."""
     return get(
         "/jobs",
         models.JobPage,
@@ -78,7 +87,15 @@ def jobs_page(
         worker=worker,
         source=source,
         parent_id=parent_id,
+        pipeline=pipeline,
+        operation_id=operation_id,
         since=ago("since", since),
+        until=ago("until", until),
+        finished_since=ago("finished_since", finished_since),
+        finished_until=ago("finished_until", finished_until),
+        slower_than=slower_than,
+        error=error,
+        payload=payload,
         limit=limit,
         cursor=cursor,
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,11 +11,9 @@ from switchyard.broker.times import format_local
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import (
-    DURATION_HELP,
     age,
     duration,
     now,
-    optional_duration,
 )
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import (
@@ -37,12 +33,11 @@ from switchyard.cli.base.output import (
 from switchyard.cli.base.shared_options import (
     MAX_LIMIT,
     JobIdArgument,
-    LaneOption,
     LimitOption,
     full_job_id,
-    known_lane,
 )
 from switchyard.cli.engine.jobs import cancel, republish
+from switchyard.cli.engine.jobs.filter import ChosenJobs, filtered
 
 if TYPE_CHECKING:
     from switchyard.api.models.jobs import JobDetails
@@ -57,63 +52,25 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, release, republish.")
 
 
-class StateName(StrEnum):
-    """The states, for the command line; a test compares them with `records.states.State`."""
-
-    SCHEDULED = "scheduled"
-    JOINING = "joining"
-    PAUSED = "paused"
-    PENDING = "pending"
-    QUEUED = "queued"
-    RUNNING = "running"
-    RETRYING = "retrying"
-    SUCCEEDED = "succeeded"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
-
-
 @app.command(name="list")
-def list_jobs(
-    state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
-    lane: LaneOption = None,
-    job_type: Annotated[
-        str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
-    ] = None,
-    worker: Annotated[
-        str | None,
-        typer.Option(metavar="KIND", help="Only jobs of this worker kind, for example ingest."),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help=f"Only jobs created within this time, {DURATION_HELP}."),
-    ] = None,
-    limit: LimitOption = 50,
-    as_json: JsonOption = False,
-) -> None:
-    """List jobs, newest first.
+@filtered
+def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
+    """List jobs, newest first; all filters must match.
 
     Examples:
 
     ```
     jobctl jobs list --state running --worker llm
     jobctl jobs list --type ingest_document --since 1h --limit 200
+    jobctl jobs list --source api:0b0f6c1e --since 1h --slower-than 5s
+    jobctl jobs list --state dead --error timeout --payload document.id=42
     ```
     """
-    from switchyard.services.engine.records.requests import JobFilter
-    from switchyard.services.engine.records.states import State
-
-    within = optional_duration(since)
-    wanted = JobFilter(
-        state=None if state is None else State(state.value),
-        lane=known_lane(lane),
-        job_type=job_type,
-        worker=worker,
-    )
 
     async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
         async with open_ledger(settings) as ledger:
-            since = None if within is None else ledger.clock.time() - within
-            page = await ledger.job_reads.list_jobs(replace(wanted, since=since), limit=limit)
+            wanted = chosen.at(ledger.clock.time())
+            page = await ledger.job_reads.list_jobs(wanted, limit=limit)
             return page.items, page.next_cursor is not None
 
     jobs, more = run(read(load_settings()))

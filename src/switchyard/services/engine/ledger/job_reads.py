@@ -12,12 +12,16 @@ from sqlalchemy import (
     Row,
     RowMapping,
     Select,
+    Text,
     case,
     func,
+    literal,
     or_,
     select,
     text,
 )
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.dialects import postgresql
 
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
@@ -32,7 +36,7 @@ from switchyard.services.engine.ledger.sql.tables import (
 )
 from switchyard.services.engine.records.errors import UnknownJob
 from switchyard.services.engine.records.progress import ProgressRecord
-from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.results import (
     TIMED_OUT,
     AttemptRecord,
@@ -97,7 +101,9 @@ class JobReads(Repository):
     ) -> Page[JobSummary]:
         """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
         that no earlier page gave."""
-        query = _filtered(_summaries(), wanted or JobFilter())
+        query = _filtered(
+            _summaries(), wanted or JobFilter(), self.clock.time(), self._database.dialect
+        )
         return await self._database.read(
             lambda connection: fetch_page(
                 connection, query, jobs.c.created_at, jobs.c.id, _summary, limit, cursor
@@ -261,8 +267,9 @@ def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
-def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
-    for name in ("state", "lane", "job_type", "worker", "source", "parent_id"):
+def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -> Select[Any]:
+    columns = ("state", "lane", "job_type", "worker", "source", "parent_id", "operation_id")
+    for name in columns:
         value = getattr(wanted, name)
         if value is None:
             continue
@@ -271,9 +278,47 @@ def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
             # Nearly all jobs: walk them by age, for the index of states would have to sort them.
             column = func.coalesce(column, "")
         query = query.where(column == value)
-    if wanted.since is not None:
-        query = query.where(jobs.c.created_at >= wanted.since)
+    if wanted.pipeline is not None:
+        query = query.where(or_(jobs.c.id == wanted.pipeline, jobs.c.pipeline == wanted.pipeline))
+    for moment, since, until in (
+        (jobs.c.created_at, wanted.since, wanted.until),
+        (jobs.c.finished_at, wanted.finished_since, wanted.finished_until),
+    ):
+        if since is not None:
+            query = query.where(moment >= since)
+        if until is not None:
+            query = query.where(moment < until)
+    if wanted.slower_than is not None:
+        ended_at = case((jobs.c.state == State.RUNNING, now), else_=jobs.c.finished_at)
+        query = query.where(ended_at - jobs.c.started_at > wanted.slower_than)
+    if wanted.error is not None:
+        said = (jobs.c.error_type, jobs.c.error_message, jobs.c.reason)
+        found = [each.icontains(wanted.error, autoescape=True) for each in said]
+        query = query.where(or_(*found))
+    if wanted.payload is not None:
+        query = query.where(_payload_value(wanted.payload, dialect) == wanted.payload.value)
     return query
+
+
+def _payload_value(wanted: PayloadField, dialect: str) -> ColumnElement[str]:
+    """Return the value of that field of a payload as text; NULL where there is none, and where the
+    database can't read the payload."""
+    payload = jobs.c.payload
+    if dialect == "sqlite":
+        # Whether a number is a key or a place in a list, only the payload knows.
+        places = "".join(f"[{key}]" if key.isdecimal() else f'."{key}"' for key in wanted.keys)
+        names = "".join(f'."{key}"' for key in wanted.keys)
+        found = func.coalesce(*(_sqlite_value(f"${path}") for path in (places, names)))
+        return case((func.json_valid(payload) == 1, found))
+    is_readable = ~payload.regexp_match(r"\\u(0000|[dD][89a-fA-F])")
+    path = literal(list(wanted.keys), postgresql.ARRAY(Text))
+    return case((is_readable, sql_cast(payload, postgresql.JSON).op("#>>")(path)))
+
+
+def _sqlite_value(path: str) -> ColumnElement[str]:
+    value, kind = func.json_extract(jobs.c.payload, path), func.json_type(jobs.c.payload, path)
+    words = case((kind == "true", "true"), (kind == "false", "false"), else_=value)
+    return sql_cast(words, Text)
 
 
 def _fields(row: RowMapping) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.management.client import ManagementClient
 from switchyard.services.common.durations import DAY
+from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
@@ -33,7 +34,7 @@ async def measure_usage(settings: Settings, ledger: Ledger, *, timeout: float | 
                 return await part
         except TimeoutError:
             missing[name] = f"it took more than {timeout:g} s"
-        except (LedgerError, StorageUnavailable, ManagementError, _NotMeasured) as error:
+        except (LedgerError, StorageUnavailable, ManagementError, NotMeasured) as error:
             missing[name] = str(error)
         return None
 
@@ -46,7 +47,7 @@ async def measure_usage(settings: Settings, ledger: Ledger, *, timeout: float | 
     return Usage(of_ledger, files, index, queues, dict(sorted(missing.items())))
 
 
-class _NotMeasured(Exception):
+class NotMeasured(TemporarilyUnavailable):
     """A part is where it can't be measured; the text says what to do."""
 
 
@@ -71,7 +72,7 @@ async def _files(settings: Settings) -> tuple[FilesUsage, ...]:
 async def _index(settings: Settings) -> int:
     url = settings.vectors_url
     if url.startswith(("postgresql", "postgres")):
-        raise _NotMeasured("it lies in PostgreSQL: `\\dt+` of its database shows its tables")
+        raise NotMeasured("it lies in PostgreSQL: `\\dt+` of its database shows its tables")
     if "://" in url and not url.startswith("file://"):
         storage = Storage(url)
         return await storage.size_async()
@@ -92,7 +93,7 @@ def _directory_bytes(directory: Path) -> int:
 
 async def _queues(settings: Settings) -> tuple[QueueUsage, ...]:
     if settings.amqp_url is None:
-        raise _NotMeasured("no broker is set: JOBS_AMQP_URL")
+        raise NotMeasured("no broker is set: JOBS_AMQP_URL")
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
         sizes = await client.queue_sizes()
     queues = [QueueUsage(name, messages, size) for name, (messages, size) in sizes.items()]

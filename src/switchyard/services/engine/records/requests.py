@@ -176,9 +176,44 @@ class FoundLetter:
     """The routing key for which there was no queue."""
 
 
+MAX_PAYLOAD_PATH = 300
+"""Characters."""
+_PAYLOAD_PATH = re.compile(r"[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadField:
+    """A field of a payload, and what it has to be. Raises ValueError for a path that is none."""
+
+    path: str
+    """Names of objects' keys, and places in lists, with dots: `document.id`, `ids.0`."""
+    value: str
+    """As text: a number or boolean as JSON writes it."""
+
+    def __post_init__(self) -> None:
+        if len(self.path) > MAX_PAYLOAD_PATH or not _PAYLOAD_PATH.fullmatch(self.path):
+            raise ValueError(
+                "a payload's field is named by keys with dots, of letters, digits, _ and -, "
+                "such as document.id or ids.0"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> PayloadField:
+        """Read `PATH=VALUE`. Raises ValueError."""
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError("write the payload's field as PATH=VALUE, such as document.id=42")
+        return cls(path.strip(), value)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the path."""
+        return tuple(self.path.split("."))
+
+
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list; fields that are None do not matter."""
+    """Which jobs: those that fit every field that is set."""
 
     state: State | None = None
     lane: str | None = None
@@ -186,8 +221,23 @@ class JobFilter:
     worker: str | None = None
     source: str | None = None
     parent_id: str | None = None
+    pipeline: str | None = None
+    """The first job of a run, or any that followed from it."""
+    operation_id: str | None = None
+    """The backfill that has published it, or a job that it followed from."""
     since: float | None = None
     """Created at this time or later."""
+    until: float | None = None
+    """Created before this time."""
+    finished_since: float | None = None
+    """Ended at this time or later."""
+    finished_until: float | None = None
+    """Ended before this time."""
+    slower_than: float | None = None
+    """Its last attempt took, or takes so far, more seconds than this."""
+    error: str | None = None
+    """In its error's type, text or reason, whatever the case."""
+    payload: PayloadField | None = None
 
 
 @dataclass(frozen=True, slots=True)
