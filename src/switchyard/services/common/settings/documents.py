@@ -19,8 +19,8 @@ class DocumentSettings(BaseSettings):
         default=256,
         ge=8,
         le=4096,
-        description="Dimensions of the vectors; at most 256 for `wordllama`. After a change "
-        "run `jobctl index rebuild`.",
+        description="Dimensions of the vectors; at most 256 for `wordllama`, 384 for `minilm`. "
+        "After a change run `jobctl index rebuild`.",
     )
     embed_base_url: str | None = Field(
         default=None,
@@ -28,11 +28,13 @@ class DocumentSettings(BaseSettings):
         "one, JOBS_EMBED_OFFLINE is used. After a change run `jobctl index "
         "rebuild`.",
     )
-    embed_offline: Literal["wordllama", "hashed"] = Field(
+    embed_offline: str = Field(
         default="wordllama",
-        description="Built-in embedder: `wordllama` compares meaning and is best for English; "
-        "`hashed` compares words, in any script. After a change run `jobctl index "
-        "rebuild`.",
+        pattern=r"^(wordllama|hashed|minilm|/.{1,4000})$",
+        description="Embedder without a server: `wordllama` compares meaning and is best for "
+        "English; `hashed` compares words, in any script; `minilm` is all-MiniLM-L6-v2, better and "
+        "slower, of the extra `minilm`; or the folder (`/…`) of a sentence model in ONNX or BERT. "
+        "After a change run `jobctl index rebuild`.",
     )
     embed_fits: float = Field(
         default=0.0,

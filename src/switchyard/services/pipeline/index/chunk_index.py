@@ -249,4 +249,9 @@ def recovery_hint(made_by: str, length: int) -> str:
                 f"unset JOBS_EMBED_BASE_URL and set JOBS_EMBED_OFFLINE={offline} and "
                 f"JOBS_EMBED_DIMENSIONS={length} to use it"
             )
+    if made_by.startswith("local-"):
+        return (
+            "unset JOBS_EMBED_BASE_URL, and set JOBS_EMBED_OFFLINE to its model's folder, or to "
+            f"minilm, and JOBS_EMBED_DIMENSIONS={length} to use it"
+        )
     return "set JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back to use it"

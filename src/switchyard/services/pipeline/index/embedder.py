@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.budget_account import EmbeddingBudget
 
-OFFLINE = ("hashed", "wordllama")
+OFFLINE = ("hashed", "wordllama", "local")
 """Embedders that ask nobody; their names begin with these."""
 _MODEL_WEIGHT = 0.6
 """That of the offline embedder by meaning: a server's model is hardly worth less."""
@@ -61,15 +62,21 @@ def is_offline(name: str) -> bool:
 
 
 def offline_embedder(kind: str, dimensions: int) -> Embedder:
-    """One of those that ask nobody: `hashed` or `wordllama`. Raises PermanentError when it has no
-    vectors of that length."""
+    """One of those that ask nobody: `hashed`, `wordllama`, `minilm`, or the model in a folder.
+
+    Raises PermanentError when it is not there, or has no vectors of that length.
+    """
     if kind == "hashed":
         from switchyard.services.pipeline.index.hashed import HashedEmbedder
 
         return HashedEmbedder(dimensions)
-    from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
+    if kind == "wordllama":
+        from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
 
-    return WordllamaEmbedder(dimensions)
+        return WordllamaEmbedder(dimensions)
+    from switchyard.services.pipeline.index.local_model import LocalModelEmbedder, model_folder
+
+    return LocalModelEmbedder(model_folder(kind), dimensions)
 
 
 def embedder_named(
@@ -83,13 +90,26 @@ def embedder_named(
     a server's model without a server, or an older version of an offline one. The purse pays for
     what a server is asked; `sizes` are what this process knows of servers."""
     for kind in OFFLINE:
-        if name.startswith(f"{kind}-"):
+        if not name.startswith(f"{kind}-"):
+            continue
+        if kind == "local":
+            found = _local_embedder(settings.embed_offline, dimensions)
+        else:
             found = offline_embedder(kind, dimensions)
-            return found if found.name == name else None
+        return found if found is not None and found.name == name else None
     model = name.removesuffix(f"-{dimensions}")
     if model == name or settings.embed_base_url is None:
         return None
     return _served(settings, settings.embed_base_url, model, dimensions, purse, sizes)
+
+
+def _local_embedder(setting: str, dimensions: int) -> Embedder | None:
+    """The model in the folder of the settings, else all-MiniLM-L6-v2 where it is installed."""
+    kind = "minilm" if setting in ("hashed", "wordllama") else setting
+    try:
+        return offline_embedder(kind, dimensions)
+    except PermanentError:
+        return None
 
 
 def _served(

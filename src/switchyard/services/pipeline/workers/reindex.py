@@ -37,7 +37,7 @@ class RebuildIndex(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    offline: Literal["wordllama", "hashed"] | None = None
+    offline: Literal["wordllama", "hashed", "minilm"] | None = None
     """An embedder that asks nobody."""
     model: str | None = Field(default=None, min_length=1, max_length=200, pattern=patterns.NO_NUL)
     """A model of the server at JOBS_EMBED_BASE_URL."""

