@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -268,6 +269,19 @@ def _required(lines: Iterable[str], extra: str = "") -> set[str]:
 def _pip(*arguments: str) -> None:
     quiet = ("--quiet", "--disable-pip-version-check")
     subprocess.run([sys.executable, "-m", "pip", *quiet, *arguments], check=True)
+
+
+@pytest.mark.long
+def test_the_wheel_has_everything_that_the_dashboard_shows(wheel: Path) -> None:
+    folder = ROOT / "src/switchyard/api/dashboard"
+    shown = {
+        str(each.relative_to(ROOT / "src"))
+        for name in ("templates", "static")
+        for each in (folder / name).iterdir()
+        if each.is_file()
+    }
+    assert len(shown) > 20
+    assert shown - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
 @pytest.mark.long

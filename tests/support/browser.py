@@ -88,9 +88,11 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Have the system's colours be `light` or `dark`."""
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        """Have the system's colours be `light` or `dark`, at once: nothing moves from one to the
+        other."""
+        wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def screenshot(self, path: Path) -> None:
         """Keep a picture of the whole page."""

@@ -20,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"switchyard", "tests", "benchmarks"}
 NOT_IMPORTED = {
     "aiosqlite": "SQLAlchemy's driver, by the address of a ledger",
+    "axe-core-python": "ships the script of axe-core, which a browser runs",
     "cyclonedx-bom": "a command",
     "faker": "names for the references that `make train-citations` makes up",
     "httptools": "uvicorn's parser, by its name",

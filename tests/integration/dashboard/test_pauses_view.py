@@ -24,7 +24,7 @@ async def test_a_lane_and_a_type_are_paused_with_why_and_for_how_long_and_resume
         browser.await_text("The lane vlm_ocr is paused", ".notice")
         told = browser.text(".lanes .paused")
         assert INJECTION in told
-        assert "Until in 1 h 59 min." in told or "Until in 2 h." in told
+        assert "Ends in 1 h 59 min." in told or "Ends in 2 h." in told
 
     def pause_type() -> None:
         browser.open(f"{api.url}/dashboard/workers")
