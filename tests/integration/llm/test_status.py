@@ -19,6 +19,8 @@ from switchyard.services.llm.operations import (
 )
 from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES
 from tests.support.commands import jobctl
+from tests.support.llm_server import LlmServer, answers, fails
+from tests.support.site import Exchange, Request
 
 SERVERS = [
     {"name": "own", "base_url": "http://127.0.0.1:9/v1", "model": "m"},
@@ -140,3 +142,38 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
     assert ended is not None
     assert 3500 < ended.paused_for <= 3600
     assert [each.status for each in await model_servers(system)] == ["ok"]
+
+
+async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:
+    """As a small one does that breaks down over schemas, and takes pictures it does not see."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        form = request.json.get("response_format", {}).get("type")
+        if form == "json_schema":
+            fails(500, "failed to parse grammar")(exchange, request)
+        elif "max_tokens" in request.json:
+            fails(400, "max_tokens is not supported: max_completion_tokens instead")(
+                exchange, request
+            )
+        elif form == "json_object":
+            answers('{"sea": true, "salt": 35}')(exchange, request)
+        else:
+            answers("A chart with data.")(exchange, request)
+
+    llm.always(behave)
+    providers = [{"name": "own", "base_url": llm.url, "model": "m"}]
+    given = {"JOBS_LLM_PROVIDERS": json.dumps(providers)}
+    shown = json.loads((await jobctl("llm", "check", "own", "--json", **given)).stdout)
+    assert shown["settings"] == {
+        "max_tokens_name": "max_completion_tokens",
+        "sends_temperature": True,
+        "stream": False,
+        "schema": "json_object",
+    }
+    assert "500" in shown["findings"]["schema as json_schema"]
+    assert "A chart with data." in shown["findings"]["pictures"]
+    said = await jobctl("llm", "check", "own", **given)
+    assert '"schema": "json_object"' in said.stdout
+    unknown = await jobctl("llm", "check", "another", **given)
+    assert unknown.returncode == 1
+    assert "they have: own" in " ".join(unknown.stderr.split())

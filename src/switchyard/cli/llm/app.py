@@ -31,7 +31,7 @@ from switchyard.cli.base.output import (
 )
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import JobIdArgument, full_job_id
-from switchyard.cli.llm.status import resume, status
+from switchyard.cli.llm.status import check, resume, status
 from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ async def _print_stream(events: AsyncIterator[LlmText | LlmResult]) -> tuple[Llm
 
 app.command()(status)
 app.command()(resume)
+app.command()(check)
 
 
 @app.command()

@@ -1,8 +1,9 @@
 """`jobctl llm status`: model servers, time limits, budgets and batches; and `jobctl llm resume`,
-which ends the pause of a server."""
+which ends the pause of a server, and `jobctl llm check`, which tries how one wants to be asked."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -149,6 +151,36 @@ def _print_budgets(found: list[BudgetState], currency: str) -> None:
             "too little for its next call: jobs wait" if each.is_short else "",
         )
     console().print(rows)
+
+
+def check(
+    server: Annotated[
+        str, typer.Argument(metavar="SERVER", help="Name of the server, from `jobctl llm status`.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Try how a model server wants to be asked, and print its settings.
+
+    Sends a few short requests, past all limits and budgets. Exit code 1: it answers nothing.
+    """
+    from switchyard.services.llm.server_probe import probe_server
+
+    settings = load_settings()
+    known = {each.name: each for each in settings.model_servers}
+    if server not in known:
+        names = ", ".join(known) or "none"
+        raise CommandFailed(f"the settings have no model server {server!r}; they have: {names}")
+    try:
+        probe = run(probe_server(known[server], settings.llm_timeout))
+    except (LlmUnavailable, LlmRefused, InvalidLlmResponse) as error:
+        raise CommandFailed(f"{server} answers nothing: {error}") from error
+    if as_json:
+        print_json({"server": server, "findings": probe.findings, "settings": probe.settings})
+        return
+    for tried, found in probe.findings.items():
+        echo(f"{tried}: {found}")
+    say("For its entry in JOBS_LLM_PROVIDERS:")
+    echo(json.dumps(probe.settings))
 
 
 def resume(

@@ -70,6 +70,11 @@ class ServerClient:
         self._begins_within = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
 
+    @property
+    def parameters(self) -> Parameters:
+        """How the server has taken the last question."""
+        return self._parameters
+
     @classmethod
     @asynccontextmanager
     async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[ServerClient]:

@@ -1,0 +1,123 @@
+"""Finding out how a model server wants to be asked: `jobctl llm check`.
+
+It is asked a few short questions, and what it takes is given as the settings of
+JOBS_LLM_PROVIDERS. A picture of one colour shows whether it sees pictures: some servers take them
+and ignore them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.services.common.errors import SwitchyardError
+from switchyard.services.common.settings import LlmServer
+from switchyard.services.llm.llm_requests import LlmQuestion
+from switchyard.services.llm.parameters import SCHEMA_FORMATS
+from switchyard.services.llm.server_client import ServerClient
+from switchyard.services.llm.structured_answers import parse_answer_here
+
+MAX_TOKENS = 200
+MAX_REASON = 200
+"""Characters of an error that are shown."""
+_SIDE = 64
+"""Pixels of the picture, which is red."""
+_SCHEMA = {
+    "type": "object",
+    "properties": {"sea": {"type": "boolean"}, "salt": {"type": "integer"}},
+    "required": ["sea", "salt"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(slots=True)
+class ServerProbe:
+    """What a server takes."""
+
+    findings: dict[str, str] = field(default_factory=dict)
+    """What was found, in words, by what was tried."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """For the server's entry in JOBS_LLM_PROVIDERS."""
+
+
+async def probe_server(server: LlmServer, timeout: float) -> ServerProbe:
+    """Ask a server how it wants to be asked; `timeout` is seconds for one question. Raises
+    LlmUnavailable, InvalidLlmResponse, LlmRefused where it answers nothing at all."""
+    probe = ServerProbe()
+    await _probe_text(server, timeout, probe)
+    for form in SCHEMA_FORMATS if server.schema_format is None else (server.schema_format,):
+        found = await _probe_schema(server.model_copy(update={"schema_format": form}), timeout)
+        probe.findings[f"schema as {form}"] = found or "fits"
+        if found is None:
+            probe.settings["schema"] = form
+            break
+    probe.findings["pictures"] = await _probe_picture(server, timeout)
+    return probe
+
+
+async def _probe_text(server: LlmServer, timeout: float, probe: ServerProbe) -> None:
+    question = LlmQuestion(_asking("Write one sentence about the tide."), MAX_TOKENS, 0.0)
+    async with ServerClient.connect(server, timeout) as client:
+        response = await client.ask(question.request_body(), within=timeout)
+        parameters = client.parameters
+    streams = parameters.streams and response.timing.first_token is not None
+    name = parameters.max_tokens_name or "max_tokens"
+    probe.findings["answer"] = f"{response.answer.model}, in {response.timing.seconds:.1f} s"
+    probe.findings["streams"] = "yes" if streams else "no"
+    probe.findings["counts tokens"] = "yes" if response.answer.usage else "no: they are estimated"
+    probe.settings |= {
+        "max_tokens_name": name,
+        "sends_temperature": parameters.sends_temperature,
+        "stream": streams,
+    }
+
+
+async def _probe_schema(server: LlmServer, timeout: float) -> str | None:
+    """Return why answers do not fit a schema that is told in the form of `server`; None where they
+    do."""
+    text = "Is a tide a movement of the sea, and how many grams of salt has a litre of sea water?"
+    question = LlmQuestion(_asking(text), MAX_TOKENS, 0.0, _SCHEMA)
+    try:
+        async with ServerClient.connect(server, timeout) as client:
+            response = await client.ask(question.request_body(), within=timeout)
+        parse_answer_here(response.answer.text, _SCHEMA)
+    except (SwitchyardError, ValueError) as error:
+        return " ".join(str(error).split())[:MAX_REASON]
+    return None
+
+
+async def _probe_picture(server: LlmServer, timeout: float) -> str:
+    url = f"data:image/png;base64,{base64.b64encode(_red_picture()).decode()}"
+    content = [
+        {"type": "text", "text": "Which colour is this picture? Answer with one word."},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    question = LlmQuestion(({"role": "user", "content": content},), MAX_TOKENS, 0.0)
+    try:
+        async with ServerClient.connect(server, timeout) as client:
+            response = await client.ask(question.request_body(), within=timeout)
+    except SwitchyardError as error:
+        return f"refused: {' '.join(str(error).split())[:MAX_REASON]}"
+    answer = " ".join(response.answer.text.split())[:40]
+    return "seen" if "red" in answer.lower() else f"not seen: a red one is {json.dumps(answer)}"
+
+
+def _asking(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": text},)
+
+
+def _red_picture() -> bytes:
+    """Make a PNG (RFC 2083) of one colour."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        end = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + end
+
+    header = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
+    rows = (b"\0" + b"\xff\0\0" * _SIDE) * _SIDE
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
