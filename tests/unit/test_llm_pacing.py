@@ -166,6 +166,17 @@ def test_refusals_timeouts_and_cut_answers_shrink_it_at_once() -> None:
     assert alone == start, "with one call it is no sign of too many"
 
 
+def test_after_an_overload_no_raise_is_tried_for_some_windows() -> None:
+    rule = AdaptivePolicy()
+    pace = after(rule, settled(4, bounds=SMALL), answered=2, broken=4, bounds=SMALL)
+    assert int(pace.limit) == 2
+    limits = []
+    for _ in range(4):
+        pace = after(rule, pace, answered=20, bounds=SMALL)
+        limits.append(int(pace.limit))
+    assert limits == [2, 2, 3, 4]
+
+
 def test_a_window_grows_old() -> None:
     """One quiet call an hour after a burst says nothing of the burst."""
     rule, pace = AdaptivePolicy(), settled()

@@ -270,6 +270,7 @@ class AdaptivePolicy:
         window, memory, limit = pace.window, dict(pace.memory), pace.limit
         if window.timeouts > 0.05 or window.is_refusing:
             self._end_trial(memory)
+            self._rest(memory)
             return min(limit * 0.7, max(1.0, limit - 1)), memory | {"found": 1.0, "alone": 1.0}
         if not window.measured:
             return limit, memory
@@ -331,10 +332,14 @@ class AdaptivePolicy:
 
     def _take_back(self, before: float, memory: dict[str, float]) -> float:
         if memory.get("found"):
-            memory["pause"] = min(self.max_rest, 2 * memory.get("pause", 1.0))
-            memory["rest"] = memory["pause"]
+            self._rest(memory)
         memory["found"] = 1.0
         return before
+
+    def _rest(self, memory: dict[str, float]) -> None:
+        """Try no raise for some windows, and for more each time."""
+        memory["pause"] = min(self.max_rest, 2 * memory.get("pause", 1.0))
+        memory["rest"] = memory["pause"]
 
     def _end_trial(self, memory: dict[str, float]) -> None:
         for name in ("limit", "calls", "rate", "start"):
