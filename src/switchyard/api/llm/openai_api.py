@@ -207,7 +207,7 @@ async def create_chat_completion(
     },
 )
 async def create_embeddings(
-    body: models.EmbeddingsRequest,
+    body: models.EmbeddingsBody,
     state: Shared,
     request: Request,
     wishes: Annotated[_Wishes, Depends(wishes_of)],

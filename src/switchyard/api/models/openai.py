@@ -75,7 +75,7 @@ class _WholeRequest(RequestModel):
         return self
 
 
-class EmbeddingsRequest(_WholeRequest):
+class EmbeddingsBody(_WholeRequest):
     """Texts in the form of OpenAI's API, of which the vectors are wanted."""
 
     model_config = ConfigDict(

@@ -19,7 +19,7 @@ from switchyard.cli.base.output import (
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.engine.records.usage import Usage
+    from switchyard.services.engine.records.usage import SystemUsage
 
 _SHOWN_QUEUES = 10
 
@@ -36,7 +36,7 @@ def usage(as_json: JsonOption = False) -> None:
         _show(found)
 
 
-async def _usage(settings: Settings, *, as_json: bool) -> Usage:
+async def _usage(settings: Settings, *, as_json: bool) -> SystemUsage:
     from switchyard.services.engine.monitoring.usage import measure_usage
 
     async with open_ledger(settings) as ledger:
@@ -48,7 +48,7 @@ async def _usage(settings: Settings, *, as_json: bool) -> Usage:
     return found
 
 
-def _show(found: Usage) -> None:
+def _show(found: SystemUsage) -> None:
     rows = table(
         "WHAT", "NUMBER", "SIZE", "SINCE", "LAST DAY", right=("NUMBER", "SIZE", "SINCE", "LAST DAY")
     )

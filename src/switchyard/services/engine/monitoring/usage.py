@@ -18,12 +18,14 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.usage import FilesUsage, QueueUsage, Usage
+from switchyard.services.engine.records.usage import FilesUsage, QueueUsage, SystemUsage
 
 T = TypeVar("T")
 
 
-async def measure_usage(settings: Settings, ledger: Ledger, *, timeout: float | None) -> Usage:
+async def measure_usage(
+    settings: Settings, ledger: Ledger, *, timeout: float | None
+) -> SystemUsage:
     """Measure all parts at once, each for at most `timeout` seconds. What is away is left out, and
     the answer says so."""
     missing: dict[str, str] = {}
@@ -44,7 +46,7 @@ async def measure_usage(settings: Settings, ledger: Ledger, *, timeout: float | 
         measured("index", _index(settings)),
         measured("queues", _queues(settings)),
     )
-    return Usage(of_ledger, files, index, queues, dict(sorted(missing.items())))
+    return SystemUsage(of_ledger, files, index, queues, dict(sorted(missing.items())))
 
 
 class NotMeasured(TemporarilyUnavailable):

@@ -51,7 +51,7 @@ class QueueUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SystemUsage:
     """What a system takes. Parts that were away, or took too long, are None, and `missing` says
     why."""
 
