@@ -42,4 +42,6 @@ def test_a_route_that_documents_files_is_one_that_takes_them() -> None:
         "/parse/references",
         "/process/references",
         "/backfills/inputs",
+        "/dashboard/documents",
+        "/dashboard/backfills/inputs",
     }

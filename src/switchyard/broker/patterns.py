@@ -50,6 +50,7 @@ TIME_ZONE = r"^[A-Za-z0-9_+/-]{1,64}$"
 LANGUAGE = r"^[a-z]{2,20}(_[a-z]{2,10})?$"
 CURRENCY = r"^[A-Za-z]{1,10}$"
 HEADER = r"^[A-Za-z0-9-]{1,100}$"
+EMBEDDER = r"^(wordllama|hashed|minilm|/.{1,4000})$"
 VARIABLE = r"^[A-Z][A-Z0-9_]{0,99}$"
 TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 GITHUB_ORG = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,38}$"
@@ -101,6 +102,8 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         LANGUAGE: "give a language code of lower-case letters, for example de or ar",
         CURRENCY: "give a currency of 1 to 10 letters, for example USD",
         HEADER: "give the name of an HTTP header: letters, digits and -, at most 100 characters",
+        EMBEDDER: "write wordllama, hashed or minilm, or the absolute path of a sentence model's "
+        "folder",
         VARIABLE: "give the name of an environment variable: upper-case letters, digits and _, "
         "beginning with a letter, at most 100 characters",
         TRACEPARENT: "give a W3C trace context: 00-<32 hexadecimal digits>-<16>-<2>, lower case",

@@ -30,7 +30,7 @@ class DocumentSettings(BaseSettings):
     )
     embed_offline: str = Field(
         default="wordllama",
-        pattern=r"^(wordllama|hashed|minilm|/.{1,4000})$",
+        pattern=patterns.EMBEDDER,
         description="Embedder without a server: `wordllama` compares meaning and is best for "
         "English; `hashed` compares words, in any script; `minilm` is all-MiniLM-L6-v2, better and "
         "slower, of the extra `minilm`; or the folder (`/…`) of a sentence model in ONNX or BERT. "
