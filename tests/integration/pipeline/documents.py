@@ -68,7 +68,7 @@ async def failing_beside_another(
     has happened. Raises what the job raises."""
     goes_on = threading.Event()
     llm.always(held(goes_on, answer))
-    llm.next(llm_server.fails(500))
+    llm.next(llm_server.fails(502))
     running = asyncio.create_task(job)
     try:
         await eventually(lambda: len(llm.requests) > 1)

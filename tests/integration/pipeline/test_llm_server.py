@@ -24,7 +24,12 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
-from switchyard.services.llm.server_client import NETWORK_TRIES, ServerClient, open_api
+from switchyard.services.llm.server_client import (
+    NETWORK_TRIES,
+    UNCLEAR_CHANGES,
+    ServerClient,
+    open_api,
+)
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.remote import BATCH_SIZE, RemoteEmbedder
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
@@ -384,11 +389,25 @@ async def test_a_schema_is_told_as_the_server_takes_it_from_then_on(
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 1}'
+        assert len(llm.requests) <= 3
+        for _ in range(UNCLEAR_CHANGES - 1):
+            await client.ask(SCHEMA_CHAT, within=10)
         learning = len(llm.requests)
-        assert learning <= 3
         await client.ask(SCHEMA_CHAT, within=10)
         assert len(llm.requests) == learning + 1
     assert llm.requests[-1].json.get("response_format") == expected
+
+
+async def test_a_breakdown_of_a_moment_teaches_nothing(llm: LlmServer, asking: Settings):
+    (one,) = asking.llm_servers
+    async with ServerClient.connect(one, 5) as client:
+        for _ in range(UNCLEAR_CHANGES + 1):
+            llm.next(server.fails(500), server.answers('{"a": 1}'))
+            assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 1}'
+            llm.next(server.answers('{"a": 2}'))
+            assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 2}'
+            form = llm.requests[-1].json["response_format"]
+            assert form == SCHEMA_CHAT["response_format"]
 
 
 async def test_a_clients_own_schema_is_sent_as_it_is(llm: LlmServer, asking: Settings):

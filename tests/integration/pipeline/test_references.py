@@ -14,8 +14,7 @@ from switchyard.services.common.files.storage_keys import references_key, stage_
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.text import mupdf
-from switchyard.services.pipeline.text.markdown import PageLines
+from switchyard.services.pipeline.text.page_process import PageProcess
 from switchyard.services.pipeline.workers.references import reference_lists
 from switchyard.services.pipeline.workers.references.reference_source import NoText
 from switchyard.services.pipeline.workers.stage_outputs import MissingOutput
@@ -250,13 +249,13 @@ async def test_no_page_is_read_twice_for_the_boxes(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str
 ):
     read: list[int] = []
-    inner = mupdf._Pdf.page
+    inner = PageProcess.run
 
-    def page(opened: mupdf._Pdf, number: int) -> PageLines:
+    def run(process: PageProcess, number: int, *args: Any, **kwargs: Any) -> Any:
         read.append(number)
-        return inner(opened, number)
+        return inner(process, number, *args, **kwargs)
 
-    monkeypatch.setattr(mupdf._Pdf, "page", page)
+    monkeypatch.setattr(PageProcess, "run", run)
     update = {"document_references": True}
     one = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
     if comes == "as an upload":

@@ -152,7 +152,7 @@ async def tell_pressure(
     return pressure
 
 
-def _job_filter(
+async def _job_filter(
     job_state: Annotated[JobState | None, Query(alias="state")] = None,
     lane: LaneName = None,
     job_type: TypeName = None,

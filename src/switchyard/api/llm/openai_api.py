@@ -102,7 +102,7 @@ class _Wishes:
         }
 
 
-def wishes_of(
+async def wishes_of(
     request: Request,
     x_job_lane: Annotated[
         Literal["hot", "backfill"], Header(description="Lane of the request's job.")

@@ -134,6 +134,13 @@ class Parameters:
             return replace(self, streams=False)
         return None
 
+    @staticmethod
+    def is_clear(error: openai.APIStatusError) -> bool:
+        """Return whether an error says what it is about; a server's breakdown may be of a moment's,
+        whatever was asked."""
+        complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
+        return error.status_code < 500 or _SCHEMA_WORDS.search(complaint) is not None
+
     def _is_about_schema(self, status: int, complaint: str, chat: Mapping[str, Any]) -> bool:
         """Return whether an error may be about the form of our schema. A server that breaks down
         over it answers 500, and says anything."""

@@ -57,6 +57,10 @@ class ModelResponse:
     """Seconds until the server takes requests again, by its own limits; 0 while it does."""
 
 
+UNCLEAR_CHANGES = 3
+"""Calls in a row after which an error without a clear cause is taken to be about the schema."""
+
+
 class ServerClient:
     """Asks one server. Open it with `ServerClient.connect`."""
 
@@ -67,6 +71,8 @@ class ServerClient:
         self._server_name = server.name
         self._parameters = Parameters.for_server(server)
         """As the server took them last."""
+        self._unclear_changes = 0
+        """Calls in a row that were taken in another way, after an error without a clear cause."""
         self._begins_within = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
 
@@ -170,6 +176,7 @@ class ServerClient:
 
         parameters = self._parameters
         tried = {parameters}
+        is_clear = True
         while True:
             try:
                 body = parameters.streamed(chat)
@@ -185,9 +192,18 @@ class ServerClient:
                     raise
                 parameters = changed
                 tried.add(parameters)
+                is_clear = is_clear and Parameters.is_clear(error)
             else:
-                self._parameters = parameters
+                self._remember(parameters, is_clear)
                 return response
+
+    def _remember(self, parameters: Parameters, is_clear: bool) -> None:
+        """Ask in the way that was taken from now on; where no error was clear about what was wrong
+        with the old one, only once that has happened in UNCLEAR_CHANGES calls in a row."""
+        is_other = parameters != self._parameters
+        self._unclear_changes = self._unclear_changes + 1 if is_other else 0
+        if is_clear or self._unclear_changes >= UNCLEAR_CHANGES:
+            self._parameters, self._unclear_changes = parameters, 0
 
     async def _send_unstreamed(
         self,

@@ -119,7 +119,7 @@ async def test_a_stage_of_an_older_version_that_fails_too_late_changes_nothing(
     payload = dict(first.jobs[0].payload)
     await arxiv.one("extract_text", payload)
     go_on = threading.Event()
-    llm.next(held(go_on, fails(400, "too long")))
+    llm.next(held(go_on, fails(401, "no such key")))
     late = asyncio.create_task(arxiv.one("summarize_content", payload))
     try:
         await eventually(lambda: len(llm.requests) == 1)
