@@ -157,7 +157,8 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
             await asyncio.gather(*(answered(lane, str(n)) for n in range(20)))
         assert attempts == []
         assert app.counts.answered == 20
-        assert app.counts.cut <= 10, "of 57 calls there were 49"
+        # By the rule of old, 112 with 3 attempts each, or more with as many as here.
+        assert app.counts.cut <= 40
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert not report.state.is_on_trial
 
