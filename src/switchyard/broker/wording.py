@@ -11,6 +11,15 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def size_in_words(count: float) -> str:
+    """Write bytes with a unit: `0 B`, `12.3 KiB`, `4.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
 def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
     """Cut a text from anywhere to `limit` characters, in a form that can be written everywhere.
 

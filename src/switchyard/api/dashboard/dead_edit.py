@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Form, Path, Request, Response
 
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, done
-from switchyard.api.dashboard.schema_forms import fields_of, read_fields
+from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
 from switchyard.api.dashboard.sessions import PATH, form_fields
 from switchyard.api.engine.dead import record_redrive
 from switchyard.api.http.problems import Problem
@@ -67,7 +67,7 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
         "lines": lines[2 : MAX_DIFFERENCE + 2],
         "more": max(0, len(lines) - MAX_DIFFERENCE - 2),
         "payload": json.dumps(after),
-        "said": {name: text for name, text in form.items() if name.startswith("f.")},
+        "said": {name: text for name, text in form.items() if name.startswith(PREFIX)},
     }
     return DashboardPage("dead_difference.html", context, title="Redrive it so?")
 

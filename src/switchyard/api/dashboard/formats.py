@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from switchyard.broker.wording import size_in_words
+
 NOTHING = "–"
-KIB = 1024
 
 
 class Html(str):
@@ -85,13 +86,7 @@ def clock(at: float | None) -> str:
 
 def size(count: float | None) -> str:
     """Write a number of bytes."""
-    if count is None:
-        return NOTHING
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < KIB:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= KIB
-    return f"{count:.1f} TiB"
+    return NOTHING if count is None else size_in_words(count)
 
 
 def percent(part: float | None) -> str:

@@ -186,10 +186,8 @@ async def create_chat_completion(
                 return Response()  # nobody reads it
             headers = answer_headers(result, state.settings)
             return JsonResponse(completion_of(result), headers=headers)
-        options = body.stream_options
-        shows_usage = options is not None and bool(options.include_usage)
         stream = await _start_stream(
-            payload, wishes, state, request, place, shows_usage=shows_usage
+            payload, wishes, state, request, place, shows_usage=_shows_usage(body)
         )
         if stream is None:
             return Response()  # nobody reads it
@@ -214,14 +212,8 @@ async def create_embeddings(
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
     check_model(state.settings, body.model, embeds=True)
-    payload = {
-        "model": body.model,
-        "input": body.input,
-        "extra": dict(body.model_extra or {}),
-        "fresh": wishes.is_fresh,
-    }
-    with Place(request):
-        result = await _finished("create_embeddings", payload, wishes, state, request)
+    texts = {"input": body.input}
+    result = await _answered_whole("create_embeddings", body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     is_packed = body.encoding_format == "base64"
@@ -250,22 +242,15 @@ async def create_completion(
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
     check_model(state.settings, body.model)
-    payload = {
-        "model": body.model,
-        "prompt": body.prompt,
-        "extra": dict(body.model_extra or {}),
-        "fresh": wishes.is_fresh,
-    }
-    with Place(request):
-        result = await _finished("complete_text", payload, wishes, state, request)
+    texts = {"prompt": body.prompt}
+    result = await _answered_whole("complete_text", body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
     answer = with_defaults(result, "cmpl", "text_completion")
     if not body.stream:
         return JsonResponse(answer, headers=headers)
-    options = body.stream_options
-    chunks = text_chunks(answer, shows_usage=options is not None and bool(options.include_usage))
+    chunks = text_chunks(answer, shows_usage=_shows_usage(body))
     return Response(b"".join(chunks), headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -348,6 +333,30 @@ async def _finished(
     result = _result(await ending, job_id, state)
     check_answered(result)
     return result
+
+
+async def _answered_whole(
+    job_type: str,
+    body: models.EmbeddingsBody | models.CompletionRequest,
+    texts: Mapping[str, Any],
+    wishes: _Wishes,
+    state: ApiState,
+    request: Request,
+) -> LlmResult | None:
+    """Run a request whose job asks another endpoint than that of chats. As `_finished`."""
+    payload = {
+        "model": body.model,
+        **texts,
+        "extra": dict(body.model_extra or {}),
+        "fresh": wishes.is_fresh,
+    }
+    with Place(request):
+        return await _finished(job_type, payload, wishes, state, request)
+
+
+def _shows_usage(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
+    """Return whether the stream is to end with the tokens that were used."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def completion_of(result: LlmResult) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from switchyard.broker.wording import size_in_words
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age
 from switchyard.cli.base.output import (
@@ -54,9 +55,9 @@ def _show(found: SystemUsage) -> None:
     )
     if found.ledger is not None:
         free = found.ledger.free_bytes
-        add_row(rows, "ledger", "", _size(found.ledger.bytes), "", "")
+        add_row(rows, "ledger", "", size_in_words(found.ledger.bytes), "", "")
         if free:
-            add_row(rows, "  free, to be used again", "", _size(free), "", "")
+            add_row(rows, "  free, to be used again", "", size_in_words(free), "", "")
         for each in found.ledger.tables:
             if each.rows:
                 lately = each.rows_of_last_day
@@ -64,42 +65,32 @@ def _show(found: SystemUsage) -> None:
                     rows,
                     cell(f"  {each.name}"),
                     f"{each.rows:,}",
-                    "?" if each.bytes is None else _size(each.bytes),
+                    "?" if each.bytes is None else size_in_words(each.bytes),
                     "" if each.since is None else age(each.since),
                     "" if lately is None else f"{lately:,}",
                 )
     if found.files is not None:
         number, size = sum(each.files for each in found.files), sum(e.bytes for e in found.files)
-        add_row(rows, "files", f"{number:,}", _size(size), "", "")
+        add_row(rows, "files", f"{number:,}", size_in_words(size), "", "")
         for kind in found.files:
             add_row(
                 rows,
                 cell(f"  {kind.kind}"),
                 f"{kind.files:,}",
-                _size(kind.bytes),
+                size_in_words(kind.bytes),
                 "" if kind.since is None else age(kind.since),
-                _size(kind.bytes_of_last_day),
+                size_in_words(kind.bytes_of_last_day),
             )
     if found.index_bytes is not None:
-        add_row(rows, "index", "", _size(found.index_bytes), "", "")
+        add_row(rows, "index", "", size_in_words(found.index_bytes), "", "")
     if found.queues is not None:
         full = [each for each in found.queues if each.messages]
-        number, size = sum(each.messages for each in full), sum(each.bytes for each in full)
-        add_row(rows, "queues", f"{number:,}", _size(size), "", "")
+        messages, total = sum(each.messages for each in full), sum(each.bytes for each in full)
+        add_row(rows, "queues", f"{messages:,}", size_in_words(total), "", "")
         for queue in full[:_SHOWN_QUEUES]:
-            add_row(
-                rows, cell(f"  {queue.name}"), f"{queue.messages:,}", _size(queue.bytes), "", ""
-            )
+            room = size_in_words(queue.bytes)
+            add_row(rows, cell(f"  {queue.name}"), f"{queue.messages:,}", room, "", "")
     console().print(rows)
     for part, why in found.missing.items():
         echo(f"{part}: not measured: {why}", err=True)
     say("`jobctl prune --dry-run` counts what is old enough to be removed.")
-
-
-def _size(number: int) -> str:
-    """Write bytes with a unit: `0 B`, `12.3 KiB`, `4.5 GiB`."""
-    value, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:,.0f} {units[0]}" if units[0] == "B" else f"{value:,.1f} {units[0]}"

@@ -145,8 +145,8 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
     if isinstance(error, openai.APIConnectionError):
         return _connection_error(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
-        return LlmCut(f"the model server broke off: {_shortened(error.message)}")
-    return LlmRefused(f"unexpected error while calling a model: {_shortened(error)}")
+        return LlmCut(f"the model server broke off: {shortened(error.message)}")
+    return LlmRefused(f"unexpected error while calling a model: {shortened(error)}")
 
 
 def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
@@ -198,8 +198,9 @@ def _server_message(error: openai.APIStatusError) -> str:
     """Return the server's message, shortened; never the request."""
     body = error.body
     message = body.get("message") if isinstance(body, dict) else body
-    return _shortened(message or error.message)
+    return shortened(message or error.message)
 
 
-def _shortened(message: object) -> str:
-    return " ".join(str(message).split())[:300]
+def shortened(message: object, most: int = 300) -> str:
+    """Return a message in one line of at most so many characters."""
+    return " ".join(str(message).split())[:most]

@@ -16,6 +16,7 @@ from typing import Any
 
 from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.common.settings import LlmServer
+from switchyard.services.llm.llm_errors import shortened
 from switchyard.services.llm.llm_requests import LlmQuestion
 from switchyard.services.llm.parameters import SCHEMA_FORMATS
 from switchyard.services.llm.server_client import ServerClient
@@ -86,7 +87,7 @@ async def _probe_schema(server: LlmServer, timeout: float) -> str | None:
             response = await client.ask(question.request_body(), within=timeout)
         parse_answer_here(response.answer.text, _SCHEMA)
     except (SwitchyardError, ValueError) as error:
-        return " ".join(str(error).split())[:MAX_REASON]
+        return shortened(error, MAX_REASON)
     return None
 
 
@@ -101,8 +102,8 @@ async def _probe_picture(server: LlmServer, timeout: float) -> str:
         async with ServerClient.connect(server, timeout) as client:
             response = await client.ask(question.request_body(), within=timeout)
     except SwitchyardError as error:
-        return f"refused: {' '.join(str(error).split())[:MAX_REASON]}"
-    answer = " ".join(response.answer.text.split())[:40]
+        return f"refused: {shortened(error, MAX_REASON)}"
+    answer = shortened(response.answer.text, 40)
     return "seen" if "red" in answer.lower() else f"not seen: a red one is {json.dumps(answer)}"
 
 

@@ -102,11 +102,15 @@ def check_embeddings(answer: Any, count: int) -> None:
         raise InvalidLlmResponse(f"the model server did not answer with {count:,} vectors")
     for each in data:
         vector = field_of(each, "embedding")
-        is_vector = isinstance(vector, list) and all(
-            isinstance(x, int | float) and math.isfinite(x) for x in vector
-        )
-        if not vector or not is_vector:
+        if not vector or not is_vector(vector):
             raise InvalidLlmResponse("the model server answered something that is no vector")
+
+
+def is_vector(value: Any) -> bool:
+    """Return whether a server's value is a list of finite numbers."""
+    return isinstance(value, list) and all(
+        isinstance(x, int | float) and math.isfinite(x) for x in value
+    )
 
 
 def check_completions(answer: Any, count: int) -> None:

@@ -28,6 +28,7 @@ from sqlalchemy import (
     update,
 )
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
@@ -53,10 +54,10 @@ from switchyard.services.engine.records.retention import (
 )
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
 
-KEYS_KEPT_FOR = 7 * 24 * 3600.0
+KEYS_KEPT_FOR = 7 * DAY
 """Seconds since its end for which a job with an idempotency key is kept whatever its age: a request
 that is repeated within that time finds it."""
-WORKERS_KEPT_FOR = 30 * 24 * 3600.0
+WORKERS_KEPT_FOR = 30 * DAY
 """Seconds for which a worker is listed that has stopped or died."""
 ATTEMPTS_PER_JOB = 4
 """Rows of attempts that one transaction removes, for each job that it may remove; few have more."""

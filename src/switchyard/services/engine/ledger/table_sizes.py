@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Table, exc, func, select, text
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.dialect import is_sqlite
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
@@ -18,7 +19,6 @@ from switchyard.services.engine.records.usage import LedgerUsage, TableUsage
 
 MAX_READ_BYTES = 4 * 1024**3
 """Size of a SQLite file up to which the room of each table is told: all of the file is read."""
-DAY = 86_400.0
 _MADE_AT = {
     "jobs": jobs.c.created_at,
     "dead_letters": dead_letters.c.dead_at,

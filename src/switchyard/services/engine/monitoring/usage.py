@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import TypeVar
 
 from switchyard.broker.errors import ManagementError
@@ -75,22 +73,7 @@ async def _index(settings: Settings) -> int:
     url = settings.vectors_url
     if url.startswith(("postgresql", "postgres")):
         raise NotMeasured("it lies in PostgreSQL: `\\dt+` of its database shows its tables")
-    if "://" in url and not url.startswith("file://"):
-        storage = Storage(url)
-        return await storage.size_async()
-    directory = Path(url.removeprefix("file://"))
-    return await asyncio.to_thread(_directory_bytes, directory)
-
-
-def _directory_bytes(directory: Path) -> int:
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += (Path(folder) / name).stat().st_size
-            except FileNotFoundError:
-                continue  # the index was compacted meanwhile
-    return total
+    return await Storage(url).size_async()
 
 
 async def _queues(settings: Settings) -> tuple[QueueUsage, ...]:

@@ -17,6 +17,7 @@ from switchyard.services.llm.budget_account import CallCharge, EmbeddingBudget
 from switchyard.services.llm.completion_reader import CompletionReader, field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
 from switchyard.services.llm.server_client import call_with_retries, open_api
+from switchyard.services.llm.whole_answers import is_vector
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
@@ -143,8 +144,7 @@ class RemoteEmbedder:
         return found
 
     def _normalised(self, vector: Any) -> list[float]:
-        numbers = isinstance(vector, list) and all(isinstance(x, int | float) for x in vector)
-        if not numbers or not all(math.isfinite(x) for x in vector):
+        if not is_vector(vector):
             raise InvalidLlmResponse(
                 f"the embedding server answered something that is no vector: "
                 f"{quoted_answer(vector)}"

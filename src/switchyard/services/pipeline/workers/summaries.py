@@ -85,7 +85,9 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
         except PermanentError as error:
             if not _is_of_document(error):
                 raise
-            why = " ".join(str(error).split())[:MAX_REASON]
+            from switchyard.services.llm.llm_errors import shortened
+
+            why = shortened(error, MAX_REASON)
 
             async def instead() -> dict[str, Any]:
                 return await _summarize_extractively(ctx, pages, title) | {"refused": why}
