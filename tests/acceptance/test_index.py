@@ -49,8 +49,8 @@ async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -
         jobctl.ok("index", "compact", "--wait")
     shown = jobctl.json("index", "show")
     assert [(each["role"], each["embedder"], each["chunks"]) for each in shown["generations"]] == [
-        ("active", "hashed-1-64", 1),
+        ("active", "hashed-2-64", 1),
         ("retired", "wordllama-1-256", None),
     ]
     told = jobctl.run("index", "show").stderr
-    assert "It keeps hashed-1-64 until `jobctl index rebuild`" in told
+    assert "It keeps hashed-2-64 until `jobctl index rebuild`" in told

@@ -97,7 +97,7 @@ async def test_another_embedders_index_is_refused(url: str, embedder: str, dimen
 @pytest.mark.parametrize(
     ("made_by", "way_back"),
     [
-        ("hashed-1-8", "JOBS_EMBED_OFFLINE=hashed and JOBS_EMBED_DIMENSIONS=8"),
+        ("hashed-2-8", "JOBS_EMBED_OFFLINE=hashed and JOBS_EMBED_DIMENSIONS=8"),
         ("wordllama-1-8", "JOBS_EMBED_OFFLINE=wordllama and JOBS_EMBED_DIMENSIONS=8"),
         ("some-model-8", "JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back"),
     ],

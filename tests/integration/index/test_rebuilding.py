@@ -35,7 +35,7 @@ async def test_an_index_is_built_anew_and_swapped(url: str):
         building = await rebuilt(index)
         now = await index.generations()
         assert (now.active, now.building) == (building, None)
-        assert now.active.embedder == "hashed-1-32"
+        assert now.active.embedder == "hashed-2-32"
         assert [each.generation.table for each in now.retired] == ["chunks"]
         assert await contents(index) == before
         assert (await begin(index, other(index))).building is None  # it is of that embedder
@@ -49,7 +49,7 @@ async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is
         await write(index, "b", 2, "new")
         assert sorted(await contents(index)) == ["a", "b"]
         async with index.searched() as (table, embedder):
-            assert embedder.name == "hashed-1-64"
+            assert embedder.name == "hashed-2-64"
             assert await search(table, embedder, "the tide", 3)
 
 
@@ -85,7 +85,7 @@ async def test_one_building_at_a_time_and_it_can_be_given_up(url: str):
         building = (await begin(index, other(index))).building
         assert building is not None
         assert (await begin(index, other(index))).building == building
-        with pytest.raises(AnotherRebuild, match=r"hashed-1-32.*jobctl index abandon"):
+        with pytest.raises(AnotherRebuild, match=r"hashed-2-32.*jobctl index abandon"):
             await begin(index, other(index, 16))
         assert await abandon(index) == building
         assert await abandon(index) is None

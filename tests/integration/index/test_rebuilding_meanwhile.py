@@ -81,9 +81,9 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
         done.set()
         changed.set()
         await looking
-        assert (await index.generations()).active.embedder == "hashed-1-32"
+        assert (await index.generations()).active.embedder == "hashed-2-32"
         assert await contents(index) == wanted
-        assert searched[0] == "hashed-1-64"
+        assert searched[0] == "hashed-2-64"
 
 
 async def test_who_began_to_write_before_the_building_writes_to_both(url: str):
@@ -99,7 +99,7 @@ async def test_who_began_to_write_before_the_building_writes_to_both(url: str):
             chunk = Chunk(chunk_id("b", 0), "b", 0, 1, "late")
             await table.put("late", [chunk], await embedder.embed(["late"]))
 
-        assert [each.embedder for each in await index.write(put)] == ["hashed-1-64", "hashed-1-32"]
+        assert [each.embedder for each in await index.write(put)] == ["hashed-2-64", "hashed-2-32"]
         assert (await contents(index))["b"] == ["late"]
 
 

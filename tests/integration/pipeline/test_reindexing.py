@@ -47,7 +47,7 @@ async def test_the_job_builds_in_shifts_and_the_next_one_goes_on(
         assert dict(following.payload) == {"dimensions": 32, "force": False}
         second = await pipeline.one("rebuild_index", dict(following.payload))
         assert isinstance(second, Done)
-        assert second.result == {"embedder": "hashed-1-32", "dimensions": 32, "built": True}
+        assert second.result == {"embedder": "hashed-2-32", "dimensions": 32, "built": True}
         third = await pipeline.one("rebuild_index", {"dimensions": 32})
         assert isinstance(third, Done)
         assert third.result["built"] is False
@@ -63,6 +63,6 @@ async def test_a_document_that_comes_in_behind_a_swap_is_of_the_new_embedder(
     await pipeline.run("rebuild_index", {"offline": "hashed", "dimensions": 32})
     (tmp_path / "b.txt").write_text("Bread rises when yeast has sugar, water and time.")
     await pipeline.run("ingest_document", {"path": str(tmp_path / "b.txt")})
-    assert pipeline.result("embed_content")["embedder"] == "hashed-1-32"
+    assert pipeline.result("embed_content")["embedder"] == "hashed-2-32"
     async with open_index(pipeline.settings) as index:
         assert len(await contents(index)) == 2

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from switchyard.services.pipeline.index.words import full_text_query
 from switchyard.services.pipeline.text import plain
 from switchyard.services.pipeline.text.plain import (
     clean,
@@ -22,6 +23,7 @@ from switchyard.services.pipeline.text.plain import (
     shorten,
     words,
 )
+from switchyard.services.pipeline.text.stems import language_of, query_words
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))
@@ -104,13 +106,25 @@ def test_chinese_words_are_pairs_of_characters():
     [
         ("the history of the tides", ["history", "tides"]),
         ("die Geschichte der Gezeiten", ["geschichte", "gezeiten"]),
-        ("l'histoire des marées", ["l'histoire", "marees"]),
+        ("l'histoire des marées dans la baie", ["l'histoire", "marees", "baie"]),
         ("هذا كتاب عن البحر", ["كتاب", "عن", "البحر"]),
         ("история о море", ["история", "море"]),
+        ("sea level", ["sea", "level"]),
+        ("the war at sea", ["war", "sea"]),
+        ("sea level in the Miocene era", ["sea", "level", "miocene", "era"]),
+        ("die casting of zinc", ["die", "casting", "zinc"]),
+        ("die Höhe, die das Wasser hat", ["hohe", "wasser"]),
+        ("que sea la mar", ["mar"]),
     ],
 )
 def test_content_words_leave_out_what_every_text_has(text: str, expected: list[str]):
     assert content_words(text) == expected
+
+
+def test_a_word_of_two_languages_is_looked_for_in_a_question_that_tells_of_neither():
+    assert language_of("sea levels") is None
+    assert full_text_query("sea level") == "sea se level"
+    assert [word[0] for word in query_words("the war at sea", 10, None)] == ["war", "sea"]
 
 
 def test_count_of_words_takes_two_chinese_characters_for_a_word():

@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 from switchyard.services.pipeline.text.plain import words
-from switchyard.services.pipeline.text.stopwords import STOP_WORDS
+from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _WORD_WEIGHT = 0.5
 _STEM_WEIGHT = 0.9
@@ -42,7 +42,7 @@ class HashedEmbedder:
 
     @property
     def name(self) -> str:
-        return f"hashed-1-{self.dimensions}"
+        return f"hashed-2-{self.dimensions}"
 
     @property
     def calibration(self) -> SimilarityCalibration:
@@ -61,8 +61,10 @@ class HashedEmbedder:
 
     def _vector(self, text: str, known: dict[str, list[tuple[int, float]]]) -> list[float]:
         vector = [0.0] * self.dimensions
-        for word, count in Counter(words(text)).items():
-            if word in STOP_WORDS:
+        counts = Counter(words(text))
+        stop_words = stop_words_among(counts)
+        for word, count in counts.items():
+            if word in stop_words:
                 continue
             if word not in known:
                 if len(known) >= _KNOWN_WORDS:

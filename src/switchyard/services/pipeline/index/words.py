@@ -60,8 +60,9 @@ def full_text_query(text: str, *, has_stems: bool = True) -> str | None:
     all forms of each word, but for an index without stems."""
     # One by one: what is behind the last word that counts is not looked at.
     plain = normalised(text)
-    telling = islice(filter(content_words, _words(plain)), MAX_QUERY_WORDS)
-    found = list(telling) or list(islice(_words(plain), MAX_QUERY_WORDS))
+    content = frozenset(content_words(text))
+    telling = (run for run in _words(plain) if not content.isdisjoint(words(run)))
+    found = list(islice(telling, MAX_QUERY_WORDS)) or list(islice(_words(plain), MAX_QUERY_WORDS))
     if has_marks(plain):
         found = plain.split()[:MAX_QUERY_WORDS]  # the index cuts these, by dictionaries
     if has_stems:

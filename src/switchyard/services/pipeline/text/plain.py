@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from switchyard.services.pipeline.text.stopwords import STOP_WORDS
+from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\u00ad]")
 _UNREADABLE = re.compile(r"[\ud800-\udfff\ufffd]+")
@@ -196,7 +196,9 @@ def is_in_pairs(word: str) -> bool:
 
 def content_words(text: str) -> list[str]:
     """The words that say something of the subject: no stop words, no lone Latin letters."""
-    return [word for word in words(text) if word not in STOP_WORDS and len(word) > 1]
+    found = words(text)
+    stop_words = stop_words_among(found)
+    return [word for word in found if word not in stop_words and len(word) > 1]
 
 
 def count_words(text: str) -> int:

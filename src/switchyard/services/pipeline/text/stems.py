@@ -1,6 +1,6 @@
 """The stems of words, by which a search for `wing` finds `wings`.
 
-A text is stemmed in its own language where its small words tell which that is; else as English,
+A text is stemmed in its own language where its stop words tell which that is; else as English,
 which changes nothing but the endings of Latin words. Few queries tell, so each word of the others
 stands for its stems in all languages: whatever a text was stemmed as, the same word finds it.
 """
@@ -20,11 +20,14 @@ from switchyard.services.pipeline.text.plain import (
     without_accents,
     words,
 )
-from switchyard.services.pipeline.text.stopwords import STOP_WORDS, STOP_WORDS_BY_LANGUAGE
+from switchyard.services.pipeline.text.stopwords import (
+    STOP_WORDS_BY_LANGUAGE,
+    languages_of,
+)
 
 _FALLBACK = "english"
-_MIN_SMALL_WORDS = 0.1
-"""Part of a text's words that its language's small words are at least; of most languages they are
+_MIN_STOP_WORDS = 0.1
+"""Part of a text's words that its language's stop words are at least; of most languages they are
 a third and more."""
 _MAX_STEMMED_CHARACTERS = 40
 """Longer runs of letters are no words that a language inflects."""
@@ -33,17 +36,14 @@ _KNOWN_STEMS = 100_000
 
 
 def language_of(text: str) -> str | None:
-    """Name the language of a text as Snowball does; None where its small words don't tell."""
-    some = words(text)
-    counts = {
-        language: sum(word in small for word in some)
-        for language, small in STOP_WORDS_BY_LANGUAGE.items()
-    }
-    best = max(counts, key=lambda language: counts[language])
-    is_told = counts[best] > max(0.0, _MIN_SMALL_WORDS * len(some)) and (
-        list(counts.values()).count(counts[best]) == 1
-    )
-    return best if is_told else None
+    """Name the language of a text as Snowball does; None where its stop words don't tell."""
+    found = words(text)
+    languages = languages_of(found)
+    if len(languages) != 1:
+        return None
+    [language] = languages
+    number = sum(word in STOP_WORDS_BY_LANGUAGE[language] for word in found)
+    return language if number > _MIN_STOP_WORDS * len(found) else None
 
 
 def stems(text: str) -> list[str]:
@@ -81,12 +81,11 @@ def query_words(text: str, limit: int, language: str | None) -> list[tuple[str, 
     """Give the different words of a query that say something, all where none does, at most `limit`
     of them, each in all forms in which a text of that language may have it, None for of any. Two
     words with a form in common are one."""
-    telling = content_words(text)
+    telling = frozenset(content_words(text))
     found: list[tuple[str, ...]] = []
     taken: set[str] = set()
     for word in dict.fromkeys(accented_words(text)):
-        plain = without_accents(word)
-        if telling and (plain in STOP_WORDS or len(plain) < 2):
+        if telling and without_accents(word) not in telling:
             continue
         its = _forms(word) if language is None else _forms_in(word, language)
         if taken.isdisjoint(its):

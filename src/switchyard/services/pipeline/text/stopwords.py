@@ -5,6 +5,8 @@ Normalised as `services.pipeline.text.plain.words` does it: case-folded, without
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _ENGLISH = """
 a about above after again all also although always am among an and another any are as at be
 because been before being below between both but by can cannot could did do does doing done down
@@ -67,4 +69,28 @@ STOP_WORDS_BY_LANGUAGE = {
     "russian": frozenset(_RUSSIAN.split()),
 }
 """By the languages' names in English, in lower case."""
-STOP_WORDS = frozenset[str]().union(*STOP_WORDS_BY_LANGUAGE.values())
+_OWN_LETTERS = frozenset({"arabic", "russian"})
+"""Languages whose stop words are no words of the others."""
+_MIN_STOP_WORDS = 2
+"""Different stop words of a language that tell that a text is in it: one may be a word of another,
+as `sea` and `die` are in English, `war` in German and `or` in French."""
+
+
+def languages_of(words: Iterable[str]) -> frozenset[str]:
+    """Return the languages of which most stop words are among a text's; none where that is one."""
+    different = frozenset(words)
+    counts = {name: len(their & different) for name, their in STOP_WORDS_BY_LANGUAGE.items()}
+    most = max(counts.values())
+    return frozenset(name for name in counts if counts[name] == most >= _MIN_STOP_WORDS)
+
+
+def stop_words_among(words: Iterable[str]) -> frozenset[str]:
+    """Return those of a text's words that say nothing of its subject: the stop words of its
+    language; of those in Latin letters, English's where nothing tells which that is, or English is
+    one of two."""
+    different = frozenset(words)
+    languages = languages_of(different)
+    if not languages or "english" in languages:
+        languages = frozenset({"english"})
+    lists = (STOP_WORDS_BY_LANGUAGE[name] for name in languages | _OWN_LETTERS)
+    return frozenset(word for each in lists for word in each & different)

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.text.stopwords import STOP_WORDS
+from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _WORD = re.compile(r"[a-z0-9]+")
 _NAME_CHARS = 24
@@ -29,7 +29,9 @@ def keys_of(references: Sequence[Reference]) -> list[str]:
 
 def _base(reference: Reference) -> str:
     name = reference.authors[0].family if reference.authors else ""
-    words = [word for word in _words(reference.title) if word not in STOP_WORDS and len(word) > 1]
+    title = _words(reference.title)
+    stop_words = stop_words_among(title)
+    words = [word for word in title if word not in stop_words and len(word) > 1]
     said = "".join(_words(name))[:_NAME_CHARS], str(reference.year or ""), "".join(words[:1])
     key = "".join(said)[: 3 * _NAME_CHARS]
     return key if key[:1].isalpha() else f"ref{key}"
