@@ -451,6 +451,46 @@ async def test_only_the_paths_that_take_files_take_the_size_of_files(
     problem(answer, 413, "too-large")
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 9000", "Transfer-Encoding: chunked"])
+async def test_who_signs_in_sends_no_more_than_a_key(locked: RunningApi, length: str) -> None:
+    """The form is read before anybody is known, so everybody could fill the memory with it."""
+    url = httpx.URL(locked.url)
+    for kind in ("application/x-www-form-urlencoded", "application/json"):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST /dashboard/login HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+        part = b"2328\r\n" if "chunked" in length else b""
+        writer.write(f"{head}{length}\r\n\r\n".encode() + part + b"k" * 8_500)
+        answer = await asyncio.wait_for(reader.readline(), 8)  # the rest would have ten seconds
+        assert answer.split()[1] == b"413"
+        writer.transport.abort()
+
+
+async def test_who_goes_in_the_middle_of_a_body_has_found_no_defect(
+    system: System, keys: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = ["/dashboard/login", "/webhooks/github", "/jobs", "/process/references", "/documents"]
+    async with serving(system.settings, github_webhook_secret=SecretStr("s" * 32)) as api:
+        url = httpx.URL(api.url)
+        for path in paths:
+            _, writer = await asyncio.open_connection(url.host, url.port)
+            kind = "multipart/form-data; boundary=b" if path == "/documents" else "application/json"
+            writer.write(
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {keys['admin']}\r\n"
+                f"X-Hub-Signature-256: sha256={'0' * 64}\r\nX-Request-ID: gone\r\n"
+                f"Content-Type: {kind}\r\nContent-Length: 100\r\n\r\n{{".encode()
+            )
+            writer.close()
+        lines: list[str] = []
+
+        def logged() -> bool:
+            said = "".join(capsys.readouterr())
+            lines.extend(each for each in said.splitlines() if "gone" in each)
+            return len(lines) >= len(paths)
+
+        await eventually(logged, what="the lines of the requests")
+        assert [each for each in lines if "400" not in each] == [], "nothing but the access log"
+
+
 async def test_a_payload_beyond_the_message_limit_is_invalid(shared_api: RunningApi) -> None:
     body = NOOP | {"payload": {"text": "x" * (1024 * 1024)}}
     problem(await shared_api.client.post("/jobs", json=body), 422, "invalid")

@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from switchyard.api.dashboard import formats
@@ -193,7 +194,13 @@ class PageRoute(GuardedRoute):
                     return response
                 if live:
                     return _stream(request, handle, response)
-            except (SwitchyardError, BrokerError, HTTPException, RequestValidationError) as error:
+            except (
+                SwitchyardError,
+                BrokerError,
+                HTTPException,
+                RequestValidationError,
+                ClientDisconnect,
+            ) as error:
                 problem = problem_of(error)
                 if live or problem.kind.name == "internal-error":
                     raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from switchyard.api.dashboard.pages import (
@@ -25,11 +25,13 @@ from switchyard.api.dashboard.sessions import (
     set_cookie,
 )
 from switchyard.api.http.problems import Problem
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import BodyBound, Routes
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope
 
 MAX_KEY_LENGTH = 500
+MAX_SIGN_IN_BYTES = 8 * 1024
+"""Of the form, which is read before anybody is known: a key, and where to go."""
 SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 
 router = Routes(include_in_schema=False)
@@ -50,7 +52,7 @@ async def show_login(request: Request, state: Shared, next: str = PATH) -> Respo
     return DashboardPage("login.html", {"next": _inside(next), "wrong": False}, title="Sign in")
 
 
-@router.post(f"{PATH}/login")
+@router.post(f"{PATH}/login", dependencies=[Depends(BodyBound(MAX_SIGN_IN_BYTES))])
 async def sign_in(request: Request) -> Response:
     """Begin a session of whoever has this key."""
     require_same_origin(request)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
@@ -86,6 +87,8 @@ def problem_of(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case ClientDisconnect():  # nobody reads the answer; it is no defect
+            return Problem("malformed-request", "the sender broke off")
         case RequestValidationError():
             return _invalid_request(error.errors())
         case InvalidRequest():
@@ -160,7 +163,13 @@ def install(app: FastAPI) -> None:
             problem.headers = {"Allow": ", ".join(_methods(app.routes, request.scope))}
         return render(problem, getattr(request.state, "request_id", None))
 
-    for base in (StarletteHTTPException, RequestValidationError, SwitchyardError, BrokerError):
+    for base in (
+        StarletteHTTPException,
+        RequestValidationError,
+        ClientDisconnect,
+        SwitchyardError,
+        BrokerError,
+    ):
         app.add_exception_handler(base, handle)
 
 

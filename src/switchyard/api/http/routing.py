@@ -32,6 +32,17 @@ async def check_length(request: Request) -> None:
         await check()
 
 
+class BodyBound:
+    """A dependency that says how many bytes a route takes, where that is less than others take:
+    what is read for whoever has no key yet."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    async def __call__(self) -> None:
+        """Nothing is left to be asked: `middleware.bodies` has counted."""
+
+
 @runtime_checkable
 class RouteGuard(Protocol):
     """A dependency that knows without the body whether a request is let in."""
@@ -65,6 +76,12 @@ class GuardedRoute(APIRoute):
     def guards(self) -> list[RouteGuard]:
         found: list[Any] = [each.dependency for each in self.dependencies]
         return [each for each in found if isinstance(each, RouteGuard)]
+
+    @property
+    def max_body(self) -> int | None:
+        """Bytes that it takes, where it takes less than other routes."""
+        found = [each.dependency for each in self.dependencies]
+        return min((each.most for each in found if isinstance(each, BodyBound)), default=None)
 
     @property
     def takes_files(self) -> bool:

@@ -151,12 +151,15 @@ class _LimitedBody:
         headers = Headers(scope=self._scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         route = self._scope.get("route")
-        takes_files = isinstance(route, GuardedRoute) and route.takes_files
+        known = route if isinstance(route, GuardedRoute) else None
+        takes_files = known is not None and known.takes_files
         self._is_streamed = takes_files and kind in STREAMED_TYPES
         self._most, seconds = self._settings.api_max_body, self._settings.api_body_timeout
         if self._is_streamed:
             self._most = self._settings.max_document_bytes + MULTIPART_OVERHEAD
             seconds = self._most / MIN_UPLOAD_RATE
+        if known is not None and known.max_body is not None:
+            self._most = min(self._most, known.max_body)
         self._deadline = time.monotonic() + seconds
         self._held = self._memory.hold(self._scope)
         return self._held
