@@ -5,20 +5,26 @@ import random
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import aio_pika
 import pytest
 
 from switchyard.broker.dead.dead_letter_headers import Reason
+from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.migrate import MigrationRefused, alone
+from switchyard.broker.topology.queue_shovel import moving
+from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.base.errors import INTERRUPTED
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.monitoring import lane_pressure
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
@@ -145,6 +151,31 @@ async def test_a_backfill_goes_on_meanwhile(
         await system.start_worker()
         assert (await running).state is BulkState.COMPLETED
         assert await numbers(system.ledger) == list(range(MANY))
+
+
+async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
+    own_node: Callable[..., LocalNode],
+) -> None:
+    node = own_node("3.10")
+    async with connected(node.amqp_url, "test") as connection:
+        channel = await open_channel(underlying(connection), confirms=True)
+        for name in ("old", "new"):
+            await channel.queue_declare(name, durable=True)
+            await channel.exchange_declare(name, exchange_type="fanout")
+            await channel.queue_bind(name, name)
+        for job_id, size in (("one", 10), ("large", 100_000), ("two", 10)):
+            await channel.publish("old", "key", Envelope(b"x" * size, job_id))
+        node.rabbitmqctl("eval", "application:set_env(rabbit, max_message_size, 50000).")
+        told = r"large stays in old.*100,000 bytes, and at most 50,000.*max_message_size"
+        with pytest.raises(NeverTaken, match=told):
+            async with moving(underlying(connection), "old", "new") as mover:
+                await mover.until_empty()
+        assert (await waiting_in(channel, "old")).ready >= 1
+        node.rabbitmqctl("eval", "application:set_env(rabbit, max_message_size, 500000).")
+        async with moving(underlying(connection), "old", "new") as mover:
+            await mover.until_empty()
+        assert (await waiting_in(channel, "old")).ready == 0
+        assert (await waiting_in(channel, "new")).ready >= 3
 
 
 async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> None:

@@ -31,7 +31,7 @@ from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN, lane_of
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
-from switchyard.broker.topology.queue_shovel import moving
+from switchyard.broker.topology.queue_shovel import QueueShovel, moving
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.failures import raising_broker_unavailable
 
@@ -132,7 +132,7 @@ class Migration:
 
     async def lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
         """Remake the queues of one lane, and then its policy. Raises ManagementError,
-        BrokerUnavailable: run it again."""
+        BrokerUnavailable: run it again; NeverTaken, which says what to change before."""
         complete, steps = True, list(steps)
         names = [step.name for step in steps]
         for step in steps:
@@ -178,7 +178,7 @@ class Migration:
         async with moving(self.connection, name, temporary) as mover:
             try:
                 async with asyncio.timeout(self.wait):
-                    await self._wait_until_empty(name)
+                    await self._wait_until_empty(name, mover)
             except TimeoutError:
                 return mover.moved, False
             return mover.moved, True
@@ -197,10 +197,11 @@ class Migration:
             )
         await self._put_policy(name, definition | {"max-length": 0, "overflow": "reject-publish"})
 
-    async def _wait_until_empty(self, name: str) -> None:
+    async def _wait_until_empty(self, name: str, mover: QueueShovel) -> None:
         clock = asyncio.get_running_loop().time
         since = clock()
         while clock() - since < self.settled:
+            mover.raise_if_stopped()
             if await self.client.queue_messages(name) != 0:
                 since = clock()
             await asyncio.sleep(DEPTH_POLL_INTERVAL)

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from aiormq import Connection
 
-from switchyard.broker.errors import BrokerUnavailable, PublishError
+from switchyard.broker.errors import BrokerUnavailable, MessageTooLarge, NeverTaken, PublishError
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.envelope import Forwarded
-from switchyard.broker.wire.failures import raising_broker_unavailable
+from switchyard.broker.wire.failures import CHANNEL_ERRORS, raising_broker_unavailable
 from switchyard.broker.wire.incoming import Incoming
 
 WINDOW = 200
@@ -38,6 +38,7 @@ class QueueShovel:
         self._queue = queue
         self._exchange = exchange
         self._sending: set[asyncio.Task[None]] = set()
+        self._refused: NeverTaken | None = None
         self.moved = 0
 
     async def _start(self) -> None:
@@ -56,6 +57,14 @@ class QueueShovel:
                 await self._channel.publish(self._exchange, message.routing_key, copy)
             except BrokerUnavailable:
                 return  # the channel is gone: the broker has the message back
+            except NeverTaken as error:
+                name = message.message_id or "a message without an id"
+                self._refused = NeverTaken(
+                    f"{name} stays in {self._queue}, for the broker takes it no more "
+                    f"({_why(error)}): change that, by max_message_size in rabbitmq.conf where it "
+                    "is its size, and run this again"
+                )
+                return
             except PublishError:
                 # The target is full. To give it back would cost the message its priority.
                 await asyncio.sleep(RETRY_INTERVAL)
@@ -64,14 +73,27 @@ class QueueShovel:
             self.moved += 1
             return
 
+    def raise_if_stopped(self) -> None:
+        """Raise NeverTaken where the broker has refused a message for good, and so closed the
+        channel; BrokerUnavailable where the connection was lost."""
+        if self._refused is not None:
+            raise self._refused
+        if self._channel.closed.done() and not self._sending:
+            raise BrokerUnavailable("the connection was lost", maybe_accepted=False)
+
     async def until_empty(self) -> None:
-        """Wait until nothing is left in the queue that could be moved, and nothing under way."""
+        """Wait until nothing is left in the queue that could be moved, and nothing under way.
+        Raises as `raise_if_stopped` does."""
         with raising_broker_unavailable(f"can't move what is in {self._queue}"):
             quiet = 0
             while quiet < 2:
-                if self._channel.closed.done():
-                    raise BrokerUnavailable("the connection was lost", maybe_accepted=False)
-                waiting = await waiting_in(self._channel, self._queue)
+                self.raise_if_stopped()
+                try:
+                    waiting = await waiting_in(self._channel, self._queue)
+                except CHANNEL_ERRORS:
+                    await asyncio.gather(*self._sending)  # they end, as their channel is closed
+                    self.raise_if_stopped()
+                    raise
                 quiet = 0 if waiting.ready or self._sending else quiet + 1
                 await asyncio.sleep(DEPTH_POLL_INTERVAL)
 
@@ -96,3 +118,9 @@ async def _end(channel: PipelinedChannel, mover: QueueShovel) -> None:
     await asyncio.gather(*mover._sending, return_exceptions=True)
     with raising_broker_unavailable("can't close the channel"):
         await channel.close()
+
+
+def _why(error: NeverTaken) -> str:
+    if isinstance(error, MessageTooLarge):
+        return f"it has {error.size:,} bytes, and at most {error.limit:,} are allowed by now"
+    return str(error)
