@@ -161,6 +161,10 @@ PANELS = {
             "cli.system.db:app",
             "The ledger (database of jobs): create or upgrade its tables, and its users.",
         ),
+        "backup": (
+            "cli.system.backup:app",
+            "Backups of a whole system: create, verify, restore, reconcile with the broker.",
+        ),
         "system": (
             "cli.system.system:app",
             "System id: which system the ledger, broker and files belong to.",

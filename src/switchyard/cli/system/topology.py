@@ -59,7 +59,7 @@ def render(
     settings = load_settings()
     if vhost is None:
         vhost = settings.vhost if settings.amqp_url is not None else "/"
-    echo(render_text(_declared(settings, profile, include), vhost=vhost), nl=False)
+    echo(render_text(declared_topology(settings, profile, include), vhost=vhost), nl=False)
 
 
 @app.command()
@@ -71,7 +71,7 @@ def diff(
 
     quiet_logs()
     settings = load_settings()
-    topology = _declared(settings, profile, include)
+    topology = declared_topology(settings, profile, include)
 
     async def compare(client: ManagementClient) -> list[Difference]:
         return between.diff(topology, await client.fetch())
@@ -97,7 +97,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
 
     quiet_logs()
     settings = load_settings()
-    topology = _declared(settings, profile, include)
+    topology = declared_topology(settings, profile, include)
     without = run(require_ours(settings))
     report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
@@ -170,7 +170,10 @@ def _say_not_marked(error: LedgerError) -> None:
     )
 
 
-def _declared(settings: Settings, profile: Profile | None, include: list[str] | None) -> Topology:
+def declared_topology(
+    settings: Settings, profile: Profile | None, include: list[str] | None
+) -> Topology:
+    """Return what must exist on the broker. Raises CommandFailed, RegistryError."""
     from switchyard.broker.topology.build import build
 
     routes = load_registry(settings, include).routes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -44,7 +45,7 @@ from switchyard.services.engine.records.results import (
     JobSummary,
     Page,
 )
-from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.states import IN_QUEUES, State
 
 _LONG = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
@@ -64,6 +65,10 @@ _KEPT_AT = (
     .scalar_subquery()
     .label("kept_at")
 )
+
+
+_IDS_PAGE = 10_000
+"""Ids that are read in one transaction."""
 
 
 class JobReads(Repository):
@@ -95,6 +100,21 @@ class JobReads(Repository):
         query = text(f"SELECT id, state FROM jobs WHERE {keys_condition(dialect, 'id')}")
         keys = keys_parameter(dialect, job_ids)
         return {row.id: State(row.state) for row in connection.execute(query, keys)}
+
+    async def ids_in_queues(self) -> AsyncIterator[str]:
+        """Yield the ids of the jobs that the broker holds by the ledger, in their order."""
+        after: str | None = ""
+        while after is not None:
+            query = (
+                select(jobs.c.id)
+                .where(jobs.c.state.in_([state.value for state in IN_QUEUES]), jobs.c.id > after)
+                .order_by(jobs.c.id)
+                .limit(_IDS_PAGE)
+            )
+            page = await self._database.read(partial(_ids, query=query))
+            for each in page:
+                yield each
+            after = page[-1] if len(page) == _IDS_PAGE else None
 
     async def list_jobs(
         self, wanted: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
@@ -256,6 +276,10 @@ class JobReads(Repository):
         return await self._database.read(
             lambda connection: [to_record(row) for row in connection.execute(query)]
         )
+
+
+def _ids(connection: Connection, query: Select[Any]) -> list[str]:
+    return list(connection.execute(query).scalars())
 
 
 def _summaries() -> Select[Any]:

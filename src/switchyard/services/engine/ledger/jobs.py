@@ -71,6 +71,19 @@ class JobRepository(Repository):
             statement = statement.where(jobs.c.lane == lane)
         return await self._database.write(lambda connection: connection.execute(statement).rowcount)
 
+    async def requeue(self, job_ids: Sequence[str]) -> int:
+        """`requeue_all` for these jobs alone."""
+        dialect = self._database.dialect
+        states = ", ".join(f"'{state}'" for state in sorted(IN_QUEUES))
+        statement = text(
+            f"UPDATE jobs SET state = '{State.PENDING}', claim_id = NULL "
+            f"WHERE {keys_condition(dialect, 'id')} AND state IN ({states})"
+        ).execution_options(preserve_rowcount=True)
+        keys = keys_parameter(dialect, sorted(job_ids))
+        return await self._database.write(
+            lambda connection: connection.execute(statement, keys).rowcount
+        )
+
     async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
         """Mark jobs queued that the broker has confirmed. Returns how many that changed: a job that
         a worker was faster to claim stays as it is."""

@@ -63,6 +63,8 @@ WRITER_CACHE, READER_CACHE = 8 * 1024, 1024
 """KiB of pages that a connection to SQLite keeps; each of them keeps its own. Twice and four times
 as much made a backfill and a worker's jobs no faster, and a process 17 MB larger: behind it, the
 system keeps the file."""
+JOURNAL_SUFFIX = "#restoring"
+"""Of the file beside a ledger's that says that a restore is under way."""
 MAX_RACES = 10
 """How often a transaction is run again that another process has crossed."""
 
@@ -317,6 +319,10 @@ def _leave_the_demoted(context: ExceptionContext) -> None:
 def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connection:
     """Open a database file. Raises LedgerMissing if there is none and none is to be created: a
     mistyped address must not become an empty ledger."""
+    if create and file.with_name(file.name + JOURNAL_SUFFIX).exists():
+        raise LedgerMisconfigured(
+            f"a restore of the ledger at {file} was interrupted: run `jobctl backup restore` again"
+        )
     if create:
         # Payloads and documents are nobody else's; a directory that is there stays as it is.
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

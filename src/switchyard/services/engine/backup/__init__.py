@@ -1,0 +1,1 @@
+"""Copies of a whole system: made while it runs, checked, restored, and compared with the broker."""

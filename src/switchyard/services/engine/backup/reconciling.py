@@ -1,0 +1,109 @@
+"""Comparing a ledger that was restored with its broker, job by job, and putting both right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from switchyard.broker.dead.scan import scanning
+from switchyard.broker.errors import BrokerUnavailable
+from switchyard.broker.wire.depths import ask_queues
+from switchyard.services.common.errors import ConflictError
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.dead.indexing import Reindexed, reindex
+from switchyard.services.engine.identity.broker import mark_broker
+from switchyard.services.engine.identity.storage_identity import claim_places
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import FINISHED
+
+BATCH_SIZE = 1_000
+"""Jobs that are compared, or published again, in one transaction."""
+
+
+class QueuesInUse(ConflictError):
+    """Workers take jobs from the queues meanwhile, so nothing could be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDifferences:
+    """What ledger and broker have of the jobs that wait in queues."""
+
+    on_broker: int
+    """Messages in the lanes and in the queues for retries."""
+    unknown: int
+    """Of which the ledger has no record: they get one when a worker claims them."""
+    ended: int
+    """Of which the ledger says that they have ended: they are skipped."""
+    unreadable: int
+    """Of which are no job: they become dead letters."""
+    lost: tuple[str, ...]
+    """Jobs that wait by the ledger, and that the broker has not. Those that ran after the backup
+    run once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What was done to put both right."""
+
+    republished: int
+    """Jobs that the scheduler publishes again."""
+    letters: Reindexed
+
+
+async def compare_queues(
+    settings: Settings, ledger: Ledger, queues: Sequence[str]
+) -> QueueDifferences:
+    """Compare the messages of these queues with the ledger, and leave them as they are. Costs what
+    it costs to read them all.
+
+    Raises QueuesInUse, BrokerUnavailable, LedgerUnavailable.
+    """
+    url = settings.require_amqp_url()
+    sizes = await ask_queues(url, queues)
+    if busy := sorted(name for name, size in sizes.items() if size and size.consumers):
+        raise QueuesInUse(f"workers take jobs from {', '.join(busy)}: stop them first")
+    if missing := sorted(name for name, size in sizes.items() if size is None):
+        raise BrokerUnavailable(
+            f"the broker has no queue {', '.join(missing)}: run `jobctl topology apply`",
+            maybe_accepted=False,
+        )
+    on_broker = unreadable = 0
+    there: set[str] = set()
+    for queue in queues:
+        async with scanning(url, queue) as scan:
+            async for letter in scan.letters():
+                on_broker += 1
+                if letter.message is None:
+                    unreadable += 1
+                else:
+                    there.add(letter.message.job_id)
+    unknown = ended = 0
+    for ids in _batches(sorted(there)):
+        states = await ledger.job_reads.states(ids)
+        unknown += len(ids) - len(states)
+        ended += sum(state in FINISHED for state in states.values())
+    lost = [each async for each in ledger.job_reads.ids_in_queues() if each not in there]
+    return QueueDifferences(on_broker, unknown, ended, unreadable, tuple(lost))
+
+
+async def reconcile(
+    settings: Settings, ledger: Ledger, registry: Registry, differences: QueueDifferences
+) -> Reconciled:
+    """Give broker, files and index to the ledger's system, list the dead letters that are there and
+    no others, and have the jobs published that the broker has not. Safe to repeat. Waits while a
+    redrive or purge goes through the dead letters.
+
+    Raises BrokerUnavailable, LedgerError, MarkHidden.
+    """
+    await mark_broker(settings, ledger, take=True)
+    await claim_places(settings, ledger, take=True)
+    letters = await reindex(settings, ledger, registry)
+    republished = 0
+    for ids in _batches(differences.lost):
+        republished += await ledger.jobs.requeue(ids)
+    return Reconciled(republished, letters)
+
+
+def _batches(ids: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (ids[start : start + BATCH_SIZE] for start in range(0, len(ids), BATCH_SIZE))
