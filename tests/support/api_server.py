@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 
 from switchyard.api.server import ApiServer
 from switchyard.services.common.settings import Settings
@@ -77,6 +78,17 @@ async def connected(api: RunningApi) -> None:
     broker = api.state.broker
     await eventually(lambda: broker.publisher.is_connected, what="the publisher's connection")
     await eventually(lambda: broker.pressure.is_known, what="the depths of the lanes")
+
+
+def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
+    """OpenAI's own client, which asks nothing twice."""
+    return openai.AsyncOpenAI(
+        base_url=f"{api.url}/v1",
+        api_key=key,
+        max_retries=0,
+        timeout=60,
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+    )
 
 
 def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from tests.support.site import Behaviour, Exchange, Request, Site
 
 ANSWER = "A summary that a model wrote."
 DIMENSIONS = 8
+MODEL = "llama"
+"""The model that settings of tests say the server has; it answers for any."""
 
 
 def answers(text: str | None = ANSWER, *, finish_reason: str = "stop") -> Behaviour:

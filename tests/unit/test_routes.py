@@ -42,6 +42,7 @@ def test_a_route_that_documents_files_is_one_that_takes_them() -> None:
         "/parse/references",
         "/process/references",
         "/backfills/inputs",
+        "/v1/files",
         "/dashboard/documents",
         "/dashboard/backfills/inputs",
     }

@@ -26,7 +26,7 @@ from switchyard.api.engine import (
     webhooks,
 )
 from switchyard.api.http import errors, openapi
-from switchyard.api.llm import llm, openai_api
+from switchyard.api.llm import llm, openai_api, openai_batches
 from switchyard.api.middleware.access import check_keys
 from switchyard.api.middleware.bodies import BodyLimits
 from switchyard.api.middleware.openai_form import OpenAiErrors
@@ -47,6 +47,7 @@ ROUTERS = (
     llm.router,
     llm.spending_router,
     openai_api.router,
+    openai_batches.router,
     documents.router,
     samples.router,
     extract.router,

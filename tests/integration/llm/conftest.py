@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.common.settings import Settings
+from switchyard.services.common.settings.llm import LlmServer as Provider
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sender
+from tests.support.brokers import TestBroker
 from tests.support.ledgers import make_ledger
 from tests.support.llm_batches import with_batches
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import MODEL, LlmServer
+from tests.support.system import System, open_system
 
 
 @pytest.fixture
@@ -39,6 +42,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are looked at in each turn, and failed requests repeated at once."""
     monkeypatch.setattr(batch_sender, "BATCH_POLL_INTERVAL", 0.0)
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
+) -> AsyncIterator[System]:
+    """A system whose only provider is the test's server."""
+    modules = ("switchyard.services.llm.job_types",)
+    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
+        own = Provider(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
+        given = {"llm_providers": (own,), "llm_timeout": 60.0}
+        opened.settings = opened.settings.model_copy(update=given)
+        yield opened
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,14 +15,12 @@ from pydantic import SecretStr
 
 from switchyard.services.common.settings.llm import LlmServer as Provider
 from switchyard.services.engine.records.states import State
-from tests.support.api_server import RunningApi, connected, serving
-from tests.support.brokers import TestBroker
+from tests.support.api_server import RunningApi, client_of, connected, serving
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer, answers, fails, says, streams
+from tests.support.llm_server import MODEL, LlmServer, answers, fails, says, streams
 from tests.support.site import Behaviour, Exchange, Request
-from tests.support.system import System, open_system
+from tests.support.system import System
 
-MODEL = "llama"
 KEY = "a-secret-of-32-characters-00000"
 CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
 TOOLS: Any = [
@@ -35,18 +32,6 @@ TOOLS: Any = [
         },
     }
 ]
-
-
-@pytest.fixture
-async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
-) -> AsyncIterator[System]:
-    modules = ("switchyard.services.llm.job_types",)
-    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
-        own = Provider(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
-        given = {"llm_providers": (own,), "llm_timeout": 60.0}
-        opened.settings = opened.settings.model_copy(update=given)
-        yield opened
 
 
 @pytest.fixture(params=[False, True], ids=["lanes", "direct"])
@@ -68,16 +53,6 @@ async def served(system: System, *, direct: bool = False, **more: Any) -> AsyncI
     async with serving(system.settings, llm_direct=direct, **more) as api:
         await connected(api)
         yield api
-
-
-def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{api.url}/v1",
-        api_key=key,
-        max_retries=0,
-        timeout=60,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
-    )
 
 
 def whole(*choices: dict[str, Any], **more: Any) -> Behaviour:

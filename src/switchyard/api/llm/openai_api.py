@@ -7,9 +7,6 @@ not about the lanes goes to the model server, and back, as it is.
 from __future__ import annotations
 
 import asyncio
-import base64
-import struct
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import dataclass
@@ -40,8 +37,17 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import LlmText
-from switchyard.services.llm.llm_errors import LlmBadRequest, LlmContextTooLong, LlmDeclined
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, result_of
+from switchyard.services.llm.openai_form import (
+    CHATS,
+    EMBEDDINGS,
+    ENDPOINTS,
+    REFUSALS,
+    TEXTS,
+    completion_of,
+    embeddings_of,
+    text_completion_of,
+)
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
@@ -51,13 +57,6 @@ DEFAULT_TIME = 600.0
 """Seconds in which a request is answered, or not at all: as long as OpenAI's clients wait."""
 NO_RETRY = {"x-should-retry": "false"}
 """For OpenAI's clients: the same request would end in the same way."""
-REFUSALS: dict[str | None, str] = {
-    LlmDeclined.__name__: "content_filter",
-    LlmContextTooLong.__name__: "context_length_exceeded",
-    LlmBadRequest.__name__: "invalid_request",
-}
-"""Codes of OpenAI's API by the class of the error that ended a request. All other errors are no
-fault of the client: the server's key and address are the operator's."""
 STREAMED = (
     'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
     '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
@@ -176,7 +175,7 @@ async def create_chat_completion(
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
     check_model(state.settings, body.model)
-    payload = payload_of(body, fresh=wishes.is_fresh)
+    payload = _payload_of(CHATS, body, {"messages": body.messages}, wishes)
     place = Place(request)
     with ExitStack() as leaving:
         leaving.callback(place.leave)
@@ -213,7 +212,7 @@ async def create_embeddings(
     """Compute the vectors of texts, as OpenAI's API does."""
     check_model(state.settings, body.model, embeds=True)
     texts = {"input": body.input}
-    result = await _answered_whole("create_embeddings", body, texts, wishes, state, request)
+    result = await _answered_whole(EMBEDDINGS, body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     is_packed = body.encoding_format == "base64"
@@ -243,11 +242,11 @@ async def create_completion(
     """Continue a text, as OpenAI's older API does."""
     check_model(state.settings, body.model)
     texts = {"prompt": body.prompt}
-    result = await _answered_whole("complete_text", body, texts, wishes, state, request)
+    result = await _answered_whole(TEXTS, body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
-    answer = with_defaults(result, "cmpl", "text_completion")
+    answer = text_completion_of(result)
     if not body.stream:
         return JsonResponse(answer, headers=headers)
     chunks = text_chunks(answer, shows_usage=_shows_usage(body))
@@ -299,19 +298,6 @@ def check_model(settings: Settings, model: str, *, embeds: bool = False) -> None
     raise Problem("unknown-model", f"no server has the model {model!r}; {advice}")
 
 
-def payload_of(body: models.ChatCompletionRequest, *, fresh: bool = False) -> dict[str, Any]:
-    """Return the payload of the job `chat_completion` that asks for the same."""
-    return {
-        "model": body.model,
-        "messages": body.messages,
-        "max_tokens": None,  # with the others, as the client has named it
-        "temperature": None,
-        "extra": dict(body.model_extra or {}),
-        "keep_all": True,
-        "fresh": fresh,
-    }
-
-
 # --- the whole answer -----------------------------------------------------------------------------
 
 
@@ -336,7 +322,7 @@ async def _finished(
 
 
 async def _answered_whole(
-    job_type: str,
+    url: str,
     body: models.EmbeddingsBody | models.CompletionRequest,
     texts: Mapping[str, Any],
     wishes: _Wishes,
@@ -344,51 +330,24 @@ async def _answered_whole(
     request: Request,
 ) -> LlmResult | None:
     """Run a request whose job asks another endpoint than that of chats. As `_finished`."""
-    payload = {
-        "model": body.model,
-        **texts,
-        "extra": dict(body.model_extra or {}),
-        "fresh": wishes.is_fresh,
-    }
+    payload = _payload_of(url, body, texts, wishes)
     with Place(request):
-        return await _finished(job_type, payload, wishes, state, request)
+        return await _finished(ENDPOINTS[url].job_type, payload, wishes, state, request)
+
+
+def _payload_of(
+    url: str,
+    body: models.ChatCompletionRequest | models.EmbeddingsBody | models.CompletionRequest,
+    given: Mapping[str, Any],
+    wishes: _Wishes,
+) -> dict[str, Any]:
+    named = {"model": body.model, **given, **(body.model_extra or {})}
+    return ENDPOINTS[url].payload(named, fresh=wishes.is_fresh)
 
 
 def _shows_usage(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
     """Return whether the stream is to end with the tokens that were used."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
-
-
-def completion_of(result: LlmResult) -> dict[str, Any]:
-    """Return the server's answer to a chat with the fields that clients expect."""
-    return with_defaults(result, "chatcmpl", "chat.completion")
-
-
-def with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
-    """Return the server's answer with the fields that clients expect."""
-    given = (result.result or {}).get("completion") or {}
-    return {
-        "id": f"{prefix}-{result.job_id}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": (result.result or {}).get("model"),
-        **given,
-    }
-
-
-def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
-    """Return the server's vectors as OpenAI's API has them; packed, as 32-bit floats in base64."""
-    found = result.result or {}
-    given = found.get("completion") or {}
-    data = []
-    for place, item in enumerate(given.get("data", ())):
-        vector = item["embedding"]
-        if is_packed:
-            vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-        data.append({"object": "embedding", "index": place, **item, "embedding": vector})
-    tokens = found.get("usage", {}).get("prompt_tokens", 0)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "model": found.get("model"), "usage": usage, **given, "data": data}
 
 
 def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:

@@ -22,6 +22,7 @@ from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDut
 from switchyard.services.llm.batch_sender import BatchSender
 from switchyard.services.llm.budget_account import clean_up_spending
 from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.openai_batches import OpenAiBatches
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.llm_servers import (
     BRIEF_PAUSE,
@@ -162,6 +163,17 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     sender = BatchSender(context.settings, context.ledger, context.publisher)
     yield PeriodicDuty("batches", sender.run)
     yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
+    batches = OpenAiBatches(context.settings, context.ledger, context.registry)
+    yield PeriodicDuty("client batches", batches.turn, context.intervals.client_batches)
+    yield PeriodicDuty(
+        "old files of clients", partial(_drop_files, batches), context.intervals.answers
+    )
+
+
+async def _drop_files(batches: OpenAiBatches) -> None:
+    """Delete files of the OpenAI-compatible API that are too old."""
+    if number := await batches.delete_old():
+        structlog.get_logger("scheduler").info("client files deleted", files=number)
 
 
 async def _drop_answers(context: DutyContext) -> None:

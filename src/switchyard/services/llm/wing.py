@@ -9,6 +9,7 @@ WING = Wing(
     libraries=("openai",),
     extra="llm",
     job_modules=("switchyard.services.llm.job_types",),
+    source_modules=("switchyard.services.llm.openai_batch_input",),
     periodic_duties="switchyard.services.llm.operations:periodic_duties",
     doctor_steps="switchyard.services.llm.operations:doctor_steps",
     metrics="switchyard.services.llm.operations:samples",

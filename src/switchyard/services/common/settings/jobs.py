@@ -91,6 +91,11 @@ class RetentionSettings(BaseSettings):
         description="How long ended backfills, redrives and purges are kept, with the list of "
         "what a redrive sent.",
     )
+    keep_openai_files: Age = Field(
+        default=30 * DAY,
+        description="How long files of the OpenAI-compatible API are kept, and ended batches "
+        "(docs/openai.md).",
+    )
 
 
 class NoticeSettings(BaseSettings):

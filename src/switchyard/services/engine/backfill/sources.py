@@ -58,6 +58,8 @@ class Item:
     """What the payload's template can use; the payload itself where there is no template."""
     cursor: Cursor
     """Where to go on after this item."""
+    source: str | None = None
+    """The source of its job, where that is not the backfill's: whoever has asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

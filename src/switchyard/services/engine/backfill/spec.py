@@ -134,7 +134,7 @@ class Plan:
             payload=values if template is None else render(template, values),
             priority=self.spec.priority,
             max_attempts=self.spec.max_attempts,
-            source=self.source.name,
+            source=item.source or self.source.name,
             job_id=item_job_id(self.operation_id, item.key),
             operation_id=self.operation_id,
             vouched=values if self.source.vouches else None,

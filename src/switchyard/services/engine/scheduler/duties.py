@@ -64,6 +64,8 @@ class SchedulerIntervals:
     """Between looks for what the broker threw out of full lanes."""
     answers: float = 600.0
     """Between looks for answers of models and catalogues that are too old, or too many."""
+    client_batches: float = 5.0
+    """Between looks at the batches of the OpenAI-compatible API."""
     calls: float = 1.0
     """Between looks for room in named limits that jobs wait for."""
     limits: float = 300.0

@@ -17,9 +17,11 @@ class LlmLedger:
         from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
         from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
         from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
+        from switchyard.services.llm.ledger.openai_batches import OpenAiBatchRepository
 
         core = ledger.core
         self.answers = LlmAnswerRepository(core)
         self.batches = LlmBatchRepository(core)
         self.slots = LlmSlotRepository(core)
         self.spending = LlmSpendRepository(core)
+        self.openai = OpenAiBatchRepository(core)

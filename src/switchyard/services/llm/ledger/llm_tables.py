@@ -1,4 +1,5 @@
-"""The tables of calls to language models: servers, kept answers, batches, cost.
+"""The tables of calls to language models: servers, kept answers, batches, cost, and the files and
+batches of the OpenAI-compatible API.
 
 As in the engine's `tables`: a change here needs a migration.
 """
@@ -128,3 +129,29 @@ llm_accounts = Table(
     Column("saved", Double, nullable=False),
     Column("short_of", Double),
 )
+
+openai_files = Table(
+    "openai_files",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("size", BigInteger),
+)
+Index("ix_openai_files_owner", openai_files.c.owner, openai_files.c.created_at)
+
+openai_batches = Table(
+    "openai_batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("input_file", Text, nullable=False),
+    Column("content", Text, nullable=False),
+)
+Index("ix_openai_batches_owner", openai_batches.c.owner, openai_batches.c.created_at)
+Index("ix_openai_batches_state", openai_batches.c.state, openai_batches.c.created_at)

@@ -1,0 +1,247 @@
+"""Files and batches of the OpenAI-compatible API. Their contents lie in the file storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Row,
+    Select,
+    Table,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from switchyard.services.engine.ledger.sql.codec import clean, to_json
+from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.llm.ledger.llm_tables import openai_batches, openai_files
+from switchyard.services.llm.records.openai_batches import (
+    OPEN_STATES,
+    OpenAiBatch,
+    OpenAiBatchState,
+    OpenAiFile,
+)
+
+MAX_OPEN_BATCHES = 200
+"""Batches that one turn looks at, the oldest first."""
+_OPEN = sorted(OPEN_STATES)
+_IN_COLUMNS = ("id", "owner", "state", "created_at")
+files, batches = openai_files.c, openai_batches.c
+
+
+class OpenAiBatchRepository(Repository):
+    """All methods raise LedgerUnavailable when the database is unreachable."""
+
+    # --- files --------------------------------------------------------------------------------
+
+    @write
+    def add_file(self, connection: Connection, file: OpenAiFile) -> None:
+        """Note a file that is about to be written, or was written again after a crash."""
+        connection.execute(delete(openai_files).where(files.id == file.id))
+        values = {**asdict(file), "filename": clean(file.filename)}
+        connection.execute(insert(openai_files).values(values))
+
+    @write
+    def complete_file(self, connection: Connection, file: OpenAiFile) -> None:
+        """Note that a file is written, and until when it is kept: from now on its owner sees it."""
+        values = {"size": file.size, "expires_at": file.expires_at}
+        connection.execute(update(openai_files).where(files.id == file.id).values(values))
+
+    @read
+    def file(self, connection: Connection, file_id: str, owner: str) -> OpenAiFile | None:
+        """Return a file of that owner that is written."""
+        mine = (files.id == file_id, files.owner == owner, files.size.is_not(None))
+        row = connection.execute(select(openai_files).where(*mine)).one_or_none()
+        return None if row is None else _file(row)
+
+    @read
+    def list_files(
+        self,
+        connection: Connection,
+        owner: str,
+        *,
+        purpose: str | None = None,
+        newest_first: bool = True,
+        after: str | None = None,
+        limit: int,
+    ) -> list[OpenAiFile]:
+        """Return files of that owner; with `after`, those that follow that one."""
+        query = select(openai_files).where(files.owner == owner, files.size.is_not(None))
+        if purpose is not None:
+            query = query.where(files.purpose == purpose)
+        query = _page(query, openai_files, owner, newest_first, after, limit)
+        return [_file(row) for row in connection.execute(query)]
+
+    @write
+    def drop_file(self, connection: Connection, file_id: str) -> None:
+        """Forget a file, whose content is deleted already."""
+        connection.execute(delete(openai_files).where(files.id == file_id))
+
+    @read
+    def is_needed(self, connection: Connection, file_id: str) -> bool:
+        """Tell whether a batch that has not ended reads the file."""
+        found = select(batches.id).where(batches.state.in_(_OPEN), batches.input_file == file_id)
+        return connection.execute(found.limit(1)).first() is not None
+
+    @read
+    def old_files(
+        self, connection: Connection, now: float, *, unwritten_before: float, limit: int
+    ) -> list[OpenAiFile]:
+        """Return files that have expired, or were never written to their end, and that no open
+        batch reads."""
+        unwritten = files.size.is_(None) & (files.created_at < unwritten_before)
+        reading = select(batches.input_file).where(batches.state.in_(_OPEN))
+        query = (
+            select(openai_files)
+            .where(or_(files.expires_at <= now, unwritten), files.id.not_in(reading))
+            .limit(limit)
+        )
+        return [_file(row) for row in connection.execute(query)]
+
+    # --- batches ------------------------------------------------------------------------------
+
+    @write
+    def add_batch(self, connection: Connection, batch: OpenAiBatch) -> OpenAiBatch:
+        """Record a batch; the same id again answers with the one that is there."""
+        known = _fetch(connection, batch.id)
+        if known is None:
+            connection.execute(insert(openai_batches).values(_row(batch)))
+        return known or batch
+
+    @read
+    def batch(
+        self, connection: Connection, batch_id: str, owner: str | None = None
+    ) -> OpenAiBatch | None:
+        """Return a batch, of that owner where one is named."""
+        found = _fetch(connection, batch_id)
+        return found if found is not None and owner in (None, found.owner) else None
+
+    @read
+    def list_batches(
+        self, connection: Connection, owner: str, *, after: str | None = None, limit: int
+    ) -> list[OpenAiBatch]:
+        """Return batches of that owner, newest first; with `after`, those that follow that one."""
+        query = select(openai_batches).where(batches.owner == owner)
+        query = _page(query, openai_batches, owner, True, after, limit)
+        return [_batch(row) for row in connection.execute(query)]
+
+    @read
+    def open_batches(self, connection: Connection) -> list[OpenAiBatch]:
+        """Return the batches that something is to be done for, oldest first."""
+        query = (
+            select(openai_batches)
+            .where(batches.state.in_(_OPEN))
+            .order_by(batches.created_at, batches.id)
+            .limit(MAX_OPEN_BATCHES)
+        )
+        return [_batch(row) for row in connection.execute(query)]
+
+    @read
+    def count_open(self, connection: Connection, owner: str) -> int:
+        """Count the owner's batches that have not ended."""
+        mine = (batches.owner == owner, batches.state.in_(_OPEN))
+        return connection.scalar(select(func.count()).where(*mine)) or 0
+
+    @write
+    def move_batch(
+        self,
+        connection: Connection,
+        batch_id: str,
+        to: OpenAiBatchState,
+        *,
+        among_states: Collection[OpenAiBatchState],
+        changes: Mapping[str, Any] | None = None,
+    ) -> OpenAiBatch | None:
+        """Move a batch to a state from one of those, and change fields with it. Returns the batch
+        as it is then; None when there is none of that id."""
+        known = _fetch(connection, batch_id, lock=True)
+        if known is None or known.state not in among_states:
+            return known
+        moments = {**known.moments, to.value: self.clock.time()}
+        moved = replace(known, state=to, moments=moments, **(changes or {}))
+        connection.execute(update(openai_batches).where(batches.id == batch_id).values(_row(moved)))
+        return moved
+
+    @write
+    def drop_ended_batches(self, connection: Connection, before: float, *, limit: int) -> int:
+        """Forget batches that have ended and were created before that time."""
+        old = select(batches.id).where(batches.state.not_in(_OPEN), batches.created_at < before)
+        ids = list(connection.scalars(old.limit(limit)))
+        connection.execute(delete(openai_batches).where(among(connection, batches.id, ids)))
+        return len(ids)
+
+    @read
+    def job_ends(
+        self, connection: Connection, job_ids: Sequence[str]
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return what has become of jobs: `state`, `reason`, `error_type`, `error_message` and
+        `result`; those that the ledger does not know are left out."""
+        columns = (jobs.c.state, jobs.c.reason, jobs.c.error_type, jobs.c.error_message)
+        query = select(jobs.c.id, *columns, jobs.c.result).where(
+            among(connection, jobs.c.id, job_ids)
+        )
+        return {
+            row.id: {
+                **row._mapping,
+                "result": None if row.result is None else json.loads(row.result),
+            }
+            for row in connection.execute(query)
+        }
+
+
+def _page(
+    query: Select[Any], table: Table, owner: str, newest_first: bool, after: str | None, limit: int
+) -> Select[Any]:
+    """Order a listing, and begin it behind the row `after`: at its end where that is unknown."""
+    at: Column[Any]
+    key: Column[Any]
+    at, key = table.c.created_at, table.c.id
+    if after is not None:
+        mine = select(at, key).where(key == after, table.c.owner == owner).subquery()
+        place = tuple_(mine.c.created_at, mine.c.id)
+        row = tuple_(at, key)
+        query = query.join(mine, (row < place) if newest_first else (row > place))
+    order = (at.desc(), key.desc()) if newest_first else (at, key)
+    return query.order_by(*order).limit(limit)
+
+
+def _fetch(connection: Connection, batch_id: str, *, lock: bool = False) -> OpenAiBatch | None:
+    query = select(openai_batches).where(batches.id == batch_id)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else _batch(row)
+
+
+def _file(row: Row[Any]) -> OpenAiFile:
+    return OpenAiFile(**{column.name: row._mapping[column.name] for column in openai_files.c})
+
+
+def _row(batch: OpenAiBatch) -> dict[str, Any]:
+    given = asdict(batch)
+    columns = {name: given.pop(name) for name in _IN_COLUMNS}
+    return {**columns, "input_file": batch.input_file_id, "content": to_json(given)}
+
+
+def _batch(row: Row[Any]) -> OpenAiBatch:
+    content = json.loads(row.content)
+    outcome = content["outcome"]
+    return OpenAiBatch(
+        **{name: row._mapping[name] for name in _IN_COLUMNS if name != "state"},
+        **{
+            **content,
+            "state": OpenAiBatchState(row.state),
+            "errors": tuple(content["errors"]),
+            "outcome": None if outcome is None else OpenAiBatchState(outcome),
+        },
+    )

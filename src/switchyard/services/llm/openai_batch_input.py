@@ -1,0 +1,221 @@
+"""The input of a batch of OpenAI's API: a file of requests, one JSON object a line.
+
+The file is foreign: its lines are read piece by piece, bounded in number and length. A line that is
+no request of the batch's endpoint makes the whole batch invalid, as at OpenAI; a request whose
+parameters are not valid fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.broker import patterns
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.common.files.errors import NotStored, StorageError
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.sources import (
+    Cursor,
+    Item,
+    Source,
+    SourceFailed,
+    SourceUnreachable,
+    Unusable,
+)
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.openai_form import EMBEDDINGS, ENDPOINTS
+from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBatchState, OpenAiFile
+
+MAX_REQUESTS = 50_000
+"""Lines of a batch's input, as of OpenAI's API."""
+MAX_LINE_BYTES = 2 * 1024 * 1024
+"""Of one request: a job may have half as many."""
+MAX_CUSTOM_ID = 512
+"""Characters."""
+MAX_ERRORS = 100
+"""Complaints about an input that are told."""
+PIECE_BYTES = 16 * 1024
+"""Of a file, after which others of the process get their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One request of a batch."""
+
+    number: int
+    """Its line in the file, from 1."""
+    custom_id: str
+    body: Mapping[str, Any]
+    end: int
+    """The place in the file behind it, in bytes."""
+
+
+class InvalidBatchLine(InvalidInput):
+    """A line is no request of the batch; the text says why."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        self.code = code
+        self.param = param
+        super().__init__(message)
+
+
+async def raw_lines(
+    storage: Storage, key: str, *, start: int = 0
+) -> AsyncIterator[tuple[bytes | None, int]]:
+    """Yield the lines of a file, each with the place behind it; None for one that is longer than
+    MAX_LINE_BYTES. Raises StorageError."""
+    rest, end, is_long = bytearray(), start, False
+    async with aclosing(storage.stream_async(key, start=start)) as parts:  # type: ignore[type-var]
+        async for part in parts:
+            for at in range(0, len(part), PIECE_BYTES):
+                first, *others = part[at : at + PIECE_BYTES].split(b"\n")
+                rest += first
+                for other in others:
+                    end += len(rest) + 1
+                    yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), end
+                    rest, is_long = bytearray(other), False
+                if len(rest) > MAX_LINE_BYTES:  # it is not kept
+                    end, is_long = end + len(rest), True
+                    rest = bytearray()
+                await asyncio.sleep(0)
+    if rest or is_long:
+        yield (None if is_long else bytes(rest)), end + len(rest)
+
+
+def parse_line(line: bytes | None, number: int, end: int, endpoint: str) -> BatchLine:
+    """Read one request. Raises InvalidBatchLine."""
+    if line is None:
+        raise InvalidBatchLine("line_too_long", f"a line has at most {MAX_LINE_BYTES:,} bytes")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidBatchLine("invalid_json_line", "the line is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidBatchLine("invalid_json_line", "the line is not a JSON object")
+    custom_id, body = value.get("custom_id"), value.get("body")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        text = f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters"
+        raise InvalidBatchLine("invalid_custom_id", text, "custom_id")
+    if value.get("method") != "POST":
+        raise InvalidBatchLine("invalid_method", "method must be POST", "method")
+    if value.get("url") != endpoint:
+        text = f"url must be the endpoint of the batch, {endpoint}"
+        raise InvalidBatchLine("invalid_url", text, "url")
+    if not isinstance(body, dict):
+        raise InvalidBatchLine("invalid_body", "body must be a JSON object", "body")
+    if body.get("stream"):
+        raise InvalidBatchLine("invalid_body", "a batch does not stream", "body.stream")
+    return BatchLine(number, custom_id, body, end)
+
+
+def check_line_model(settings: Settings, line: BatchLine, endpoint: str) -> None:
+    """Raise InvalidBatchLine where no server has the model of a request."""
+    model = line.body.get("model")
+    servers = settings.llm_servers
+    if endpoint == EMBEDDINGS and settings.for_embeddings is not None:
+        servers += settings.for_embeddings.llm_servers
+    if not isinstance(model, str) or not any(each.serves(model) for each in servers):
+        text = f"no server has the model {str(model)[:200]!r}; see GET /v1/models"
+        raise InvalidBatchLine("model_not_found", text, "body.model")
+
+
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """What was found in a batch's input."""
+
+    total: int
+    errors: tuple[Mapping[str, Any], ...]
+    """As OpenAI's API tells them: `code`, `message`, `param`, `line`. Empty: it is valid."""
+
+
+async def check_input(settings: Settings, storage: Storage, batch: OpenAiBatch) -> InputReport:
+    """Read the whole input, and say what makes it invalid. Raises StorageError."""
+    errors: list[Mapping[str, Any]] = []
+    seen: dict[str, int] = {}
+
+    def complain(code: str, message: str, param: str | None, line: int | None) -> None:
+        errors.append({"code": code, "message": message, "param": param, "line": line})
+
+    number = 0
+    lines = raw_lines(storage, input_key(batch.input_file_id))
+    async with aclosing(lines) as found:  # type: ignore[type-var]
+        async for raw, end in found:
+            number += 1
+            if number > MAX_REQUESTS:
+                complain("too_many_tasks", f"at most {MAX_REQUESTS:,} lines", None, None)
+            if len(errors) >= MAX_ERRORS or number > MAX_REQUESTS:
+                break
+            if raw is not None and not raw.strip():
+                continue
+            try:
+                line = parse_line(raw, number, end, batch.endpoint)
+                check_line_model(settings, line, batch.endpoint)
+            except InvalidBatchLine as error:
+                complain(error.code, str(error), error.param, number)
+                continue
+            if (first := seen.setdefault(line.custom_id, number)) != number:
+                text = f"line {first} has the same custom_id"
+                complain("duplicate_custom_id", text, "custom_id", number)
+    if not seen and not errors:
+        complain("empty_file", "the input has no requests", None, None)
+    return InputReport(len(seen), tuple(errors))
+
+
+def input_key(file_id: str) -> str:
+    """Return where the content of a file lies in the storage."""
+    return OpenAiFile(file_id, "", "", "", 0.0, None, None).storage_key
+
+
+class BatchInputOptions(BaseModel):
+    """Options of the source `openai_batch`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    batch_id: str = Field(max_length=100, pattern=patterns.PLAIN)
+    """The batch whose input is read."""
+
+
+class BatchInputSource(Source):
+    """Requests of a batch of the OpenAI-compatible API, which starts its backfill itself. The
+    cursor is the place in its input: `byte` and `line`."""
+
+    name: ClassVar[str] = "openai_batch"
+    Options = BatchInputOptions
+    options: BatchInputOptions
+
+    @property
+    def title(self) -> str:
+        return f"OpenAI batch {self.options.batch_id}"
+
+    async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
+        batch = await LlmLedger(self.context.ledger).openai.batch(self.options.batch_id)
+        if batch is None or batch.state is not OpenAiBatchState.IN_PROGRESS:
+            raise SourceFailed(f"{self.title} is not in progress")
+        endpoint = ENDPOINTS[batch.endpoint]
+        start, number = (cursor["byte"], cursor["line"]) if cursor else (0, 0)
+        try:
+            lines = raw_lines(self.context.storage, input_key(batch.input_file_id), start=start)
+            async with aclosing(lines) as found:  # type: ignore[type-var]
+                async for raw, end in found:
+                    number += 1
+                    if raw is not None and not raw.strip():
+                        continue
+                    place = {"byte": end, "line": number}
+                    try:
+                        line = parse_line(raw, number, end, batch.endpoint)
+                    except InvalidBatchLine as error:  # the input has changed since it was checked
+                        yield Unusable(f"line {number}", str(error), place)
+                        continue
+                    payload = endpoint.payload(line.body)
+                    yield Item(line.custom_id, payload, place, source=batch.source)
+        except NotStored as error:
+            raise SourceFailed(str(error)) from error
+        except StorageError as error:
+            raise SourceUnreachable(f"the storage does not answer: {error}") from error

@@ -1,0 +1,528 @@
+"""Batches of the OpenAI-compatible API: made by clients, and worked off as backfills.
+
+A batch is valid or not as a whole. A valid one is a backfill of the source `openai_batch`, so it
+has what each has: room for hot jobs, fairness, budgets, and a provider's Batch API where one is
+used. Each step of a batch can be done again, so a crash repeats one at most; the active scheduler
+does them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Literal
+
+import structlog
+
+from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
+from switchyard.services.common.files.errors import NotStored, StorageError
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.counts import Counts
+from switchyard.services.engine.backfill.spec import KIND, BackfillSpec, item_job_id
+from switchyard.services.engine.backfill.starting import Backfills
+from switchyard.services.engine.bulk.control import new_bulk_id
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkOperation, BulkState
+from switchyard.services.engine.records.states import State
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.openai_batch_input import (
+    BatchInputSource,
+    BatchLine,
+    InvalidBatchLine,
+    check_input,
+    input_key,
+    parse_line,
+    raw_lines,
+)
+from switchyard.services.llm.openai_form import ENDPOINTS, REFUSALS, answer_of
+from switchyard.services.llm.records.openai_batches import (
+    OPEN_STATES,
+    OpenAiBatch,
+    OpenAiBatchState,
+    OpenAiFile,
+)
+
+MAX_OPEN_PER_KEY = 50
+"""Batches of one key that have not ended."""
+MAX_WINDOW_HOURS = 7 * 24
+JOBS_AT_ONCE = 20
+"""Results that are read at once: each may have megabytes."""
+MAX_OUTPUT_BYTES = 10 * 1024**3
+UNWRITTEN_KEPT_FOR = 24 * 3600.0
+"""Seconds after which an upload is deleted that never came to its end."""
+DROPPED_AT_ONCE = 100
+
+_S = OpenAiBatchState
+
+
+class InvalidBatch(InvalidInput):
+    """The batch can't be made as it was asked for; the text says what to change."""
+
+
+class TooManyBatches(ConflictError):
+    """The key has as many open batches as one may have."""
+
+
+class UnknownOpenAiBatch(NotFoundError):
+    """There is no such batch, or it is another key's."""
+
+
+class UnknownOpenAiFile(NotFoundError):
+    """There is no such file, or it is another key's."""
+
+
+class FileInUse(ConflictError):
+    """The file is read by a batch that has not ended."""
+
+
+class BatchEnded(ConflictError):
+    """The batch has ended, or is about to."""
+
+
+class OpenAiBatches:
+    """Files and batches of clients. All methods raise LedgerError."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._registry = registry
+        self._storage = Storage(settings.files_url)
+        self._repository = LlmLedger(ledger).openai
+        self._log = structlog.get_logger("llm")
+
+    # --- files --------------------------------------------------------------------------------
+
+    def new_file(self, owner: str, filename: str, purpose: str) -> OpenAiFile:
+        """Return the record of a file that is to be written."""
+        now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
+        return OpenAiFile(
+            id=f"file-{secrets.token_hex(12)}",
+            owner=owner,
+            filename=filename[:200] or "file.jsonl",
+            purpose=purpose,
+            created_at=now,
+            expires_at=None if kept_for is None else now + kept_for,
+            size=None,
+        )
+
+    async def store(
+        self, file: OpenAiFile, parts: AsyncIterator[bytes], *, max_bytes: int
+    ) -> OpenAiFile:
+        """Write a file; its owner sees it once `publish_file` is called. Raises FileTooLarge,
+        StorageError, and what `parts` raises: nothing is kept then."""
+        await self._repository.add_file(file)
+        try:
+            received = await self._storage.put_stream_async(
+                file.storage_key, parts, max_bytes=max_bytes
+            )
+        except BaseException:
+            await self._repository.drop_file(file.id)
+            raise
+        return replace(file, size=received.size)
+
+    async def publish_file(self, file: OpenAiFile) -> None:
+        """Show a file that was stored to its owner."""
+        assert file.size is not None
+        await self._repository.complete_file(file)
+
+    async def files(
+        self, owner: str, *, purpose: str | None, newest_first: bool, after: str | None, limit: int
+    ) -> list[OpenAiFile]:
+        """Return files of that owner; with `after`, those that follow that one."""
+        return await self._repository.list_files(
+            owner, purpose=purpose, newest_first=newest_first, after=after, limit=limit
+        )
+
+    def content(self, file: OpenAiFile) -> AsyncIterator[bytes]:
+        """Stream the content of a file."""
+        return self._storage.stream_async(file.storage_key)
+
+    async def file(self, file_id: str, owner: str) -> OpenAiFile:
+        """Return a file. Raises UnknownOpenAiFile."""
+        file = await self._repository.file(file_id, owner)
+        if file is None:
+            raise UnknownOpenAiFile(f"there is no file {file_id}")
+        return file
+
+    async def delete_file(self, file_id: str, owner: str) -> None:
+        """Delete a file. Raises UnknownOpenAiFile, FileInUse, StorageError."""
+        file = await self.file(file_id, owner)
+        if await self._repository.is_needed(file.id):
+            raise FileInUse(f"{file_id} is read by a batch: cancel that first, or wait for its end")
+        await self.discard(file)
+
+    async def discard(self, file: OpenAiFile) -> None:
+        """Delete a file and forget it. Raises StorageError."""
+        await self._storage.delete_async(file.storage_key)
+        await self._repository.drop_file(file.id)
+
+    # --- batches ------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        owner: str,
+        *,
+        endpoint: str,
+        input_file_id: str,
+        completion_window: str,
+        metadata: Mapping[str, str] | None,
+        source: str,
+        key: str | None,
+    ) -> OpenAiBatch:
+        """Record a batch; a scheduler validates it and works it off. The same `key` is the same
+        batch. Raises InvalidBatch, UnknownOpenAiFile, TooManyBatches."""
+        hours = window_hours(completion_window)
+        if endpoint not in ENDPOINTS:
+            raise InvalidBatch(f"endpoint must be one of {', '.join(ENDPOINTS)}")
+        batch_id = f"batch_{secrets.token_hex(16)}"
+        if key is not None:
+            batch_id = f"batch_{hashlib.sha256(f'{owner}/{key}'.encode()).hexdigest()[:32]}"
+            known = await self._repository.batch(batch_id, owner)
+            if known is not None:
+                if (known.endpoint, known.input_file_id) != (endpoint, input_file_id):
+                    raise InvalidBatch("the Idempotency-Key belongs to another batch")
+                return known
+        file = await self.file(input_file_id, owner)
+        if file.purpose != "batch":
+            raise InvalidBatch(f"{file.id} has the purpose {file.purpose}: a batch needs `batch`")
+        if await self._repository.count_open(owner) >= MAX_OPEN_PER_KEY:
+            raise TooManyBatches(f"{MAX_OPEN_PER_KEY} batches of this key have not ended")
+        now = self._ledger.clock.time()
+        batch = OpenAiBatch(
+            id=batch_id,
+            owner=owner,
+            state=_S.VALIDATING,
+            created_at=now,
+            endpoint=endpoint,
+            input_file_id=file.id,
+            completion_window=completion_window,
+            expires_at=now + hours * 3600,
+            operation_id=new_bulk_id(KIND),
+            metadata=metadata,
+            source=source,
+        )
+        return await self._repository.add_batch(batch)
+
+    async def batch(self, batch_id: str, owner: str) -> OpenAiBatch:
+        """Return a batch, counted as it stands. Raises UnknownOpenAiBatch."""
+        batch = await self._repository.batch(batch_id, owner)
+        if batch is None:
+            raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
+        return await self.counted(batch)
+
+    async def batches(self, owner: str, *, after: str | None, limit: int) -> list[OpenAiBatch]:
+        """Return batches of that owner, newest first; with `after`, those that follow that one."""
+        found = await self._repository.list_batches(owner, after=after, limit=limit)
+        return [await self.counted(each) for each in found]
+
+    async def counted(self, batch: OpenAiBatch) -> OpenAiBatch:
+        """Return the batch with its requests counted, where they have not all ended."""
+        if batch.state not in OPEN_STATES or not batch.total:
+            return batch
+        operation = await self._ledger.bulk.get_bulk(batch.operation_id)
+        if operation is None:
+            return batch
+        own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(batch.operation_id)
+        skipped = Counts.from_json(operation.counts).skipped
+        failed = own.get(State.DEAD, 0) + own.get(State.CANCELLED, 0) + skipped
+        return replace(batch, completed=own.get(State.SUCCEEDED, 0), failed=failed)
+
+    async def cancel(self, batch_id: str, owner: str) -> OpenAiBatch:
+        """Cancel a batch: requests that have not begun are not asked any more. Raises
+        UnknownOpenAiBatch, ConflictError for one that has ended."""
+        batch = await self.batch(batch_id, owner)
+        among = {_S.VALIDATING, _S.IN_PROGRESS}
+        moved = await self._repository.move_batch(batch.id, _S.CANCELLING, among_states=among)
+        if moved is None:
+            raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
+        if moved.state is not _S.CANCELLING:
+            raise BatchEnded(f"the batch is {moved.state}: it can't be cancelled any more")
+        return await self.counted(moved)
+
+    # --- its course ---------------------------------------------------------------------------
+
+    async def turn(self) -> None:
+        """Take each open batch a step further, and delete what is too old. Raises LedgerError."""
+        for batch in await self._repository.open_batches():
+            try:
+                await self._advance(batch)
+            except StorageError as error:
+                self._log.warning("batch turn failed; it is tried again", error=str(error))
+
+    async def delete_old(self) -> int:
+        """Delete files that have expired, and forget batches as old. Returns how many files.
+        Raises LedgerError, StorageError."""
+        now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
+        number = 0
+        while old := await self._repository.old_files(
+            now, unwritten_before=now - UNWRITTEN_KEPT_FOR, limit=DROPPED_AT_ONCE
+        ):
+            for file in old:
+                await self.discard(file)
+            number += len(old)
+        if kept_for is not None:
+            before = now - kept_for
+            while await self._repository.drop_ended_batches(before, limit=DROPPED_AT_ONCE):
+                continue
+        return number
+
+    async def _advance(self, batch: OpenAiBatch) -> None:
+        if batch.state is _S.VALIDATING:
+            await self._validate(batch)
+        elif batch.state is _S.FINALIZING:
+            await self._finish(batch, batch.outcome or _S.COMPLETED)
+        else:
+            await self._follow(batch)
+
+    async def _validate(self, batch: OpenAiBatch) -> None:
+        try:
+            report = await check_input(self._settings, self._storage, batch)
+        except NotStored:
+            gone = {"code": "file_not_found", "message": "the input file is gone"}
+            await self._fail(batch, [gone | {"param": None, "line": None}])
+            return
+        if report.errors:
+            await self._fail(batch, report.errors)
+            return
+        moved = await self._repository.move_batch(
+            batch.id,
+            _S.IN_PROGRESS,
+            among_states={_S.VALIDATING},
+            changes={"total": report.total},
+        )
+        if moved is not None and moved.state is _S.IN_PROGRESS:
+            self._log.info("batch started", batch=batch.id, requests=report.total)
+            await self._follow(moved)
+
+    async def _fail(self, batch: OpenAiBatch, errors: Any) -> None:
+        changes = {"errors": tuple(errors)}
+        await self._repository.move_batch(
+            batch.id, _S.FAILED, among_states={_S.VALIDATING}, changes=changes
+        )
+        self._log.info("batch invalid", batch=batch.id, errors=len(changes["errors"]))
+
+    async def _follow(self, batch: OpenAiBatch) -> None:
+        """See what has become of a batch's backfill, which is started where it is missing."""
+        operation = await self._ledger.bulk.get_bulk(batch.operation_id)
+        if batch.state is _S.CANCELLING:
+            await self._end(batch, operation, _S.CANCELLED)
+        elif operation is None:
+            await self._start(batch)
+        elif operation.state is BulkState.COMPLETED:
+            await self._finalize(batch, _S.COMPLETED)
+        elif self._ledger.clock.time() >= batch.expires_at:
+            await self._end(batch, operation, _S.EXPIRED)
+        elif operation.state is BulkState.CANCELLED:  # by an operator
+            await self._end(batch, operation, _S.CANCELLED)
+        elif operation.state is BulkState.FAILED:
+            error = {"code": "batch_failed", "message": operation.note, "param": None, "line": None}
+            await self._end(batch, operation, _S.FAILED, errors=(error,))
+
+    async def _start(self, batch: OpenAiBatch) -> None:
+        spec = BackfillSpec(
+            source=BatchInputSource.name,
+            options={"batch_id": batch.id},
+            job_type=ENDPOINTS[batch.endpoint].job_type,
+        )
+        await self._ledger.bulk.create_bulk(
+            batch.operation_id,
+            kind=KIND,
+            title=f"OpenAI batch {batch.id}",
+            spec=spec.model_dump(mode="json"),
+            created_by=batch.source,
+            counts={"total": batch.total},
+        )
+
+    async def _end(
+        self,
+        batch: OpenAiBatch,
+        operation: BulkOperation | None,
+        outcome: OpenAiBatchState,
+        errors: tuple[Mapping[str, Any], ...] = (),
+    ) -> None:
+        """End a batch early; what is being asked now is waited for, in further turns."""
+        if operation is not None:
+            if operation.state is not BulkState.COMPLETED:
+                backfills = Backfills.from_settings(self._settings, self._registry, self._ledger)
+                await backfills.cancel(batch.operation_id, jobs=True)
+            if await self._ledger.bulk_jobs.count_open_bulk_jobs(operation.id, at_most=1):
+                return
+        if operation is None and outcome is _S.CANCELLED:
+            states = {_S.CANCELLING}
+            await self._repository.move_batch(batch.id, outcome, among_states=states)
+            return
+        await self._finalize(batch, outcome, errors)
+
+    async def _finalize(
+        self,
+        batch: OpenAiBatch,
+        outcome: OpenAiBatchState,
+        errors: tuple[Mapping[str, Any], ...] = (),
+    ) -> None:
+        if batch.state is _S.CANCELLING:  # as at OpenAI, it stays so until its files are written
+            await self._finish(batch, _S.CANCELLED)
+            return
+        moved = await self._repository.move_batch(
+            batch.id,
+            _S.FINALIZING,
+            among_states={_S.IN_PROGRESS},
+            changes={"outcome": outcome, "errors": errors},
+        )
+        if moved is not None and moved.state is _S.FINALIZING:
+            await self._finish(moved, outcome)
+
+    async def _finish(self, batch: OpenAiBatch, outcome: OpenAiBatchState) -> None:
+        """Write the files of a batch whose requests have all ended. Raises StorageError."""
+        counts = {"output": 0, "error": 0}
+        written = {
+            kind: await self._write(batch, outcome, kind, counts) for kind in ("output", "error")
+        }
+        await self._repository.move_batch(
+            batch.id,
+            outcome,
+            among_states={batch.state},
+            changes={
+                "completed": counts["output"],
+                "failed": counts["error"],
+                "output_file_id": written["output"],
+                "error_file_id": written["error"],
+            },
+        )
+        self._log.info("batch ended", batch=batch.id, state=outcome, **counts)
+
+    async def _write(
+        self,
+        batch: OpenAiBatch,
+        outcome: OpenAiBatchState,
+        kind: Literal["output", "error"],
+        counts: dict[str, int],
+    ) -> str | None:
+        """Write one of a batch's files, again the same after a crash. Returns its id; None where
+        it would be empty."""
+        file_id = f"file-{hashlib.sha256(f'{batch.id}/{kind}'.encode()).hexdigest()[:24]}"
+        name = f"{batch.id}_{kind}.jsonl"
+        file = replace(self.new_file(batch.owner, name, "batch_output"), id=file_id)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for is_answer, line in self._results(batch, outcome):
+                if is_answer is (kind == "output"):
+                    counts[kind] += 1
+                    yield json.dumps(line, ensure_ascii=True).encode() + b"\n"
+
+        written = await self.store(file, lines(), max_bytes=MAX_OUTPUT_BYTES)
+        if not counts[kind]:
+            await self.discard(written)
+            return None
+        await self.publish_file(written)
+        return file_id
+
+    async def _results(
+        self, batch: OpenAiBatch, outcome: OpenAiBatchState
+    ) -> AsyncIterator[tuple[bool, dict[str, Any]]]:
+        """Yield the line of each request, in their order, and whether it has an answer. Nothing
+        where the input is gone: only whoever deletes it in the storage can do that."""
+        async for some in self._in_groups(batch):
+            ids = {line.custom_id: item_job_id(batch.operation_id, line.custom_id) for line in some}
+            ends = await self._repository.job_ends(list(ids.values()))
+            for line in some:
+                job_id = ids[line.custom_id]
+                yield self._result(batch, outcome, line, job_id, ends.get(job_id))
+
+    async def _in_groups(self, batch: OpenAiBatch) -> AsyncIterator[list[BatchLine]]:
+        group: list[BatchLine] = []
+        number = 0
+        lines = raw_lines(self._storage, input_key(batch.input_file_id))
+        async with aclosing(lines) as found:  # type: ignore[type-var]
+            async for raw, end in found:
+                number += 1
+                if raw is not None and not raw.strip():
+                    continue
+                try:
+                    group.append(parse_line(raw, number, end, batch.endpoint))
+                except InvalidBatchLine as error:  # the input was valid
+                    self._log.error("batch input changed", batch=batch.id, error=str(error))
+                if len(group) == JOBS_AT_ONCE:
+                    yield group
+                    group = []
+        if group:
+            yield group
+
+    def _result(
+        self,
+        batch: OpenAiBatch,
+        outcome: OpenAiBatchState,
+        line: BatchLine,
+        job_id: str,
+        end: Mapping[str, Any] | None,
+    ) -> tuple[bool, dict[str, Any]]:
+        from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
+
+        head: dict[str, Any] = {"id": f"batch_req_{job_id}", "custom_id": line.custom_id}
+        if end is not None and end["state"] == State.SUCCEEDED:
+            result = LlmResult(job_id, LlmStatus.COMPLETED, end["result"] or {})
+            body = answer_of(batch.endpoint, line.body, result)
+            response = {"status_code": 200, "request_id": job_id, "body": body}
+            return True, {**head, "response": response, "error": None}
+        if end is not None and end["state"] == State.DEAD and end["reason"] != "expired":
+            code = REFUSALS.get(end["error_type"])
+            status = 502 if code is None else 400
+            text = end["error_message"] or "the request failed"
+            return False, {**head, **_failure(job_id, status, code or "model_failed", text)}
+        complaint = None if end is not None else self._complaint(batch, line)
+        if complaint is not None:
+            return False, {**head, **_failure(job_id, 400, "invalid", complaint)}
+        code, text = _UNASKED.get(outcome, _UNASKED[_S.COMPLETED])
+        if end is not None and end["state"] == State.DEAD:
+            code, text = _UNASKED[_S.EXPIRED]
+        return False, {**head, "response": None, "error": {"code": code, "message": text}}
+
+    def _complaint(self, batch: OpenAiBatch, line: BatchLine) -> str | None:
+        """Return why a request could not be made into a job; None where it could."""
+        endpoint = ENDPOINTS[batch.endpoint]
+        try:
+            job_type = self._registry.described(endpoint.job_type)
+            job_type.validate_remote(endpoint.payload(line.body))
+        except (InvalidPayload, UnknownJobType) as error:
+            return str(error)
+        return None
+
+
+_UNASKED: Mapping[OpenAiBatchState, tuple[str, str]] = {
+    _S.EXPIRED: (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    _S.CANCELLED: (
+        "batch_cancelled",
+        "This request was not executed because the batch was cancelled.",
+    ),
+    _S.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
+    _S.COMPLETED: (
+        "no_result",
+        "There is no result: the job was cancelled or too large, or its record is too old.",
+    ),
+}
+"""What is said of a request that was not answered, by how its batch ended."""
+
+
+def _failure(job_id: str, status: int, code: str, message: str) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    response = {"status_code": status, "request_id": job_id, "body": {"error": error}}
+    return {"response": response, "error": None}
+
+
+def window_hours(window: str) -> int:
+    """Return the hours of a completion window such as `24h`. Raises InvalidBatch."""
+    number, unit = window[:-1], window[-1:]
+    if unit == "h" and number.isascii() and number.isdecimal() and len(number) < 4:
+        hours = int(number)
+        if 1 <= hours <= MAX_WINDOW_HOURS:
+            return hours
+    raise InvalidBatch(f"completion_window must be 1h to {MAX_WINDOW_HOURS}h, such as 24h")

@@ -1,0 +1,98 @@
+"""Requests in the form of OpenAI's API as payloads of jobs, and their results in its form."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.llm.llm_errors import LlmBadRequest, LlmContextTooLong, LlmDeclined
+
+if TYPE_CHECKING:  # it brings what runs jobs
+    from switchyard.services.llm.llm_queue import LlmResult
+
+CHATS, TEXTS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+REFUSALS: Mapping[str | None, str] = {
+    LlmDeclined.__name__: "content_filter",
+    LlmContextTooLong.__name__: "context_length_exceeded",
+    LlmBadRequest.__name__: "invalid_request",
+}
+"""Codes of OpenAI's API by the class of the error that ended a request. All other errors are no
+fault of the client: the server's key and address are the operator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiEndpoint:
+    """An endpoint of OpenAI's API whose requests become jobs."""
+
+    job_type: str
+    input_name: str
+    """The parameter that the job type knows by that name; all others are its `extra`."""
+
+    def payload(self, body: Mapping[str, Any], *, fresh: bool = False) -> dict[str, Any]:
+        """Return the payload of the job that asks for the same as a request's body."""
+        own = {"model", self.input_name, "stream", "stream_options"}
+        if self.job_type == "create_embeddings":
+            own.add("encoding_format")  # the server is asked for numbers
+        payload: dict[str, Any] = {
+            name: body[name] for name in ("model", self.input_name) if name in body
+        }
+        payload["extra"] = {name: value for name, value in body.items() if name not in own}
+        payload["fresh"] = fresh
+        if self.job_type == "chat_completion":
+            # `max_tokens` and `temperature` are among the others, as the client has named them.
+            payload |= {"max_tokens": None, "temperature": None, "keep_all": True}
+        return payload
+
+
+ENDPOINTS: Mapping[str, OpenAiEndpoint] = {
+    CHATS: OpenAiEndpoint("chat_completion", "messages"),
+    TEXTS: OpenAiEndpoint("complete_text", "prompt"),
+    EMBEDDINGS: OpenAiEndpoint("create_embeddings", "input"),
+}
+
+
+def answer_of(url: str, body: Mapping[str, Any], result: LlmResult) -> dict[str, Any]:
+    """Return the result of a request to that endpoint as OpenAI's API answers it."""
+    if url == EMBEDDINGS:
+        return embeddings_of(result, is_packed=body.get("encoding_format") == "base64")
+    return completion_of(result) if url == CHATS else text_completion_of(result)
+
+
+def completion_of(result: LlmResult) -> dict[str, Any]:
+    """Return the server's answer to a chat with the fields that clients expect."""
+    return _with_defaults(result, "chatcmpl", "chat.completion")
+
+
+def text_completion_of(result: LlmResult) -> dict[str, Any]:
+    """Return the server's continuation of a text with the fields that clients expect."""
+    return _with_defaults(result, "cmpl", "text_completion")
+
+
+def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
+    given = (result.result or {}).get("completion") or {}
+    return {
+        "id": f"{prefix}-{result.job_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": (result.result or {}).get("model"),
+        **given,
+    }
+
+
+def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
+    """Return the server's vectors as OpenAI's API has them; packed, as 32-bit floats in base64."""
+    found = result.result or {}
+    given = found.get("completion") or {}
+    data = []
+    for place, item in enumerate(given.get("data", ())):
+        vector = item["embedding"]
+        if is_packed:
+            vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+        data.append({"object": "embedding", "index": place, **item, "embedding": vector})
+    tokens = found.get("usage", {}).get("prompt_tokens", 0)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": found.get("model"), "usage": usage, **given, "data": data}

@@ -1,0 +1,89 @@
+"""Files and batches of the OpenAI-compatible API, as plain values. Times are seconds since the
+epoch, by the ledger's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+FilePurpose = Literal["batch", "batch_output"]
+
+
+class OpenAiBatchState(StrEnum):
+    """Where a batch stands, in the words of OpenAI's API."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    """Its requests have ended, and its files are being written."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """Its input is not valid: nothing was asked. Or its requests could not be read to the end."""
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+OPEN_STATES = frozenset(
+    {
+        OpenAiBatchState.VALIDATING,
+        OpenAiBatchState.IN_PROGRESS,
+        OpenAiBatchState.FINALIZING,
+        OpenAiBatchState.CANCELLING,
+    }
+)
+"""Something is still to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiFile:
+    """A file that a client has uploaded, or a batch has written."""
+
+    id: str
+    owner: str
+    """The API key that alone may see it."""
+    filename: str
+    purpose: str
+    created_at: float
+    expires_at: float | None
+    """None: it is kept for ever."""
+    size: int | None
+    """Bytes; None while it is being written."""
+
+    @property
+    def storage_key(self) -> str:
+        """Where its content lies in the file storage."""
+        return f"openai/{self.id}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiBatch:
+    """A batch of requests that a client has handed in."""
+
+    id: str
+    owner: str
+    """The API key that alone may see it."""
+    state: OpenAiBatchState
+    created_at: float
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    expires_at: float
+    operation_id: str
+    """The backfill that works it off."""
+    metadata: Mapping[str, str] | None = None
+    source: str = "api"
+    """The source of its jobs."""
+    total: int = 0
+    """Requests in its input; 0 until that is validated."""
+    completed: int = 0
+    failed: int = 0
+    outcome: OpenAiBatchState | None = None
+    """How it ends, once its requests have ended."""
+    errors: tuple[Mapping[str, Any], ...] = ()
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    moments: Mapping[str, float] = field(default_factory=dict)
+    """When it came into a state, by its name."""

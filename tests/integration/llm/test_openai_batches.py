@@ -1,0 +1,338 @@
+"""`/v1/files` and `/v1/batches` as OpenAI's own client uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.backfill.handler import BackfillHandler
+from switchyard.services.engine.backfill.sources import Sources
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.llm import openai_batch_input
+from switchyard.services.llm.openai_batch_input import raw_lines
+from switchyard.services.llm.openai_batches import OpenAiBatches
+from tests.support.api_server import RunningApi, client_of, connected, serving
+from tests.support.eventually import PATIENCE, eventually
+from tests.support.llm_server import MODEL, LlmServer, answers, fails
+from tests.support.system import System
+
+ONE, OTHER = "a-secret-of-32-characters-00001", "a-secret-of-32-characters-00002"
+KEYS = SecretStr(f"{ONE}:publish,{OTHER}:publish+read")
+CHATS: Any = "/v1/chat/completions"
+
+
+def asked(name: str, body: Any = None, **more: Any) -> dict[str, Any]:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": f"What is {name}?"}]}
+    body = chat if body is None else body
+    return {"custom_id": name, "method": "POST", "url": CHATS, "body": body} | more
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+@pytest.fixture
+async def api(system: System) -> AsyncIterator[RunningApi]:
+    async with serving(system.settings, api_keys=KEYS) as api:
+        await connected(api)
+        yield api
+
+
+@pytest.fixture
+async def client(api: RunningApi) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(api, ONE) as client:
+        yield client
+
+
+@pytest.fixture
+def batches(system: System) -> OpenAiBatches:
+    return OpenAiBatches(system.settings, system.ledger, system.registry)
+
+
+@asynccontextmanager
+async def backfilling(system: System) -> AsyncIterator[None]:
+    """A scheduler's part that works off backfills."""
+    handler = BackfillHandler(
+        system.settings, system.registry, system.ledger, Sources.load(), lanes=system.lanes
+    )
+    runner = BulkRunner(system.ledger, [handler])
+    task = asyncio.create_task(runner.run())
+    try:
+        yield
+    finally:
+        runner.stop()
+        await asyncio.wait_for(task, PATIENCE)
+
+
+async def handed_in(client: openai.AsyncOpenAI, content: bytes, **more: Any) -> Any:
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, completion_window="24h", **{"endpoint": CHATS} | more
+    )
+
+
+async def ended(client: openai.AsyncOpenAI, batches: OpenAiBatches, batch_id: str) -> Any:
+    """The batch when it has ended; a scheduler's turns are made here."""
+
+    async def at_end() -> Any:
+        await batches.turn()
+        batch = await client.batches.retrieve(batch_id)
+        return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
+
+    return await eventually(at_end, what="the end of the batch")
+
+
+async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    content = await client.files.content(file_id)
+    return [json.loads(line) for line in content.text.splitlines()]
+
+
+async def test_a_batch_is_answered_request_by_request(
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
+) -> None:
+    llm.next(answers("One."), answers("Two."))
+    await system.start_worker("llm")
+    file = await client.files.create(
+        file=("in.jsonl", jsonl(asked("one"), asked("two"))), purpose="batch"
+    )
+    assert (file.filename, file.purpose, file.status) == ("in.jsonl", "batch", "processed")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint=CHATS, completion_window="24h", metadata={"run": "7"}
+    )
+    assert batch.status == "validating"
+    async with backfilling(system):
+        batch = await ended(client, batches, batch.id)
+    assert batch.status == "completed"
+    assert batch.metadata == {"run": "7"}
+    assert batch.request_counts.model_dump() == {"total": 2, "completed": 2, "failed": 0}
+    assert batch.error_file_id is None
+    assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    found = await lines_of(client, batch.output_file_id)
+    assert [each["custom_id"] for each in found] == ["one", "two"]
+    said = {each["response"]["body"]["choices"][0]["message"]["content"] for each in found}
+    assert said == {"One.", "Two."}
+    assert {each["response"]["status_code"] for each in found} == {200}
+    records = [await system.ledger.job_reads.require(each["id"][10:]) for each in found]
+    assert {(each.lane, each.source) for each in records} == {("backfill", records[0].source)}
+    assert records[0].source is not None
+    assert records[0].source.startswith("api:")
+    listed = [each.id async for each in await client.files.list()]
+    assert listed == [batch.output_file_id, file.id]
+    assert [each.id async for each in await client.batches.list()] == [batch.id]
+
+
+async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
+) -> None:
+    llm.next(fails(400, "temperature is out of range"))
+    await system.start_worker("llm")
+    no_messages = asked("not valid", {"model": MODEL})
+    batch = await handed_in(client, jsonl(asked("refused"), no_messages))
+    async with backfilling(system):
+        batch = await ended(client, batches, batch.id)
+    assert batch.status == "completed"
+    assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
+    assert batch.output_file_id is None
+    refused, invalid = await lines_of(client, batch.error_file_id)
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("refused", 400)
+    error = refused["response"]["body"]["error"]
+    assert error["code"] == "invalid_request"
+    assert "temperature is out of range" in error["message"]
+    assert (invalid["custom_id"], invalid["response"]["status_code"]) == ("not valid", 400)
+    assert "messages" in invalid["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "line"),
+    [
+        (jsonl(asked("a")) + b"{no json\n", "invalid_json_line", 2),
+        (b"[]\n", "invalid_json_line", 1),
+        (b"\n" + jsonl(asked("a"), asked("a")), "duplicate_custom_id", 3),
+        (jsonl(asked("a", custom_id=7)), "invalid_custom_id", 1),
+        (jsonl(asked("a", method="GET")), "invalid_method", 1),
+        (jsonl(asked("a", url="/v1/embeddings")), "invalid_url", 1),
+        (jsonl(asked("a", body=[])), "invalid_body", 1),
+        (jsonl(asked("a", {"model": MODEL, "stream": True})), "invalid_body", 1),
+        (jsonl(asked("a", {"model": "gpt-9"})), "model_not_found", 1),
+        (b"\n \n", "empty_file", None),
+        (b"[" * 2_000_000 + b"\n", "invalid_json_line", 1),
+        (b"x" * 3_000_000 + b"\n" + jsonl(asked("a")), "line_too_long", 1),
+        (jsonl(*(asked(str(n)) for n in range(6))), "too_many_tasks", None),
+    ],
+)
+async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
+    client: openai.AsyncOpenAI,
+    batches: OpenAiBatches,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    code: str,
+    line: int | None,
+) -> None:
+    monkeypatch.setattr(openai_batch_input, "MAX_REQUESTS", 5)
+    batch = await handed_in(client, content)
+    batch = await ended(client, batches, batch.id)
+    assert batch.status == "failed"
+    assert batch.failed_at is not None
+    assert batch.errors is not None
+    (error,) = batch.errors.data or []
+    assert (error.code, error.line) == (code, line)
+
+
+async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
+) -> None:
+    batch = await handed_in(client, jsonl(asked("one"), asked("two")))
+    async with backfilling(system):
+        await batches.turn()
+        await batches.turn()
+
+        async def in_lane() -> bool:
+            return await system.ledger.bulk_jobs.count_open_bulk_jobs(operation, at_most=2) == 2
+
+        (known,) = await batches._repository.open_batches()
+        operation = known.operation_id
+        await eventually(in_lane, what="its jobs")
+        batch = await client.batches.cancel(batch.id)
+        assert batch.status == "cancelling"
+        batch = await ended(client, batches, batch.id)
+    assert batch.status == "cancelled"
+    assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
+    found = await lines_of(client, batch.error_file_id)
+    assert {each["error"]["code"] for each in found} == {"batch_cancelled"}
+    assert llm.requests == []
+    with pytest.raises(openai.ConflictError):
+        await client.batches.cancel(batch.id)
+
+
+async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
+    client: openai.AsyncOpenAI, batches: OpenAiBatches
+) -> None:
+    batch = await handed_in(client, jsonl(asked("one")))
+    await client.batches.cancel(batch.id)
+    batch = await ended(client, batches, batch.id)
+    assert (batch.status, batch.error_file_id) == ("cancelled", None)
+
+
+async def test_a_batch_expires_at_the_end_of_its_window(
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches
+) -> None:
+    batch = await handed_in(client, jsonl(asked("one")))
+    await batches.turn()
+    await _replace(system, "openai_batches", "expires_at", batch.expires_at, 1.0)
+    batch = await ended(client, batches, batch.id)
+    assert batch.status == "expired"
+    (line,) = await lines_of(client, batch.error_file_id)
+    assert line["error"]["code"] == "batch_expired"
+
+
+async def _replace(system: System, table: str, name: str, old: float, new: float) -> None:
+    change = text(
+        f"UPDATE {table} SET content = json_set(content, '$.{name}', :new) "
+        f"WHERE json_extract(content, '$.{name}') >= :old"
+    )
+    await system.ledger.core.database.write(
+        lambda connection: connection.execute(change, {"new": new, "old": old})
+    )
+
+
+async def test_files_and_batches_are_seen_by_their_key_alone(
+    api: RunningApi, client: openai.AsyncOpenAI, batches: OpenAiBatches
+) -> None:
+    batch = await handed_in(client, jsonl(asked("one")))
+    file_id = batch.input_file_id
+    async with client_of(api, OTHER) as other:
+        attempts: list[Callable[[], Awaitable[Any]]] = [
+            lambda: other.files.retrieve(file_id),
+            lambda: other.files.content(file_id),
+            lambda: other.files.delete(file_id),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: other.batches.create(
+                input_file_id=file_id, endpoint=CHATS, completion_window="24h"
+            ),
+        ]
+        for attempt in attempts:
+            with pytest.raises(openai.NotFoundError):
+                await attempt()
+        assert [each async for each in await other.files.list()] == []
+        assert [each async for each in await other.batches.list()] == []
+    with pytest.raises(openai.ConflictError):  # a batch reads it
+        await client.files.delete(file_id)
+    await client.batches.cancel(batch.id)
+    await ended(client, batches, batch.id)
+    assert (await client.files.delete(file_id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(file_id)
+
+
+async def test_what_is_no_batch_is_refused(client: openai.AsyncOpenAI) -> None:
+    refused = openai.BadRequestError
+    purpose: Any = "fine-tune"
+    with pytest.raises(refused, match="purpose"):
+        await client.files.create(file=("in.jsonl", b"{}\n"), purpose=purpose)
+    assert [each async for each in await client.files.list()] == []
+    file = await client.files.create(file=("in.jsonl", b"{}\n"), purpose="batch")
+    window: Any
+    for window in ("0h", "24", "1000h", "9999999999h", "²h"):
+        with pytest.raises(refused, match="completion_window"):
+            await client.batches.create(
+                input_file_id=file.id, endpoint=CHATS, completion_window=window
+            )
+    with pytest.raises(refused, match="endpoint"):
+        await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+        )
+    with pytest.raises(openai.NotFoundError):
+        await client.batches.create(input_file_id="file-0", endpoint=CHATS, completion_window="24h")
+
+
+async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpenAI) -> None:
+    file = await client.files.create(file=("in.jsonl", jsonl(asked("a"))), purpose="batch")
+    made = [
+        await client.batches.create(
+            input_file_id=file.id,
+            endpoint=CHATS,
+            completion_window="24h",
+            extra_headers={"Idempotency-Key": "k1"},
+        )
+        for _ in range(2)
+    ]
+    assert made[0].id == made[1].id
+
+
+async def test_old_files_and_batches_are_deleted(
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches
+) -> None:
+    batch = await handed_in(client, b"")
+    await ended(client, batches, batch.id)
+    await handed_in(client, jsonl(asked("a")))
+    settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
+    past = text("UPDATE openai_files SET expires_at = 1.0")
+    await system.ledger.core.database.write(lambda connection: connection.execute(past))
+    keeping_none = OpenAiBatches(settings, system.ledger, system.registry)
+    assert await keeping_none.delete_old() == 1  # an open batch reads the other
+    assert len([each async for each in await client.files.list()]) == 1
+    assert len([each async for each in await client.batches.list()]) == 1
+    stored = [each async for each in Storage(system.settings.files_url).list_async("openai")]
+    assert len(stored) == 1
+
+
+async def test_lines_are_read_the_same_wherever_the_reader_begins(system: System) -> None:
+    storage = Storage(system.settings.files_url)
+    written = [b"a" * 40_000, b"", b"b", b"c" * (openai_batch_input.MAX_LINE_BYTES + 1), b"d"]
+    await storage.put_async("openai/x.jsonl", b"\n".join(written))
+    found = [each async for each in raw_lines(storage, "openai/x.jsonl")]
+    assert [line for line, _ in found] == [*written[:3], None, b"d"]
+    for at, (_, end) in enumerate(found[:-1]):
+        rest = [each async for each in raw_lines(storage, "openai/x.jsonl", start=end)]
+        assert rest == found[at + 1 :]
