@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,6 +79,30 @@ async def test_jobs_go_when_the_age_of_their_state_or_type_is_over(ledger: Ledge
     report = await Pruner(ledger, AGES).prune()
     assert await known(ledger) == {"young", "dead", "dead-page", "for-ever"}
     assert report.rows["jobs"] == report.jobs.total() == 4
+
+
+async def test_a_lane_has_an_age_of_its_own_and_a_type_in_it_keeps_its_own(ledger: Ledger) -> None:
+    for lane in ("hot", "backfill", "maintenance"):
+        await ended(ledger, f"{lane}-page", job_type="fetch_page", days=8, lane=lane)
+        await ended(ledger, f"{lane}-kept", job_type="keep_me", days=100, lane=lane)
+        for days in (2, 20, 40):
+            await ended(ledger, f"{lane}-{days}", days=days, lane=lane)
+        await ended(ledger, f"{lane}-dead", state=State.DEAD, days=40, lane=lane)
+    ages = replace(AGES, lanes={"backfill": DAY, "maintenance": None})
+    pruner = Pruner(ledger, ages)
+    assert (await pruner.make_pass(dry_run=True)).rows["jobs"] == 7
+    assert await ledger.retention.overdue(ages, by=0.0, sample=100) == 7
+    await pruner.prune()
+    kept = {
+        f"{lane}-{name}" for lane in ("hot", "backfill", "maintenance") for name in ("kept", "dead")
+    }
+    assert await known(ledger) == kept | {
+        "hot-2",
+        "hot-20",
+        "maintenance-2",
+        "maintenance-20",
+        "maintenance-40",
+    }
 
 
 async def test_nothing_is_removed_where_all_is_kept_for_ever(ledger: Ledger) -> None:

@@ -72,6 +72,7 @@ def _show(settings: Settings, report: RetentionReport, *, dry_run: bool) -> None
         ("succeeded", settings.keep_succeeded),
         ("cancelled", settings.keep_cancelled),
         ("dead", settings.keep_dead),
+        *settings.keep_lanes.items(),
         *settings.keep_types.items(),
     )
     kept = ", ".join(f"{name} {'for ever' if age is None else duration(age)}" for name, age in ages)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings
 
+from switchyard.broker.lanes import LANES
 from switchyard.services.common.durations import DAY
-from switchyard.services.common.settings.value_types import Age, AgesByType, Hosts, Listed, OrOff
+from switchyard.services.common.settings.value_types import Age, AgesByName, Hosts, Listed, OrOff
 
 
 class LimitRoom(BaseModel):
@@ -67,6 +68,13 @@ class JobSettings(BaseSettings):
     )
 
 
+def _with_known_lanes(value: dict[str, float | None]) -> dict[str, float | None]:
+    names = [lane.name for lane in LANES]
+    if unknown := [name for name in value if name not in names]:
+        raise ValueError(f"{unknown[0]!r} is no lane: these are {', '.join(names)}")
+    return value
+
+
 class RetentionSettings(BaseSettings):
     """For how long ended jobs are kept."""
 
@@ -81,10 +89,15 @@ class RetentionSettings(BaseSettings):
         description="The same for dead jobs whose letter is not in `jobs.dead` any more, and for "
         "letters without a job.",
     )
-    keep_types: AgesByType = Field(
+    keep_lanes: Annotated[AgesByName, AfterValidator(_with_known_lanes)] = Field(
         default={},
-        description="The same for succeeded and cancelled jobs of single types, as "
-        "comma-separated JOB_TYPE=AGE: `fetch_page=7d,summarize_content=off`.",
+        description="The same for succeeded and cancelled jobs of single lanes, as "
+        "comma-separated LANE=AGE: `hot=30d,backfill=7d`.",
+    )
+    keep_types: AgesByName = Field(
+        default={},
+        description="The same for succeeded and cancelled jobs of single types, whatever their "
+        "lane, as comma-separated JOB_TYPE=AGE: `fetch_page=7d,summarize_content=off`.",
     )
     keep_operations: Age = Field(
         default=365 * DAY,

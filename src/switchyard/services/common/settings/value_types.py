@@ -37,14 +37,14 @@ def _age(value: object) -> object:
 
 
 def _ages(value: object) -> object:
-    """`JOB_TYPE=AGE,…` as a mapping; None for ever."""
+    """`NAME=AGE,…` as a mapping; None for ever."""
     if not isinstance(value, str):
         return value
     found: dict[str, object] = {}
     for part in filter(None, (each.strip() for each in value.split(","))):
         name, _, age = (each.strip() for each in part.partition("="))
         if not name or not age or name in found:
-            raise ValueError("write each job type once, as JOB_TYPE=AGE, such as fetch_page=7d")
+            raise ValueError("write each name once, as NAME=AGE, such as fetch_page=7d")
         found[name] = _off_is_none(age) and _age(age)
     return found
 
@@ -67,8 +67,8 @@ leaves in place."""
 Age = Annotated[float | None, BeforeValidator(_age), BeforeValidator(_off_is_none)]
 """Seconds for which something is kept, written as `30d`; None, for ever, if the variable is
 `off`."""
-AgesByType = Annotated[dict[str, float | None], NoDecode, BeforeValidator(_ages)]
-"""An `Age` for each of several job types."""
+AgesByName = Annotated[dict[str, float | None], NoDecode, BeforeValidator(_ages)]
+"""An `Age` for each of several job types or lanes."""
 Listed = Annotated[tuple[Value, ...], NoDecode, BeforeValidator(_split)]
 """Several values, separated by commas."""
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_with_ports)]

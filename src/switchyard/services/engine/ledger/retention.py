@@ -121,7 +121,7 @@ class RetentionRepository(Repository):
         """
         watch = Stopwatch(connection)
         now = self.clock.time()
-        age = ages.shortest(state)
+        age = ages.shortest(state, lane)
         if age is None:
             return ExaminedJobs((), Counter(), Counter(), None, 0.0)
         some = select(jobs.c.id).where(
@@ -284,10 +284,12 @@ class RetentionRepository(Repository):
         now, late = self.clock.time(), ages.longer_by(by)
         number = 0
         for state in sorted(FINISHED):
-            age = late.shortest(state)
-            if age is None:
+            if late.shortest(state) is None:
                 continue
             for lane in _ended_lanes(connection, state):
+                age = late.shortest(state, lane)
+                if age is None:
+                    continue
                 mine = (jobs.c.state == state) & (jobs.c.lane == lane)
                 oldest = (
                     select(jobs.c.id)
@@ -324,9 +326,10 @@ def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool
     or of an alias of it."""
     bounds = []
     for state in sorted(FINISHED):
-        known = [] if state is State.DEAD else sorted(ages.types.items())
-        for name, age in known:
-            bounds.append((and_(row.state == state, row.job_type == name), _bound(now, age)))
+        if state is not State.DEAD:
+            for column, own in ((row.job_type, ages.types), (row.lane, ages.lanes)):
+                for name, age in sorted(own.items()):
+                    bounds.append((and_(row.state == state, column == name), _bound(now, age)))
         bounds.append((row.state == state, _bound(now, ages.states[state])))
     ended_at = func.coalesce(row.finished_at, row.updated_at)
     return and_(row.state.in_(sorted(FINISHED)), ended_at < case(*bounds, else_=-1.0))

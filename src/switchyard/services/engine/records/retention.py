@@ -19,6 +19,8 @@ class RetentionAges:
     """Of succeeded, cancelled and dead jobs."""
     types: Mapping[str, float | None] = field(default_factory=dict)
     """Of succeeded and cancelled jobs of single types, instead."""
+    lanes: Mapping[str, float | None] = field(default_factory=dict)
+    """Of succeeded and cancelled jobs of single lanes, where their type has no age of its own."""
     operations: float | None = None
 
     @classmethod
@@ -31,14 +33,21 @@ class RetentionAges:
                 State.DEAD: settings.keep_dead,
             },
             types=settings.keep_types,
+            lanes=settings.keep_lanes,
             operations=settings.keep_operations,
         )
 
-    def shortest(self, state: State) -> float | None:
-        """Return the shortest age of any job that ends so; None where all are kept for ever."""
-        types = () if state is State.DEAD else self.types.values()
-        known = [age for age in (self.states[state], *types) if age is not None]
-        return min(known, default=None)
+    def shortest(self, state: State, lane: str | None = None) -> float | None:
+        """Return the shortest age of any job that ends so, in that lane if one is given; None where
+        all are kept for ever."""
+        ages = [self.states[state]]
+        if state is not State.DEAD:
+            if lane is None:
+                ages += self.lanes.values()
+            elif lane in self.lanes:
+                ages = [self.lanes[lane]]
+            ages += self.types.values()
+        return min((age for age in ages if age is not None), default=None)
 
     def longer_by(self, seconds: float) -> RetentionAges:
         """Return the same ages, each longer by so much."""
@@ -49,6 +58,7 @@ class RetentionAges:
         return RetentionAges(
             {state: longer(age) for state, age in self.states.items()},
             {name: longer(age) for name, age in self.types.items()},
+            {name: longer(age) for name, age in self.lanes.items()},
             longer(self.operations),
         )
 
