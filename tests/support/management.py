@@ -60,10 +60,14 @@ class Management:
 
     async def close_connections(self) -> int:
         """Close every connection to this vhost, as an operator would; how many there were."""
-        connections = await self.get("/vhosts/{vhost}/connections")
-        for connection in connections:
-            await self.delete(f"/connections/{quote(connection['name'], safe='')}")
-        return len(connections)
+        names = await self.connections()
+        for name in names:
+            await self.delete(f"/connections/{quote(name, safe='')}")
+        return len(names)
+
+    async def connections(self) -> list[str]:
+        """The names of those to this vhost."""
+        return [each["name"] for each in await self.get("/vhosts/{vhost}/connections")]
 
     async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         url = f"{self.url}/api{path.replace('{vhost}', quote(self.vhost, safe=''))}"

@@ -21,6 +21,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerForked
 from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 from tests.support.publishing import depth
 from tests.support.system import JOB_MODULES
@@ -60,10 +61,13 @@ def message() -> JobMessage:
     return JobMessage(job_type="noop", payload={})
 
 
-def connections(broker: TestBroker) -> int:
-    """Those that the broker knows of the vhost, at this moment."""
-    told = broker.node.rabbitmqctl("list_connections", "vhost", "--silent")
-    return told.split().count(broker.vhost)
+async def has_one_connection(broker: TestBroker) -> None:
+    """Wait until the broker knows of one alone: it tells of what ended a moment later."""
+
+    async def is_one() -> bool:
+        return len(await broker.management.connections()) == 1
+
+    await eventually(is_one, what="one connection")
 
 
 def test_a_blocking_publisher_publishes_in_parent_and_children(
@@ -83,7 +87,7 @@ def test_a_blocking_publisher_publishes_in_parent_and_children(
             assert asyncio.run(depth(broker.amqp_url, QUEUE)) == 1 + number * 4
         assert forked(publisher.close) == 0
         publisher.publish(message(), KEY)
-        assert connections(broker) == 1  # the parent's, the first and only one
+        asyncio.run(has_one_connection(broker))  # the parent's, the first and only one
 
 
 def test_what_was_under_way_at_the_fork_is_the_parents(
@@ -119,7 +123,7 @@ def test_an_asyncio_publisher_connects_anew_in_the_childs_loop(
                 assert await asyncio.to_thread(lambda: 0) == 0
                 assert forked(work) == 0  # in the middle of the parent's loop
                 await asyncio.wait_for(publisher.publish(message(), KEY), 5)
-            assert await asyncio.to_thread(connections, broker) == 1
+            await has_one_connection(broker)
 
     asyncio.run(parent())
     assert asyncio.run(depth(broker.amqp_url, QUEUE)) == 6

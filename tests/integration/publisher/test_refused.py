@@ -47,6 +47,7 @@ from tests.support.publishing import (
     settings_of,
     take,
 )
+from tests.support.vhosts import EVERYTHING
 
 ANSWERS = (Accepted, LaneFull)
 
@@ -265,11 +266,11 @@ async def test_a_user_who_may_not_publish_is_told_so_and_others_are_accepted(
 async def _user_without(broker: TestBroker, routing_key: str) -> tuple[str, str]:
     """The address of a user who may publish all jobs but those of that key, and the vhost."""
     name, vhost = f"limited-{uuid4().hex[:8]}", broker.vhost
-    ctl = partial(asyncio.to_thread, broker.node.rabbitmqctl)
-    await ctl("add_user", name, "secret")
-    await ctl("set_permissions", "-p", vhost, name, ".*", ".*", ".*")
+    await broker.management.put(f"/users/{name}", {"password": "secret", "tags": ""})
+    await broker.management.put(f"/permissions/{{vhost}}/{name}", EVERYTHING)
     allowed = "^(?!" + routing_key.replace(".", "[.]") + ").*"
-    await ctl("set_topic_permissions", "-p", vhost, name, JOBS_EXCHANGE, allowed, ".*")
+    topics = {"exchange": JOBS_EXCHANGE, "write": allowed, "read": ".*"}
+    await broker.management.put(f"/topic-permissions/{{vhost}}/{name}", topics)
     parts = urlsplit(broker.amqp_url)
     return parts._replace(netloc=f"{name}:secret@{parts.netloc.split('@')[-1]}").geturl(), vhost
 
