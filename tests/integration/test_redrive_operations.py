@@ -347,6 +347,17 @@ async def test_two_redrives_of_other_letters_both_get_all(
         assert await ids(system) == []
 
 
+async def test_an_expression_without_an_end_halts_its_redrive_alone(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury_all(system, names(3, "a"), "hot.noop")
+        spec = RedriveSpec(EVERYTHING, Change(jq="def f: f; f"))
+        ended = await run(system, await start_redrive(system.ledger, spec, created_by="test"))
+        assert (ended.state, "took more than 2 s" in str(ended.note)) == (BulkState.HALTED, True)
+        assert len(await ids(system)) == 3
+
+
 async def test_a_redrive_of_the_same_letters_is_refused(
     broker310: TestBroker, sqlite_url: str
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER, DeadLetterInfo, Reason
 from switchyard.broker.message import JobMessage, Metadata, now
+from switchyard.services.engine.dead import jq_program
 from switchyard.services.engine.dead.changes import (
     Change,
     InvalidRedrive,
@@ -15,6 +16,7 @@ from switchyard.services.engine.dead.changes import (
     merged,
 )
 from switchyard.services.engine.dead.files import InvalidLine, line_of, parse_line
+from switchyard.services.engine.dead.jq_program import ExpressionStopped
 from switchyard.services.engine.dead.letters import LetterFilter, cause_of_letter
 from switchyard.services.engine.dead.stored import StoredLetter
 from switchyard.services.engine.jobs.registry import Registry
@@ -102,6 +104,40 @@ def test_each_way_to_change_a_job() -> None:
 def test_change_that_makes_no_valid_payload_is_refused(change: Change, complaint: str) -> None:
     with pytest.raises(InvalidRedrive, match=complaint.replace("(", r"\(")):
         changed(stored(), change, REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [("def f: f; f", "more than 0.3 s"), ("[range(1e10)]", "MiB"), ("{n: [range(1e9)]}", "MiB")],
+)
+def test_an_expression_without_an_end_is_stopped(
+    expression: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if complaint == "MiB":
+        monkeypatch.setattr(jq_program, "MAX_MEMORY", 128 * 1024 * 1024)
+        monkeypatch.setattr(jq_program, "APPLY_TIMEOUT", 30.0)
+    else:
+        monkeypatch.setattr(jq_program, "APPLY_TIMEOUT", 0.3)
+    with pytest.raises(ExpressionStopped, match=complaint):
+        changed(stored(), Change(jq=expression), REGISTRY)
+
+
+def test_an_expression_reads_nothing_but_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBS_API_KEY", "secret")
+    for expression in ("{text: (env | tostring)}", "{text: ($ENV | tostring)}"):
+        message, _ = changed(stored(), Change(jq=expression), REGISTRY)
+        assert "secret" not in message.payload["text"]
+
+
+def test_an_expression_is_applied_again_after_its_process_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jq_program, "IDLE_TIMEOUT", 0.2)
+    program = jq_program.JqProgram(".n += 1")
+    assert program.results({"n": 1}) == [{"n": 2}]
+    assert program._process is not None
+    program._process.wait()
+    assert program.results({"n": 2}) == [{"n": 3}]
 
 
 def test_difference_shows_only_what_changed() -> None:

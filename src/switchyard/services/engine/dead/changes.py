@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from switchyard.broker.lanes import LANES, lane_named, split_routing_key
 from switchyard.broker.message import JobMessage, describe, now
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.common.extras import naming_extra
+from switchyard.services.engine.dead.jq_program import JqProgram
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 
@@ -99,7 +99,8 @@ def changed(
 
     With `remote` somebody outside has asked for the change: local-only fields must be as they
     were, in a job of the same type. `moment` is now by the ledger's clock; the
-    host's where it is not given. Raises InvalidRedrive when it would not be a valid job.
+    host's where it is not given. With a jq expression it may block for seconds. Raises
+    InvalidRedrive when it would not be a valid job, ExpressionStopped.
     """
     if letter.message is None:
         raise InvalidRedrive(why_no_job(letter))
@@ -191,15 +192,12 @@ def merged(target: Any, patch: Any) -> Any:
     return result
 
 
-@lru_cache(maxsize=16)
-def _program(expression: str) -> Any:
-    """Compile a jq expression, which takes as long as applying it to about a thousand payloads."""
-    with naming_extra():
-        import jq
+@lru_cache(maxsize=1)
+def _program(expression: str) -> JqProgram:
     if len(expression) > MAX_EXPRESSION:
         raise InvalidRedrive(f"the jq expression has more than {MAX_EXPRESSION} characters")
     try:
-        return jq.compile(expression)
+        return JqProgram(expression)
     except ValueError as error:
         raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
 
@@ -207,7 +205,7 @@ def _program(expression: str) -> Any:
 def _computed(expression: str, payload: Any) -> dict[str, Any]:
     program = _program(expression)
     try:
-        results = program.input_text(json.dumps(payload)).all()
+        results = program.results(payload)
     except ValueError as error:
         raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
     if len(results) != 1 or not isinstance(results[0], dict):

@@ -17,6 +17,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import queue_depths
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.jq_program import ExpressionStopped
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in, waiting_ids
 from switchyard.services.engine.dead.stored import stored_letters
@@ -89,7 +90,7 @@ class RedriveHandler:
                         STATE_POLL_INTERVAL
                     )  # others have waited for their turn meanwhile
             await run.drain()
-        except Halted as halted:
+        except (Halted, ExpressionStopped) as halted:
             await run.save_notes(force=True)
             await session.finish(BulkState.HALTED, str(halted))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -97,7 +98,7 @@ class LetterSender:
         self, batch: Sequence[DeadLetterLike], tally: RedriveCounts, *, drop: bool
     ) -> list[RedriveMessage]:
         """Make the copies of the letters that can go back. With `drop`, letters of jobs that need
-        no redrive any more are taken off their place."""
+        no redrive any more are taken off their place. Raises ExpressionStopped."""
         generations = await self._ledger.redrives.job_generations([letter.id for letter in batch])
         copies: list[RedriveMessage] = []
         over: list[DeadLetterLike] = []
@@ -112,7 +113,8 @@ class LetterSender:
                 redriven.append((letter, redrives))
             else:
                 try:
-                    copies.append(self._copy(letter))
+                    # A thread, as messages are large, and a jq expression may take seconds.
+                    copies.append(await asyncio.to_thread(self._copy, letter))
                 except InvalidRedrive as error:
                     tally.invalid += 1
                     tally.note(f"{letter.id}: not redriven: {error}")
