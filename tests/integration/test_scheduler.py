@@ -67,6 +67,24 @@ async def record(system: System, routing_key: str = "hot.noop", **options: Any) 
     return new
 
 
+async def test_a_scheduler_with_nothing_to_do_looks_once_a_turn(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        transactions = 0
+
+        def count(_kind: str, _seconds: float, _well: bool) -> None:
+            nonlocal transactions
+            transactions += 1
+
+        async with scheduling(system, SchedulerIntervals(turn=0.05)) as scheduler:
+            await scheduler.is_active.wait()
+            await asyncio.sleep(1)  # what is looked at once has been
+            system.ledger.observe(count)
+            await asyncio.sleep(2)
+        assert 1 < transactions < 70  # of forty turns; each duty's own looks would be 300
+
+
 # --- delayed jobs -----------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
 from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
+from switchyard.services.engine.ledger.due_work import DueWorkReads
 from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.ledger.job_types import JobTypeRepository
@@ -52,6 +53,7 @@ class Ledger(AsyncCloseable):
         self.core = core
         self.jobs = JobRepository(core)
         self.job_reads = JobReads(core)
+        self.due_work = DueWorkReads(core)
         self.progress = ProgressRepository(core)
         self.pauses = PauseRepository(core)
         self.joins = JoinRepository(core)

@@ -28,6 +28,7 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_history import LaneHistoryRecorder
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.redrive.displaced_returner import (
     RETURN_INTERVAL,
@@ -74,6 +75,15 @@ class SchedulerIntervals:
     """Between looks for what is old enough to be removed; more where a look costs much."""
 
 
+@dataclass(slots=True)
+class DueSignals:
+    """Set when there is something to do; whoever does it clears them first."""
+
+    jobs: asyncio.Event = field(default_factory=asyncio.Event)
+    schedules: asyncio.Event = field(default_factory=asyncio.Event)
+    limits: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 @dataclass(frozen=True, slots=True)
 class DutyContext:
     """What every duty gets: settings, ledger, publisher and intervals."""
@@ -86,6 +96,8 @@ class DutyContext:
     lanes: tuple[Lane, ...] = LANES
     refuse: Callable[[WrongSystem], None] = lambda _: None
     """Ends the scheduler: broker and ledger do not belong together."""
+    due: DueSignals = field(default_factory=DueSignals)
+    """Set by the duty that looks for what is due."""
     pruned: Counter[str] = field(default_factory=Counter)
     """Rows that were removed for their age, by table."""
 
@@ -100,6 +112,8 @@ class PeriodicDuty:
     """Does the duty once; where `interval` is None, it goes on until it is cancelled."""
     interval: float | None = None
     """Seconds between the end of one run and the next."""
+    when: asyncio.Event | None = None
+    """What else the next run waits for; it is cleared then."""
 
 
 def load_duties(context: DutyContext) -> list[PeriodicDuty]:
@@ -114,6 +128,9 @@ async def run_duty(duty: PeriodicDuty, log: structlog.stdlib.BoundLogger) -> Non
         await duty.run()
         return
     while True:
+        if duty.when is not None:
+            await duty.when.wait()
+            duty.when.clear()
         try:
             await duty.run()
         except (BrokerUnavailable, LedgerError, StorageError) as error:
@@ -129,13 +146,24 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     returner = DisplacedJobReturner(
         settings, registry, ledger, publisher, context.lanes, interval=intervals.displaced
     )
-    schedules = ScheduleRunner(settings, registry, ledger, publisher, interval=intervals.turn)
+    schedules = ScheduleRunner(
+        settings,
+        registry,
+        ledger,
+        publisher,
+        interval=intervals.turn,
+        when_due=context.due.schedules,
+    )
+    yield PeriodicDuty("look for what is due", DueWatch(context).look, intervals.turn)
     yield PeriodicDuty("index of dead letters", indexer.run)
     yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)
     yield PeriodicDuty("displaced jobs", returner.run)
     yield PeriodicDuty("schedules", schedules.run)
     yield PeriodicDuty(
-        "wake jobs that wait for limits", partial(_wake_waiting, context), intervals.calls
+        "wake jobs that wait for limits",
+        partial(_wake_waiting, context),
+        intervals.calls,
+        when=context.due.limits,
     )
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
     recorder = LaneHistoryRecorder(settings, registry, ledger)
@@ -144,6 +172,33 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("retention", pruner.run, intervals.prune)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
+
+
+class DueWatch:
+    """Looks for all that is due at once, and wakes those who do it: each alone would look as often
+    as a job may come due, and find nothing mostly."""
+
+    def __init__(self, context: DutyContext) -> None:
+        self._ledger = context.ledger
+        self._intervals = context.intervals
+        self._due = context.due
+        self._pauses = ActivePauses()
+
+    async def look(self) -> None:
+        """Set the signals of what is due. Raises LedgerError."""
+        moment = self._ledger.clock.time()
+        found = await self._ledger.due_work.look(
+            moment,
+            unconfirmed_before=moment - self._intervals.pending,
+            silent_for=self._intervals.silent,
+        )
+        if found.jobs or found.pauses != self._pauses:
+            self._due.jobs.set()
+        self._pauses = found.pauses
+        if found.schedules:
+            self._due.schedules.set()
+        if found.limits:
+            self._due.limits.set()
 
 
 async def _advance(context: DutyContext) -> None:

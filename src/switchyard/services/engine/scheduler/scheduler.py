@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -96,9 +97,14 @@ class Scheduler:
             settings, registry, ledger, self._publisher, self._pace, lanes, self._refuse
         )
         self._pruned = context.pruned
+        self._due = context.due.jobs
         self._duties = load_duties(context)
         self._refusals = RefusalLog()
         self._pauses = ActivePauses()
+        self._turns_at = 0.0
+        """When a turn is made although nothing is known to be due, by a monotonic clock."""
+        self._renews_at = 0.0
+        """When the lease is renewed, by a monotonic clock."""
         self._resumes_at = 0.0
         """When jobs are looked for whose pause has ended."""
         self._published_again: set[str | None] = set()
@@ -135,10 +141,7 @@ class Scheduler:
                         background = TaskSupervisor(self._log)
                         for duty in self._duties:
                             background.start(duty.name, partial(run_duty, duty, self._log))
-                    try:
-                        await self.turn()
-                    except LedgerError as error:
-                        self._log.warning("ledger unreachable", error=str(error))
+                    await self._turn_if_due()
                 elif background is not None:
                     await background.close()
                     background = None
@@ -176,10 +179,24 @@ class Scheduler:
     def stop(self) -> None:
         """End after the current turn; safe in a signal handler."""
         self._stopping.set()
+        self._due.set()
 
     async def close(self) -> None:
         """Close the connection to the broker; `run` does so at its end."""
         await self._publisher.close()
+
+    async def _turn_if_due(self) -> None:
+        """Publish what is due, if anything can be. After a turn that has, another may have more."""
+        now = time.monotonic()
+        if not self._due.is_set() and now < self._turns_at:
+            return
+        self._due.clear()
+        self._turns_at = now
+        try:
+            if await self.turn() == TickResult():
+                self._turns_at = time.monotonic() + RESUMED_CHECK_INTERVAL
+        except LedgerError as error:
+            self._log.warning("ledger unreachable", error=str(error))
 
     async def turn(self) -> TickResult:
         """Publish everything that is due now. Raises LedgerUnavailable."""
@@ -277,8 +294,13 @@ class Scheduler:
     # --- the lease --------------------------------------------------------------------------
 
     async def _hold_lease(self) -> bool:
+        """Tell whether this instance has the lease: three times in its seconds it is renewed."""
+        now = time.monotonic()
+        if self.is_active.is_set() and now < self._renews_at:
+            return True
+        lease = self._pace.lease
+        self._renews_at = now + lease / 3
         try:
-            lease = self._pace.lease
             held = await self._ledger.leases.acquire_lease(
                 SCHEDULER, self.holder, lease, longest=lease
             )
@@ -288,6 +310,7 @@ class Scheduler:
         if held and not self.is_active.is_set():
             self._log.info("scheduler active")
             self.is_active.set()
+            self._turns_at = now
         elif not held and self.is_active.is_set():
             self._log.warning("scheduler standing by")
             self.is_active.clear()
@@ -301,7 +324,11 @@ class Scheduler:
             self._log.warning("scheduler lease not released", error=str(error))
 
     async def _pause(self) -> None:
-        try:
+        """Rest for a turn, and for longer while nothing is due."""
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), self._pace.turn)
-        except TimeoutError:
+        if not self.is_active.is_set() or self._stopping.is_set():
             return
+        next_at = min(self._renews_at, self._turns_at)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._due.wait(), max(0.0, next_at - time.monotonic()))

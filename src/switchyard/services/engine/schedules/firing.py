@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -33,6 +34,8 @@ BATCH = 200
 """Entries, and firings, that one turn looks at."""
 CLOCK_CHECK_INTERVAL = 60.0
 """Seconds between looks whether the ledger's clock was ahead."""
+FILE_CHECK_INTERVAL = 1.0
+"""Seconds between looks whether the file of schedules has changed."""
 RETRY_INTERVAL = 5.0
 """Seconds until a job is tried again that was refused."""
 MAX_LOGGED = 20
@@ -50,13 +53,16 @@ class ScheduleRunner:
         publisher: Publisher,
         *,
         interval: float,
+        when_due: asyncio.Event | None = None,
     ) -> None:
-        """Take the seconds between two turns, `interval`."""
+        """Take the seconds between two turns, `interval`; and what is set when there is one to
+        make. Without it, turns are made all the time."""
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
         self._jobs = JobPublisher(registry, ledger, publisher, fair_from=settings.fair_from)
         self._interval = interval
+        self._when_due = when_due
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
         """When a firing is tried again, and why it was refused."""
         self._taken: tuple[tuple[int, ...] | None] | None = None
@@ -77,7 +83,19 @@ class ScheduleRunner:
                 await self.turn()
             except LedgerError as error:
                 self._log.warning("ledger unreachable", error=str(error))
-            await asyncio.sleep(self._interval)
+                await asyncio.sleep(self._interval)
+            else:
+                await self._await_due()
+
+    async def _await_due(self) -> None:
+        """Return when the next turn is to be made, or it is time to look at file and clock."""
+        await asyncio.sleep(self._interval)
+        if self._when_due is None:
+            return
+        pause = CLOCK_CHECK_INTERVAL if self._settings.schedules is None else FILE_CHECK_INTERVAL
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._when_due.wait(), pause)
+        self._when_due.clear()
 
     async def turn(self) -> int:
         """Decide about all that is due, and publish what is to be fired; how many jobs were.

@@ -1,0 +1,59 @@
+"""Whether anything is due: one look for all that the scheduler does, which is nothing mostly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.pausing import load_pauses
+from switchyard.services.engine.ledger.sql.repository import Repository, read
+from switchyard.services.engine.records.pauses import ActivePauses
+
+
+@dataclass(frozen=True, slots=True)
+class DueWork:
+    """What there is to do."""
+
+    jobs: bool
+    """Some are to be published: they are due, not confirmed, or of a silent worker."""
+    schedules: bool
+    """One is to be fired, or its job to be published."""
+    limits: bool
+    """Jobs wait for a named limit."""
+    pauses: ActivePauses
+    """Those in force: where they change, jobs may be free."""
+
+
+class DueWorkReads(Repository):
+    """All raise LedgerUnavailable when the database is away."""
+
+    @read
+    def look(
+        self, connection: Connection, moment: float, *, unconfirmed_before: float, silent_for: float
+    ) -> DueWork:
+        """Look for jobs that are due at that moment, recorded before another and not confirmed, or
+        run by a worker that has been silent for so many seconds; and for what else is due. Times in
+        seconds since the epoch."""
+        now = clock(connection)
+        # Literal states, for only then are the partial indexes known to fit.
+        found = connection.execute(
+            text(
+                "SELECT "
+                "EXISTS (SELECT 1 FROM jobs WHERE state = 'scheduled' AND run_at <= :moment) "
+                "OR EXISTS (SELECT 1 FROM jobs WHERE state = 'pending' AND updated_at < :before) "
+                "OR EXISTS (SELECT 1 FROM jobs "
+                "LEFT JOIN workers ON workers.worker_id = jobs.worker_id "
+                "WHERE jobs.state = 'running' AND (workers.worker_id IS NULL "
+                "OR workers.stopped_at IS NOT NULL "
+                f"OR workers.beat_at < {now} - :silent_for)), "
+                "EXISTS (SELECT 1 FROM schedules WHERE paused_at IS NULL "
+                f"AND fire_at <= {now}) "
+                "OR EXISTS (SELECT 1 FROM schedule_firings WHERE outcome = 'due'), "
+                "EXISTS (SELECT 1 FROM limit_waits)"
+            ),
+            {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
+        ).one()
+        jobs, schedules, limits = map(bool, found)
+        return DueWork(jobs, schedules, limits, ActivePauses.from_records(load_pauses(connection)))
