@@ -23,7 +23,7 @@ from tests.support.jobs import journal
 from tests.support.peers import closes, listening
 from tests.support.system import JOB_MODULES, System, open_system
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.workers import PATIENT, FaultyLedger, by
+from tests.support.workers import PATIENT, FaultyLedger, another_beat, by
 
 
 def test_a_share_has_the_lanes_of_its_kind_and_one_reserved_slot() -> None:
@@ -67,16 +67,35 @@ async def test_a_worker_is_on_record_from_its_start_to_its_stop(
         assert record.worker_id == running.worker_id
         assert (record.kinds, record.lanes) == (("llm", "link"), ("backfill", "hot", "maintenance"))
         assert (record.concurrency, record.stopped_at) == (6, None)
-        beat = await system.ledger.workers.worker_beat(running.worker_id)
-        assert beat is not None
-
-        async def beats() -> bool:
-            return (await system.ledger.workers.worker_beat(running.worker_id) or 0) >= beat + 2
-
-        await eventually(beats)
+        await another_beat(system, running.worker_id)
         await running.stop()
         (record,) = await system.ledger.workers.list_workers()
         assert record.stopped_at is not None
+
+
+async def test_a_worker_gives_signs_of_life_often_while_it_has_a_job_and_rarely_else(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url, takeover_after=0.8) as system:
+        running = await system.start_worker("llm")
+
+        async def beats_within(seconds: float) -> int:
+            before = await system.ledger.workers.worker_beat(running.worker_id)
+            await asyncio.sleep(seconds)
+            after = await system.ledger.workers.worker_beat(running.worker_id)
+            assert before is not None
+            assert after is not None
+            return after - before
+
+        assert await beats_within(1.5) <= 1  # every 3 s
+        held = await system.publish("hot.gated")
+        await journal.started(held)
+        # Every 0.2 s, or others would take the job over.
+        assert await beats_within(1.5) >= 3
+        journal.release(held)
+        await system.wait_for_state(held, State.SUCCEEDED)
+        await another_beat(system, running.worker_id)
+        assert await beats_within(1.5) <= 1
 
 
 async def test_a_worker_tells_that_it_takes_hot_jobs(system: System) -> None:
@@ -89,12 +108,8 @@ async def test_a_worker_tells_that_it_takes_hot_jobs(system: System) -> None:
     done = await system.publish("backfill.scripted", {"steps": ["done"]})
     await system.wait_for_state(done, State.SUCCEEDED)
     (before,) = await system.ledger.workers.list_workers()
-    beat = before.beat
-
-    async def has_beaten() -> bool:
-        return (await system.ledger.workers.worker_beat(before.worker_id) or 0) > beat + 1
-
-    await eventually(has_beaten)
+    await another_beat(system, before.worker_id)
+    await another_beat(system, before.worker_id)
     assert await hot_at() is None
     # However old it says that it is: clocks of publishers are not trusted.
     times = {"created_at": datetime(2020, 1, 1, tzinfo=UTC), "queued_at": datetime.now(UTC)}

@@ -30,6 +30,7 @@ from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.inline import InlineRunner
+from switchyard.services.engine.runtime.signs_of_life import keep_beating
 from switchyard.services.llm.llm_requests import LlmRequest
 from switchyard.services.llm.whole_answers import WholeRequest
 
@@ -39,7 +40,6 @@ SLOT_TIMEOUT = 3600.0
 """Seconds that a request waits in all for servers that have no room, where it does not expire."""
 TAKEOVER_POLL_INTERVAL = 1.0
 """Seconds between looks at a request that another process has under way."""
-BEATS_PER_TAKEOVER = 4
 
 
 class DirectRequests:
@@ -58,7 +58,9 @@ class DirectRequests:
         self._registry = registry
         self._ledger = ledger
         self._runner = runner
-        self._interval = settings.takeover_after / BEATS_PER_TAKEOVER
+        self._takeover_after = settings.takeover_after
+        self._began = asyncio.Event()
+        """Set when a request has been begun."""
         self._log = structlog.get_logger("llm")
         self._background = TaskSupervisor(self._log)
         self._registering = asyncio.Lock()
@@ -107,7 +109,9 @@ class DirectRequests:
         if self._runner.under_way >= MAX_REQUESTS:
             raise LaneFull(request.routing_key, dead_lettered=False)
         await self._register()
-        return await self._runner.publish(request)
+        published = await self._runner.publish(request)
+        self._began.set()
+        return published
 
     async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
         """Return the request when it has ended, or as it stands after `timeout` seconds; None where
@@ -150,12 +154,18 @@ class DirectRequests:
             self._background.start("sign of life", self._send_heartbeats)
 
     async def _send_heartbeats(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
-            try:
-                await self._ledger.workers.beat(self._runner.worker_id)
-            except LedgerError as error:
-                self._log.warning("ledger unreachable", error=str(error))
+        await keep_beating(
+            self._beat,
+            self._takeover_after,
+            is_busy=lambda: self._runner.under_way > 0,
+            began=self._began,
+        )
+
+    async def _beat(self) -> None:
+        try:
+            await self._ledger.workers.beat(self._runner.worker_id)
+        except LedgerError as error:
+            self._log.warning("ledger unreachable", error=str(error))
 
     async def _close(self) -> None:
         await self._background.close()

@@ -43,7 +43,8 @@ class ProcessSettings(BaseSettings):
         default=1.5,
         gt=0,
         description="Seconds without a heartbeat after which other workers take over the jobs "
-        "of a worker. Raise it on overloaded hosts.",
+        "of a worker. It gives four in that time while it has jobs, and else one in three seconds. "
+        "Raise it on overloaded hosts.",
     )
     metrics_host: str = Field(
         default="127.0.0.1",

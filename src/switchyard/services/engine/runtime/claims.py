@@ -54,6 +54,8 @@ class Claims:
     lanes: tuple[Lane, ...] = LANES
     running: dict[str, DeliveredJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a claim is asked for: signs of life are wanted then."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -79,6 +81,7 @@ class Claims:
             return None
         request = self._request(delivery, message)
         self._open.add(request.claim_id)
+        self.asked.set()
         job: DeliveredJob | None = None
         try:
             claim = await self._claim_in_ledger(delivery, request)
@@ -106,6 +109,11 @@ class Claims:
     def holds(self, job_id: str, claim_id: str) -> bool:
         """Tell whether the job runs here, or is about to run under that claim."""
         return job_id in self.running or claim_id in self._open
+
+    @property
+    def are_open(self) -> bool:
+        """Whether any job runs here, or is about to."""
+        return bool(self._open)
 
     def close(self, job: DeliveredJob) -> None:
         """End the claim of a job whose attempt is over."""

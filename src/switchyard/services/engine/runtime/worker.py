@@ -29,7 +29,6 @@ from switchyard.services.engine.monitoring.job_events import announce
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.engine.monitoring.startup import wait_until_available
-from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics, WorkerGauges
 from switchyard.services.engine.runtime.attempt_writer import Recorder
@@ -41,6 +40,7 @@ from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
+from switchyard.services.engine.runtime.signs_of_life import keep_beating
 from switchyard.services.engine.wings import missing_wings_hint
 
 FINAL_DRAIN_TIMEOUT = 2.0
@@ -144,6 +144,10 @@ class Worker:
         self._retires = False
         """It takes its time to end, for as long as nobody hurries it."""
         self._ledger_away = asyncio.Event()
+        self._claiming = asyncio.Event()
+        """Set when a job is about to begin."""
+        self._hot_reported = 0
+        """Hot jobs that the ledger knows of."""
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
         self._shared = ProcessResources()
@@ -173,6 +177,7 @@ class Worker:
                     worker_id=self.worker_id,
                     takeover_after=settings.takeover_after,
                     lanes=lanes,
+                    asked=self._claiming,
                 ),
                 limits=self._limits,
                 executor=executor,
@@ -239,7 +244,7 @@ class Worker:
         self._publisher.connect_soon()  # the first events, too, are to be heard
         background = TaskSupervisor(self._log)
         # Without these two, a worker looks alive and is not.
-        background.start("beat", self._beat, vital=True)
+        background.start("beat", self._keep_beating, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)
         background.start("unheld claims", self._keep_releasing)
         self._limits.start(background)
@@ -369,18 +374,22 @@ class Worker:
         await self._publisher.close()
         self._log.info("worker stopped")
 
+    async def _keep_beating(self) -> None:
+        await keep_beating(
+            self._beat,
+            self._settings.takeover_after,
+            is_busy=lambda: any(runner.claims.are_open for runner in self._runners),
+            began=self._claiming,
+        )
+
     async def _beat(self) -> None:
-        interval = self._settings.takeover_after / BEATS_PER_TAKEOVER
-        reported = 0
-        while True:
-            await asyncio.sleep(interval)
-            hot = self.counters.hot
-            try:
-                await self._ledger.workers.beat(self.worker_id, hot=hot > reported)
-                reported = hot
-            except LedgerError as error:
-                self._log.warning("ledger unreachable", error=str(error))
-                self._on_ledger_away()
+        hot = self.counters.hot
+        try:
+            await self._ledger.workers.beat(self.worker_id, hot=hot > self._hot_reported)
+            self._hot_reported = hot
+        except LedgerError as error:
+            self._log.warning("ledger unreachable", error=str(error))
+            self._on_ledger_away()
 
     async def _keep_releasing(self) -> None:
         while True:

@@ -25,8 +25,8 @@ from switchyard.services.engine.monitoring.check import (
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.worker_status import (
-    BEATS_PER_TAKEOVER,
     FORGOTTEN_AFTER,
+    beat_interval,
     status_of,
 )
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord
@@ -256,6 +256,8 @@ LATE = 1.5
 """Times its interval for which a heartbeat is waited for."""
 SHORTEST_LOOK, LONGEST_LOOK = 2.0, 4.0
 """Seconds within which that is."""
+LOOK_INTERVAL = 0.1
+"""Seconds between looks whether there was one."""
 CAUSES = {
     Finding.DISK_FULL: "the full disk",
     Finding.LEDGER_AWAY: "the ledger",
@@ -349,11 +351,11 @@ async def _beating(system: DoctorContext, workers: Sequence[WorkerRecord]) -> se
         return set()
     ledger = system.need_ledger()
     before = {each.worker_id: await ledger.workers.worker_beat(each.worker_id) for each in workers}
-    interval = system.settings.takeover_after / BEATS_PER_TAKEOVER
+    interval = beat_interval(system.settings.takeover_after, idle=True)
     deadline = time.monotonic() + min(max(LATE * interval, SHORTEST_LOOK), LONGEST_LOOK)
     beating: set[str] = set()
     while len(beating) < len(before) and time.monotonic() < deadline:
-        await asyncio.sleep(interval / 10)
+        await asyncio.sleep(LOOK_INTERVAL)
         for worker_id, beat in before.items():
             if await ledger.workers.worker_beat(worker_id) != beat:
                 beating.add(worker_id)

@@ -1,0 +1,31 @@
+"""The signs of life of a process that runs jobs: often while it has some, rarely while it has
+none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from switchyard.services.engine.monitoring.worker_status import beat_interval
+
+
+async def keep_beating(
+    beat: Callable[[], Awaitable[None]],
+    takeover_after: float,
+    *,
+    is_busy: Callable[[], bool],
+    began: asyncio.Event,
+) -> NoReturn:
+    """Call `beat` for ever. `began` is set when a job begins, which may end at once; the first sign
+    follows it by the time between two of them: that a job began was a sign itself. Raises what
+    `beat` raises."""
+    busy, idle = (beat_interval(takeover_after, idle=each) for each in (False, True))
+    while True:
+        if not is_busy():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(began.wait(), idle - busy)
+        began.clear()
+        await asyncio.sleep(busy)
+        await beat()
