@@ -1,17 +1,20 @@
 """Making a job out of a request: what is checked before anything is sent."""
 
+import json
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic_core import to_jsonable_python
 
 from switchyard.broker.message import MAX_NEW_BODY_BYTES, JobMessage, Metadata
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.services.engine.backfill.spec import item_job_id, then_id_of
 from switchyard.services.engine.jobs.outcomes import Job
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.job_content import JobContent
 from switchyard.services.engine.publishing.preparing import (
     InvalidJob,
@@ -20,6 +23,7 @@ from switchyard.services.engine.publishing.preparing import (
     job_id_of,
     prepare,
 )
+from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import MAX_DELAY
 from tests.support.system import JOB_MODULES
 
@@ -113,6 +117,32 @@ def test_a_routing_key_that_leads_nowhere_is_refused_with_what_to_use(key: str, 
     with pytest.raises(InvalidJob) as refused:
         made(key)
     assert text in str(refused.value)
+
+
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def test_a_payload_that_no_worker_could_read_is_refused_at_the_door() -> None:
+    for value in (nested(210), nested(240), [[nested(205)]] * 3, 10**4_300, [[-(10**6_000)]]):
+        with pytest.raises(InvalidPayload, match="payload of spread"):
+            made("hot.spread", {"payload": {"value": value}})
+    for value in (nested(150), [{"a": [1]}] * 2_000, "9" * 9_000, 10**4_299, "[" * 1_000, "\x00"):
+        message = made("hot.spread", {"payload": {"value": value}}).message
+        assert JobMessage.decode(message.encode()).payload == {"payload": {"value": value}}
+
+
+def test_nothing_is_kept_that_could_not_be_read_again() -> None:
+    for value in (nested(260), nested(900), 10**4_300, {"a": [10**9_000]}):
+        with pytest.raises(RowRejected, match="not to be written as JSON"):
+            to_json({"value": value})
+    for value in (nested(240), "9" * 9_000, 10**4_299, "\ud800", {"ü": nested(200)}):
+        kept = json.loads(to_json({"value": value}))
+        assert kept == {"value": value}
+        to_jsonable_python(kept)
 
 
 def test_an_unknown_type_is_refused() -> None:

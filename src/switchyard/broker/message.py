@@ -31,6 +31,10 @@ MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
 """Highest AMQP priority of a job that begins a pipeline: queues know none above MAX_PRIORITY, and
 later stages go before it."""
 DEFAULT_MAX_ATTEMPTS = 3
+PLAIN_BRACKETS = 150
+"""Opening brackets of JSON that every reader takes, all nested: some take 200 levels, some 250."""
+MAX_DIGITS = 4_300
+"""Of an integer: Python reads no more, unless it is told to."""
 MAX_BODY_BYTES = 1024 * 1024
 """Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
 large input puts it in storage and carries a reference."""
@@ -98,6 +102,16 @@ class Metadata(BaseModel):
     """The backfill that the job, or the job that it follows from, was published by."""
     reply_to: str | None = None
     traceparent: str | None = None
+
+
+def may_be_unreadable(text: bytes) -> bool:
+    """Tell whether JSON may have more levels or longer numbers than every reader takes. Quick; what
+    says so is to be tried."""
+    if text.count(b"{") + text.count(b"[") > PLAIN_BRACKETS:
+        return True
+    half = MAX_DIGITS // 2
+    # Of so many digits in a row, one of these parts has nothing else.
+    return any(text[at : at + half].isdigit() for at in range(0, len(text) - half + 1, half))
 
 
 class JobMessage(BaseModel):

@@ -13,6 +13,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from pydantic import ValidationError
 
+from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.lanes import Lane, lane_named, split_routing_key
 from switchyard.broker.message import (
     MAX_NEW_BODY_BYTES,
@@ -20,6 +21,7 @@ from switchyard.broker.message import (
     JobMessage,
     Metadata,
     describe,
+    may_be_unreadable,
     now,
 )
 from switchyard.services.common.errors import InvalidInput
@@ -273,7 +275,9 @@ def _message(
         encoded = message.encode()
         if _REPLACED in encoded:  # in the name of a field, pydantic writes so what UTF-8 can't say
             json.dumps(message.payload, ensure_ascii=False, default=str).encode()
-    except ValueError as error:
+        if may_be_unreadable(encoded) and len(encoded) <= MAX_NEW_BODY_BYTES:
+            JobMessage.decode(encoded)
+    except (ValueError, MalformedMessage) as error:
         raise InvalidPayload(f"payload of {job_type.name}: {error}") from error
     if len(encoded) > MAX_NEW_BODY_BYTES:
         raise InvalidPayload(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import to_json as to_utf8
 from pydantic_core import to_jsonable_python
 
-from switchyard.broker.message import STORED, JobMessage
+from switchyard.broker.message import STORED, JobMessage, may_be_unreadable
 from switchyard.broker.wording import writable
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
@@ -29,15 +29,19 @@ _IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
 
 
 def to_json(value: Any) -> str:
-    """JSON, ASCII. Raises RowRejected for what JSON can't say."""
+    """JSON, ASCII. Raises RowRejected for what JSON can't say, or nobody could read again."""
+    is_odd = False
     try:
         written = to_utf8(value)  # five times as fast, and nearly always ASCII
-        if written.isascii():
+        if written.isascii() and not may_be_unreadable(written):
             return written.decode()
     except _UNSAYABLE:
-        pass  # it knows no lone surrogates, and fewer levels
+        is_odd = True  # it knows no lone surrogates, and fewer levels
     try:
-        return _encode(value)
+        text = _encode(value)  # refuses numbers that are too long
+        if is_odd:
+            to_jsonable_python(json.loads(text))  # refuses too many levels, as whoever shows it
+        return text
     except _UNSAYABLE as error:
         raise RowRejected(f"not to be written as JSON: {error}") from error
 
