@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(420)]
 
 KILLS = {"classic": 50, "quorum": 15}
 """In a row. The part of the broker is small, and the second profile holds it to the same."""
-ITEMS = 6_000
+ITEMS_PER_KILL = 120
+"""More than any of those that are killed publishes."""
 
 
 @BOTH_QUEUE_TYPES
@@ -31,11 +32,12 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     kills = KILLS[broker.profile]
+    items = kills * ITEMS_PER_KILL
     lanes = lanes_with(max_length={"backfill": 100_000})
     files = (tmp_path / "files").as_uri()
     async with open_system(broker, sqlite_url, lanes=lanes, storage_url=files) as system:
         user = BackfillUser(system)
-        options = await user.store({"n": n} for n in range(ITEMS))
+        options = await user.store({"n": n} for n in range(items))
         # So slow that it can't be done before it was killed often enough.
         operation = await user.start("file", options, job_type="noop", rate=200, high=100_000)
         killer = await asyncio.create_subprocess_exec(
@@ -48,7 +50,7 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
         said, _ = await killer.communicate()
         assert int(said.split()[-1]) == kills
         progress = await user.progress(operation)
-        assert 0 < progress.read < ITEMS
+        assert 0 < progress.read < items
 
         await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
         await system.start_worker(slots=8)
@@ -63,9 +65,9 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
 
         progress = await user.progress(operation)
         assert progress.operation.state is BulkState.COMPLETED
-        assert (progress.read, progress.published, progress.skipped) == (ITEMS, ITEMS, 0)
-        assert progress.jobs == {State.SUCCEEDED: ITEMS}
+        assert (progress.read, progress.published, progress.skipped) == (items, items, 0)
+        assert progress.jobs == {State.SUCCEEDED: items}
         runs = Counter(start.message.payload["n"] for start in journal.starts)
-        assert runs == Counter(range(ITEMS))
+        assert runs == Counter(range(items))
         listed = await system.ledger.job_reads.list_jobs(JobFilter(), limit=1)
         assert listed.items[0].operation_id == operation.id

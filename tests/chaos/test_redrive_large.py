@@ -28,9 +28,8 @@ from tests.support.worker_process import Processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
-LETTERS = {"classic": 40_000, "quorum": 20_000}
-"""By profile: a quorum queue takes four times as long to fill, and is held to the same.
-`make bench ARGS=scan` has 100,000 of them."""
+LETTERS = 20_000
+"""`make bench ARGS=scan` has 100,000 of them."""
 CAUSES = 20
 GROUPED_WITHIN, SCANNED_WITHIN = 10.0, 150.0
 """Seconds, five times what is promised (`make bench ARGS=scan`): what takes longer is not a matter
@@ -87,7 +86,7 @@ async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
         open_system(broker, sqlite_url, lanes=lanes_with()) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
-        everything = await bury_all(system, LETTERS[broker.profile])
+        everything = await bury_all(system, LETTERS)
         each = len(everything) // CAUSES
 
         began = time.monotonic()
