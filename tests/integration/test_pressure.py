@@ -11,6 +11,8 @@ from switchyard.broker.lanes import STAND_IN, lane_named
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy, Queue
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring import lane_pressure
+from switchyard.services.engine.monitoring import lane_report as lane_report_module
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.lanes import lanes
@@ -20,10 +22,19 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
 from switchyard.services.engine.records.states import Pressure
+from tests.support.eventually import PATIENCE
 from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
 NOOP = JobRequest("backfill.noop", {})
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not how soon the broker answers is shown here, but what follows from it."""
+    for name in ("ASK_TIMEOUT", "MANAGEMENT_TIMEOUT", "DEPTH_TIMEOUT", "FIRST_DEPTH_TIMEOUT"):
+        monkeypatch.setattr(lane_pressure, name, PATIENCE)
+    monkeypatch.setattr(lane_report_module, "MANAGEMENT_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture
