@@ -21,6 +21,7 @@ with ForeignRootNode(base_dir=Path(sys.argv[1]), root=Path(sys.argv[2])) as node
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to be without")
 def test_a_node_runs_where_neither_mounts_nor_chroot_are_allowed(
     broker43_quorum: TestBroker, tmp_path: Path

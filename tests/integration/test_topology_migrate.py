@@ -134,6 +134,7 @@ async def test_a_queue_whose_jobs_do_not_end_in_time_is_left_as_it_was(
         await assert_all_accounted_for(system, accepted)
 
 
+@pytest.mark.long
 async def test_a_backfill_goes_on_meanwhile(
     broker43_classic: TestBroker,
     sqlite_url: str,

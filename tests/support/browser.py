@@ -65,10 +65,13 @@ class Browser:
 
     def await_text(self, text: str, selector: str = "body") -> None:
         """Wait until it is shown there."""
-        self._wait(
-            lambda driver: text in driver.find_element(By.CSS_SELECTOR, selector).text,
-            f"{text!r} in {selector}",
-        )
+
+        def shown(driver: Chrome) -> str:
+            if selector == "body":  # an element's `text` looks at all below it: seconds of a page
+                return str(driver.execute_script("return document.body.innerText"))
+            return driver.find_element(By.CSS_SELECTOR, selector).text
+
+        self._wait(lambda driver: text in shown(driver), f"{text!r} in {selector}")
 
     def await_address(self, part: str) -> None:
         self._wait(lambda driver: part in driver.current_url, f"the address {part}")

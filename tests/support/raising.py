@@ -272,5 +272,7 @@ async def follow_badly(payload: What, ctx: JobContext) -> Outcome:
     return Next([Job("raise_here", HostileMapping(payload.name))])
 
 
-ISOLATIONS = ("raise_here", "raise_in_thread", "raise_in_part", "raise_alone")
+APART = ("raise_in_part", "raise_alone")
+"""Those whose work is done in a process of its own."""
+ISOLATIONS = ("raise_here", "raise_in_thread", *APART)
 STEPS = ("refuse_payload", "raise_in_limit", "answer_badly", "follow_badly")

@@ -36,7 +36,7 @@ def test_the_default_rule_finds_what_a_small_server_takes(at_once: int, kind: st
 
 
 def test_one_limit_does_not_fit_all() -> None:
-    few = instantly(run(*CONTENDERS["fixed 10"], seed=1))
-    many = instantly(run(*CONTENDERS["fixed 200"], seed=1))
+    few = instantly(run(*CONTENDERS["fixed 10"], seed=1, minutes=5))
+    many = instantly(run(*CONTENDERS["fixed 200"], seed=1, minutes=5))
     assert few.use < 0.5
     assert many.timeouts > 0.5

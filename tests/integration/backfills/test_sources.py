@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from switchyard.services.engine.backfill.backfill_run import BATCH
 from switchyard.services.engine.backfill.formats import FileFormat
 from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.backfill.spec import parse_spec
@@ -21,22 +22,25 @@ from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import JOB_MODULES
 
+MANY = BATCH + 10
+"""More than are read at once."""
+
 
 async def test_each_item_becomes_one_job_and_is_done(
     broker: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
     async with opened(broker, database_url, tmp_path) as (system, user):
-        options = await user.store({"n": n} for n in range(600))
+        options = await user.store({"n": n} for n in range(MANY))
         operation = await user.start("file", options, job_type="noop")
         await system.start_worker(slots=8)
         ended = await user.run(operation)
         assert ended.state is BulkState.COMPLETED
         progress = await user.progress(operation)
-        assert (progress.total, progress.read, progress.published) == (600, 600, 600)
-        assert progress.jobs == {State.SUCCEEDED: 600}
+        assert (progress.total, progress.read, progress.published) == (MANY, MANY, MANY)
+        assert progress.jobs == {State.SUCCEEDED: MANY}
         assert progress.succeeded
-        assert await numbers(system.ledger) == list(range(600))
-        assert len(journal.starts) == 600
+        assert await numbers(system.ledger) == list(range(MANY))
+        assert len(journal.starts) == MANY
 
 
 async def test_a_template_makes_payloads_of_csv(user: BackfillUser) -> None:

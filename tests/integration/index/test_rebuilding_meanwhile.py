@@ -31,7 +31,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.mark.parametrize(
     ("there", "arriving"),
-    [(40, 24), pytest.param(60, 100, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
+    [(24, 12), pytest.param(60, 100, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
 )
 async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
     url: str, there: int, arriving: int

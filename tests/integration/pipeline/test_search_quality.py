@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.search.collection import collections_in, documents, queries
 from benchmarks.search.evaluation import compare, evaluate
 from switchyard.cli.demo.play import SAMPLE_QUERY
@@ -12,6 +14,7 @@ from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.modes import Mode
 
 
+@pytest.mark.long
 async def test_the_default_finds_at_least_as_much_as_the_best_single_way():
     found = await evaluate(embedder_for(Settings()))
     both = found.pop(Mode.HYBRID)

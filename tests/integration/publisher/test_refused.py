@@ -36,7 +36,6 @@ from tests.support.publishing import (
     MAINTENANCE,
     MAINTENANCE_QUEUE,
     SHORT,
-    InThread,
     PublisherType,
     accepted,
     declare,
@@ -295,11 +294,7 @@ def _with_user_id(name: str) -> bytes:
     return b"\x00\x10" + bytes((len(name),)) + name.encode()
 
 
-@pytest.mark.parametrize(
-    "publisher_type",
-    [Publisher, pytest.param(InThread, marks=pytest.mark.long)],
-    ids=["asyncio", "blocking"],
-)
+@pytest.mark.long
 async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
     publisher_type: PublisherType, own_node: Callable[..., LocalNode]
 ) -> None:
