@@ -15,7 +15,7 @@ import fcntl, json, os, signal, socket, sys, time
 from pathlib import Path
 from switchyard.cli.system import spawner as module
 from switchyard.cli.system.supervisor import Supervisor
-module.load_shared_modules = lambda: None  # which takes two seconds, and is tested by itself
+module.load_shared_modules = lambda **_: None  # which takes two seconds, and is tested by itself
 folder = Path(sys.argv[1])
 environment = {"PATH": os.environ["PATH"], "JOBS_DATA_DIR": str(folder), "TERM": "dumb"}
 
@@ -63,6 +63,24 @@ print(json.dumps([group, code, child.poll(), other.wait(60), (folder / "log").re
     assert "No such command 'no-such-command'" in log
     assert without_broker != 0
     assert "no broker: set JOBS_AMQP_URL" in log
+
+
+def test_a_command_that_runs_is_looked_at_without_asking_what_forked_it(tmp_path: Path) -> None:
+    code_while_it_runs, asked, code = forked(
+        tmp_path,
+        """
+child = spawner.start(("worker", "ingest"), unheard, folder / "log")
+requests, ask = [], spawner._ask
+spawner._ask = lambda request: requests.append(request) or ask(request)
+found = child.poll()
+asked = len(requests)
+os.kill(child.pid, signal.SIGKILL)
+print(json.dumps([found, asked, child.wait(60)]))
+""",
+    )
+    assert code_while_it_runs is None
+    assert asked == 0
+    assert code == -9
 
 
 def test_ps_shows_the_command_that_a_fork_runs(tmp_path: Path) -> None:
@@ -163,7 +181,7 @@ end.set()
 LOADED = """
 import json, os, sys
 from switchyard.cli.system.spawner import load_shared_modules
-load_shared_modules()
+load_shared_modules(postgres=bool(sys.argv[1]))
 print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task"))]))
 """
 
@@ -194,14 +212,17 @@ except ValueError as error:
     assert said == "the ledger is of another version"
 
 
-def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries() -> None:
+@pytest.mark.parametrize("ledger", ["", "postgresql"])
+def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(ledger: str) -> None:
     """A library that starts a thread at its import can't be forked from."""
     done = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOADED, ledger], capture_output=True, text=True, check=True
     )
     modules, threads = json.loads(done.stdout)
     assert threads == 1
-    assert not {"lancedb", "numpy", "pyarrow", "openai", "pymupdf", "asyncpg"}.intersection(modules)
+    assert not {"lancedb", "numpy", "pyarrow", "openai", "pymupdf"}.intersection(modules)
+    of_postgresql = {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"}
+    assert of_postgresql.intersection(modules) == (of_postgresql if ledger else set())
     assert {
         "switchyard.services.engine.runtime.worker",
         "switchyard.services.engine.scheduler.scheduler",

@@ -49,7 +49,7 @@ class EarlyStart:
         """Call it before anything starts a thread or opens a connection. Raises LedgerError."""
         from switchyard.cli.system.spawner import Spawner
 
-        self.spawner = Spawner.fork()
+        self.spawner = Spawner.fork(postgres=self.ledger_url.startswith("postgres"))
         quiet_logs("critical")
         from switchyard.services.engine.ledger import upgrade
 

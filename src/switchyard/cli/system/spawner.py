@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 SHARED_MODULES = (
     "aio_pika",
-    "aiosqlite",
     "encodings.idna",  # of every lookup of a host's name
-    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "sqlalchemy.dialects.sqlite",
     "switchyard.broker.topology.build",
     "switchyard.broker.topology.reconcile",
     "switchyard.broker.wire.depths",
@@ -62,6 +61,8 @@ SHARED_MODULES = (
 """What most of the processes import; less would only take longer."""
 API_MODULES = ("switchyard.cli.process.api", "switchyard.api.server")
 """What the HTTP API imports, where its extra is installed."""
+POSTGRES_MODULES = ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "sqlalchemy.ext.asyncio")
+"""What a ledger on PostgreSQL imports, and one on SQLite does not."""
 PROGRAM = "switchyard.cli.main"
 """What is run, here as by the interpreter: it knows all commands, and so this one."""
 COMMANDS = ("worker", "scheduler", "api")
@@ -94,12 +95,28 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._spawner = spawner
+        self._end: int | None = None
+        """A descriptor that can be read once it has ended: the spawner need not be asked before."""
+        if open_process := getattr(os, "pidfd_open", None):
+            with suppress(OSError):  # an older kernel
+                self._end = open_process(pid)
 
     def poll(self) -> int | None:
         """Return how it ended, as `Popen.poll` does; None while it runs."""
-        if self.returncode is None:
+        if self.returncode is None and not self._runs():
             self.returncode = self._spawner.end_of(self.pid)
+            if self.returncode is not None and self._end is not None:
+                os.close(self._end)
+                self._end = None
         return self.returncode
+
+    def _runs(self) -> bool:
+        """Tell whether it has surely not ended."""
+        if self._end is None:
+            return False
+        looking = select.poll()
+        looking.register(self._end, select.POLLIN)
+        return not looking.poll(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
@@ -127,13 +144,15 @@ class Spawner:
         self._owner = os.getpid()
 
     @classmethod
-    def fork(cls) -> Spawner | None:
-        """Import what is shared and begin the process. Call it before anything starts a thread or
-        opens a connection; None where that has happened, or where the system's own libraries have
-        threads."""
+    def fork(cls, *, postgres: bool = False) -> Spawner | None:
+        """Import what is shared, for a ledger on PostgreSQL with `postgres`, and begin the process.
+
+        Call it before anything starts a thread or opens a connection; None where that has happened,
+        or where the system's own libraries have threads.
+        """
         gc.disable()  # of what is imported nothing is garbage: to look costs a second
         try:
-            load_shared_modules()
+            load_shared_modules(postgres=postgres)
             gc.freeze()  # to look at them is to write into them, and so to copy their pages
         finally:
             gc.enable()
@@ -200,10 +219,10 @@ class SpawnerGone(CommandFailed):
     """The spawner has been killed; a supervisor starts processes without it."""
 
 
-def load_shared_modules() -> None:
-    """Import SHARED_MODULES, the job types that come along, and the API if it is installed; make
-    what each process would make of them at its start."""
-    for name in SHARED_MODULES:
+def load_shared_modules(*, postgres: bool = False) -> None:
+    """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the job types that come along, and
+    the API if it is installed; make what each process would make of them at its start."""
+    for name in (*SHARED_MODULES, *(POSTGRES_MODULES if postgres else ())):
         import_module(name)
     made = import_module(PROGRAM).shared_commands().commands
     for command in COMMANDS:
