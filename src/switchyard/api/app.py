@@ -19,6 +19,7 @@ from switchyard.api.engine import (
     dead,
     events,
     health,
+    job_actions,
     jobs,
     pauses,
     pressure,
@@ -42,6 +43,7 @@ from switchyard.services.engine.publishing.asyncapi import version
 from switchyard.services.pipeline.documents.document_service import open_document_services
 
 ROUTERS = (
+    job_actions.router,
     jobs.router,
     events.router,
     llm.router,

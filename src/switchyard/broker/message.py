@@ -99,7 +99,9 @@ class Metadata(BaseModel):
     """The same kind of worker has run a job of another type just before it in its pipeline. It is
     delivered before jobs that begin there, so that documents end one after the other."""
     operation_id: JobId | None = None
-    """The backfill that the job, or the job that it follows from, was published by."""
+    """The backfill or rerun that the job, or the job that it follows from, was published by."""
+    rerun_of: JobId | None = None
+    """The job, ended, that this one does again."""
     reply_to: str | None = None
     traceparent: str | None = None
 

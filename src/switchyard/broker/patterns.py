@@ -31,6 +31,7 @@ CRAWL_ID = r"^[0-9a-f-]{36}$"
 CRAWL_ID_START = r"^[0-9a-f-]{6,36}$"
 PAUSE_ID = r"^pause-[0-9a-f]{4,32}$"
 REDRIVE_ID = r"^redrive-[0-9a-f]{4,32}$"
+ACTION_ID = r"^(cancel|rerun|move)-[0-9a-f]{4,32}$"
 BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
 GROUP_ID = r"^[0-9a-f]{1,10}$"
 CURSOR = r"^[A-Za-z0-9_=-]+$"
@@ -86,7 +87,8 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         PAUSE_ID: "give the id of a pause, for example pause-3fa9c01b22: `jobctl pauses` and GET "
         "/pauses show it",
         REDRIVE_ID: "give the id of a redrive, for example redrive-3fa9c01b22",
-        BACKFILL_ID: "give the id of a backfill, for example backfill-3fa9c01b22",
+        ACTION_ID: "give the id of a bulk action, for example rerun-3fa9c01b22",
+        BACKFILL_ID: "give the id of an operation, for example backfill-3fa9c01b22",
         GROUP_ID: "give the id of a group, or its beginning: at most 10 of 0-9 and a-f, as "
         "`jobctl dead groups` and GET /admin/dead/groups show it",
         CURSOR: "give the `next_cursor` of the page before, unchanged",

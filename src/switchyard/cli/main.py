@@ -137,7 +137,7 @@ PANELS = {
         ),
         "jobs": (
             "cli.engine.jobs.jobs:app",
-            "Jobs: list, show, watch, cancel, release, republish.",
+            "Jobs: list, show, watch, cancel, rerun, move, release, republish.",
         ),
     },
     "Repair": {

@@ -151,10 +151,10 @@ async def move(
 ) -> Response:
     """Pause, resume or cancel; `end` also cancels its jobs that have not begun."""
     if action == "pause":
-        await control.pause(state.ledger, backfill_id, kind=KIND)
+        await control.pause(state.ledger, backfill_id, kinds=[KIND])
         told = "It is paused: nothing more is published."
     elif action == "resume":
-        await control.resume(state.ledger, backfill_id, kind=KIND)
+        await control.resume(state.ledger, backfill_id, kinds=[KIND])
         told = "It goes on."
     else:
         ended = await api.cancel(backfill_id, state, Cancellation(jobs=action == "end"))

@@ -233,11 +233,11 @@ async def move_redrive(
 ) -> Response:
     """Halt a redrive until somebody resumes it, resume it, or end it for good."""
     if action == "halt":
-        operation = await bulk_control.pause(state.ledger, redrive_id, kind=KIND)
+        operation = await bulk_control.pause(state.ledger, redrive_id, kinds=[KIND])
     elif action == "resume":
         operation = await resume_redrive(state.ledger, redrive_id)
     else:
-        operation = await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
+        operation = await bulk_control.cancel(state.ledger, redrive_id, kinds=[KIND])
     return done(f"{HERE}/redrives/{operation.id}", f"{operation.id} is {operation.state}.")
 
 

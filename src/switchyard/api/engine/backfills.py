@@ -47,13 +47,14 @@ SOURCE_TIMEOUT = 5.0
 """Seconds that a request waits for a turn to ask a source."""
 
 BACKFILLS = BulkRoutes(
-    kind=KIND,
+    noun=KIND,
+    kinds=(KIND,),
     path="",
     id_pattern=patterns.BACKFILL_ID,
     view=BackfillView,
     view_of=view_counted_backfill,
     page=BackfillPage,
-    resume=partial(bulk_control.resume, kind=KIND),
+    resume=partial(bulk_control.resume, kinds=[KIND]),
     reads=[needs(Scope.READ)],
     changes=[needs(Scope.PUBLISH)],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -26,7 +26,9 @@ V = TypeVar("V", bound=BaseModel)
 class BulkRoutes(Generic[V]):
     """The routes of the operations of one kind."""
 
-    kind: str
+    noun: str
+    """What one is called in paths and answers, such as `redrive`."""
+    kinds: Collection[str]
     path: str
     """Where they are listed, below the router's prefix."""
     suffix: str = ""
@@ -35,7 +37,7 @@ class BulkRoutes(Generic[V]):
     view: type[V]
     view_of: Callable[[Ledger, BulkOperation], Awaitable[V]]
     page: type[BaseModel]
-    """Model of a page of operations, in a field named by the kind's plural, such as `redrives`."""
+    """Model of a page of operations, in a field named by the noun's plural, such as `redrives`."""
     resume: Callable[[Ledger, str], Awaitable[BulkOperation]]
     reads: Sequence[Depends] = ()
     """Scopes that a key needs for reading, in addition to the router's."""
@@ -43,13 +45,13 @@ class BulkRoutes(Generic[V]):
 
     async def found(self, state: ApiState, operation_id: str) -> V:
         """Return an operation with its progress. Raises UnknownBulkOperation, LedgerUnavailable."""
-        operation = await control.require_bulk(state.ledger, operation_id, self.kind)
+        operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
         return await self.view_of(state.ledger, operation)
 
     async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
         """Return what `found` does, as the key that changed the operation may see it: whole if the
         key started the operation. Raises as `found` does."""
-        operation = await control.require_bulk(state.ledger, operation_id, self.kind)
+        operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
         view = await self.view_of(state.ledger, operation)
         return receipt(request, view, is_own=operation.created_by == starter_of(request))
 
@@ -62,18 +64,18 @@ class BulkRoutes(Generic[V]):
     ) -> V:
         """Change its limits. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
         if changes:
-            await control.set_limits(state.ledger, operation_id, changes, kind=self.kind)
+            await control.set_limits(state.ledger, operation_id, changes, kinds=self.kinds)
         return await self.changed(state, request, operation_id)
 
     def add_to(self, router: Routes) -> None:
         """Add the routes that list, show, pause and resume operations of this kind."""
-        id_name, plural = f"{self.kind}_id", f"{self.kind}s"
+        id_name, plural = f"{self.noun}_id", f"{self.noun}s"
         one = f"{self.path}/{{{id_name}}}"
         operation_id: Any = Path(
             alias=id_name,
             pattern=self.id_pattern,
-            description=f"The {self.kind}'s id.",
-            examples=[f"{self.kind}-3fa9c01b22"],
+            description=f"The {self.noun}'s id.",
+            examples=[f"{next(iter(self.kinds))}-3fa9c01b22"],
         )
         acted = responses("not-found", "wrong-state", "ledger-away")
 
@@ -93,7 +95,7 @@ class BulkRoutes(Generic[V]):
             """List the operations, newest first."""
             states = [] if wanted is None else [wanted]
             page = await state.ledger.bulk.list_bulk(
-                self.kind, states=states, limit=limit, cursor=cursor
+                *self.kinds, states=states, limit=limit, cursor=cursor
             )
             found = [await self.view_of(state.ledger, each) for each in page.items]
             return self.page.model_validate({plural: found, "next_cursor": page.next_cursor})
@@ -118,7 +120,7 @@ class BulkRoutes(Generic[V]):
         )
         async def pause(state: Shared, request: Request, operation_id: str = operation_id) -> V:
             """Pause it within a second, until it is resumed."""
-            await control.pause(state.ledger, operation_id, kind=self.kind)
+            await control.pause(state.ledger, operation_id, kinds=self.kinds)
             return await self.changed(state, request, operation_id)
 
         @router.post(

@@ -40,7 +40,8 @@ SCAN_TIMEOUT = 5.0
 """Seconds that a request waits until nobody else goes through `jobs.dead`."""
 
 REDRIVES = BulkRoutes(
-    kind=KIND,
+    noun=KIND,
+    kinds=(KIND,),
     path="/redrives",
     suffix="_redrive",
     id_pattern=patterns.REDRIVE_ID,
@@ -103,7 +104,7 @@ async def set_redrive_rate(
 )
 async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """Cancel a redrive permanently. Letters that were sent stay in their lanes."""
-    await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
+    await bulk_control.cancel(state.ledger, redrive_id, kinds=[KIND])
     return await REDRIVES.found(state, redrive_id)
 
 

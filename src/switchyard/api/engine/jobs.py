@@ -164,7 +164,18 @@ async def _job_filter(
         Query(pattern=patterns.JOB_ID, description="A run's first job: all jobs of that run."),
     ] = None,
     operation_id: Annotated[
-        str | None, Query(pattern=patterns.BACKFILL_ID, description="Only jobs of this backfill.")
+        str | None,
+        Query(
+            pattern=patterns.BACKFILL_ID,
+            description="Only jobs that this backfill or rerun has published.",
+        ),
+    ] = None,
+    acted_by: Annotated[
+        str | None,
+        Query(
+            pattern=patterns.ACTION_ID,
+            description="Only jobs that this bulk action has changed or rerun.",
+        ),
     ] = None,
     since: Annotated[
         Moment | None, Query(description="Only jobs created at or after this time.")
@@ -217,6 +228,7 @@ async def _job_filter(
         parent_id=parent_id,
         pipeline=pipeline,
         operation_id=operation_id,
+        acted_by=acted_by,
         since=seconds(since),
         until=seconds(until),
         finished_since=seconds(finished_since),

@@ -27,7 +27,7 @@ ANYWHERE: Final[Mapping[str, str]] = MappingProxyType(
         "attempt": "Number of the attempt, from 1.",
         "attempts": "Attempts used so far.",
         "redrive": "Number of redrives before this attempt.",
-        "redrives": "How often it was redriven.",
+        "redrives": "How often it was redriven or moved.",
         "crashes": "Attempts that ended because their worker process ended.",
         "outcome": "How it ended, for example `succeeded` or `retry`.",
         "error": "Why it failed; null if it did not.",

@@ -10,6 +10,7 @@ from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, 
 from switchyard.api.models.pauses import PauseView
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.engine.records.job_actions import JobAction
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL
 from switchyard.services.engine.records.states import Pressure, State
@@ -203,7 +204,7 @@ class JobView(JobStatus):
     parent_id: str | None
     join_id: str | None = Field(description="Id of the job that waits for this one.")
     pipeline: str | None
-    operation_id: str | None = Field(description="The backfill that it belongs to.")
+    operation_id: str | None = Field(description="The backfill or rerun that published it.")
     redrives: int
     crashes: int
     cancel_asked_at: Timestamp | None = Field(
@@ -235,6 +236,16 @@ class RoomWait(ApiModel):
     back_at: Timestamp = Field(description="When it comes back to its queue at the latest.")
 
 
+class JobActionNote(ApiModel):
+    """What a bulk action did to a job."""
+
+    operation_id: str = Field(description="The bulk action.")
+    action: JobAction = Field(description="What it did.")
+    acted_at: Timestamp = Field(description="When.")
+    new_job_id: str | None = Field(description="Of a rerun: the job that does it again.")
+    before: dict[str, Any] | None = Field(description="Of a move: its lane and priority before.")
+
+
 class JobDetails(JobView, JobProgress):
     """Everything that is known of a job."""
 
@@ -249,6 +260,10 @@ class JobDetails(JobView, JobProgress):
     timeline: list[AttemptView] = Field(description="Oldest first.")
     checkpoint_at: Timestamp | None = Field(
         description="When an attempt last stored a checkpoint for the next one."
+    )
+    rerun_of: str | None = Field(description="The job that it does again.")
+    actions: list[JobActionNote] = Field(
+        description="What bulk actions did to it: cancelled, rerun or moved; the latest first."
     )
     trace_id: str | None = Field(description="Id of its trace, from `traceparent`.")
     waits_for_room: RoomWait | None = Field(

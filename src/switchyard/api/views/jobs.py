@@ -64,6 +64,7 @@ async def view_job_details(
         result=record.result if output is None else {**(record.result or {}), **output},
         join=await ledger.joins.join(record.id) if record.joins else None,
         pause=None if pause is None else view_pause(pause),
+        actions=await ledger.job_actions.of_job(record.id),
         waits_for_room=await ledger.limits.limit_wait(record.id),
         pipeline_jobs=view_pipeline(each for each in pipeline if each.id != record.id),
     )

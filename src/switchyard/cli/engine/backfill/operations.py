@@ -49,7 +49,7 @@ def resume(operation_id: IdArgument, as_json: JsonOption = False) -> None:
         from switchyard.services.engine.backfill.spec import KIND
         from switchyard.services.engine.bulk import control as bulk_control
 
-        return await bulk_control.resume(ledger, operation_id, kind=KIND)
+        return await bulk_control.resume(ledger, operation_id, kinds=[KIND])
 
     change(VIEW, work, "goes on as soon as a scheduler takes it", as_json=as_json)
 
@@ -121,7 +121,7 @@ def cancel(
             backfills = Backfills.from_settings(
                 settings, load_registry(settings, include), ledger, include
             )
-            full_id = (await require_bulk(ledger, operation_id, VIEW.kind)).id
+            full_id = (await require_bulk(ledger, operation_id, *VIEW.kinds)).id
             return full_id, await backfills.cancel(full_id, jobs=jobs)
 
     operation_id, number = run(work())

@@ -46,10 +46,10 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
     right = ("PUBLISHED", "DONE", "DEAD")
 
     @property
-    def kind(self) -> str:
+    def kinds(self) -> tuple[str, ...]:
         from switchyard.services.engine.backfill.spec import KIND
 
-        return KIND
+        return (KIND,)
 
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
         from switchyard.services.engine.backfill.progress import progress_of

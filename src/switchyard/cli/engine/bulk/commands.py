@@ -75,7 +75,7 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
         async def work(ledger: Ledger) -> BulkOperation:
             from switchyard.services.engine.bulk import control as bulk_control
 
-            return await bulk_control.pause(ledger, operation_id, kind=view.kind)
+            return await bulk_control.pause(ledger, operation_id, kinds=view.kinds)
 
         done = f"is paused; go on with `{view.command} resume {{id}}`"
         change(view, work, done, as_json=as_json)
@@ -115,7 +115,7 @@ def change_limits(
     async def work(ledger: Ledger) -> BulkOperation:
         from switchyard.services.engine.bulk.control import set_limits
 
-        return await set_limits(ledger, operation_id, changes, kind=view.kind)
+        return await set_limits(ledger, operation_id, changes, kinds=view.kinds)
 
     change(view, work, "has its new limits", as_json=as_json)
 
@@ -125,7 +125,7 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
 
     async def read() -> list[T]:
         async with open_ledger(load_settings()) as ledger:
-            page = await ledger.bulk.list_bulk(view.kind, limit=limit)
+            page = await ledger.bulk.list_bulk(*view.kinds, limit=limit)
             return [await view.read(ledger, each) for each in page.items]
 
     found = run(read())
@@ -153,7 +153,7 @@ async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_
     async def courses() -> AsyncIterator[T]:
         while True:
             began = time.monotonic()
-            seen = await view.read(ledger, await require_bulk(ledger, operation_id, view.kind))
+            seen = await view.read(ledger, await require_bulk(ledger, operation_id, *view.kinds))
             took = time.monotonic() - began
             yield seen
             if view.is_over(seen):
@@ -184,4 +184,4 @@ async def _read_operation(view: BulkDisplay[T], operation_id: str) -> T:
     from switchyard.services.engine.bulk.control import require_bulk
 
     async with open_ledger(load_settings()) as ledger:
-        return await view.read(ledger, await require_bulk(ledger, operation_id, view.kind))
+        return await view.read(ledger, await require_bulk(ledger, operation_id, *view.kinds))

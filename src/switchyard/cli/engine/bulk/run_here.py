@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,15 @@ NICENESS = 10
 
 async def run_here(
     ledger: Ledger,
-    handler: BulkHandler,
+    handlers: Sequence[BulkHandler],
     start: Callable[[BulkHold], Awaitable[BulkOperation]],
     *,
     counted: str,
     stop: Callable[[str], Any],
 ) -> BulkOperation:
     """Start (or resume) an operation for this process, with the hold that `start` is given, and
-    run it until it ends; gives its record then. The count of that name is shown; SIGINT and
-    SIGTERM call `stop` with its id, whose coroutine ends it."""
+    run it by the handler of its kind until it ends; gives its record then. The count of that name
+    is shown; SIGINT and SIGTERM call `stop` with its id, whose coroutine ends it."""
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.bulk.runner import BulkRunner
@@ -39,7 +39,7 @@ async def run_here(
 
     settle_memory()
     give_way()
-    runner = BulkRunner(ledger, [handler])
+    runner = BulkRunner(ledger, handlers)
     operation = await start(runner.hold)
     stopping: set[asyncio.Task[Any]] = set()
     loop = asyncio.get_running_loop()
@@ -49,7 +49,7 @@ async def run_here(
         )
     running = asyncio.create_task(runner.run_one(operation.id))
     try:
-        with _showing_progress(handler.kind, counted) as show:
+        with _showing_progress(operation.kind, counted) as show:
             while not running.done():
                 show(await bulk_control.require_bulk(ledger, operation.id))
                 await asyncio.wait({running}, timeout=POLL_INTERVAL)
@@ -57,7 +57,7 @@ async def run_here(
             return await running
         except bulk_control.BulkConflict:
             say(f"{operation.id} is run by another process; watching it")
-        with _showing_progress(handler.kind, counted) as show:
+        with _showing_progress(operation.kind, counted) as show:
             while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
                 show(seen)
                 await asyncio.sleep(POLL_INTERVAL)

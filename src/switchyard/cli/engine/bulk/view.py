@@ -29,8 +29,8 @@ class BulkListing(ABC, Generic[T]):
 
     @property
     @abstractmethod
-    def kind(self) -> str:
-        """The kind in the ledger."""
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds in the ledger."""
 
     @abstractmethod
     async def read(self, ledger: Ledger, operation: BulkOperation) -> T:

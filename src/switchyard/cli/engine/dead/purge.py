@@ -126,7 +126,7 @@ async def _purge(
             confirm_letters("purge", found.purged, which)
         operation = await run_here(
             ledger,
-            PurgeHandler(settings, ledger),
+            [PurgeHandler(settings, ledger)],
             lambda hold: start_purge(
                 ledger, which, created_by=current_user(), reason=why, hold=hold
             ),
@@ -149,10 +149,10 @@ class PurgeListing(BulkListing["BulkOperation"]):
     right = ("PURGED",)
 
     @property
-    def kind(self) -> str:
+    def kinds(self) -> tuple[str, ...]:
         from switchyard.services.engine.dead.purge import KIND
 
-        return KIND
+        return (KIND,)
 
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
         return operation

@@ -232,7 +232,7 @@ async def run_redrive(
 
     return await run_here(
         ledger,
-        RedriveHandler(settings, registry, ledger),
+        [RedriveHandler(settings, registry, ledger)],
         start,
         counted="redriven",
         stop=lambda operation_id: bulk_control.pause(ledger, operation_id, "by Ctrl-C"),

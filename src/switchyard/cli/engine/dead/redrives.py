@@ -91,7 +91,7 @@ def cancel(operation_id: IdArgument, as_json: JsonOption = False) -> None:
         from switchyard.services.engine.bulk import control as bulk_control
         from switchyard.services.engine.redrive.spec import KIND
 
-        return await bulk_control.cancel(ledger, operation_id, kind=KIND)
+        return await bulk_control.cancel(ledger, operation_id, kinds=[KIND])
 
     change(VIEW, work, "is cancelled", as_json=as_json)
 

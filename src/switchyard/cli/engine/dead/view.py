@@ -25,10 +25,10 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
     right = ("REDRIVEN", "DONE", "FAILED")
 
     @property
-    def kind(self) -> str:
+    def kinds(self) -> tuple[str, ...]:
         from switchyard.services.engine.redrive.spec import KIND
 
-        return KIND
+        return (KIND,)
 
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
         from switchyard.services.engine.redrive.spec import settled

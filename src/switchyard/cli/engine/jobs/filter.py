@@ -66,7 +66,12 @@ def _job_filter(
         str | None, typer.Option(metavar="ID", help="Only the run that this job began.")
     ] = None,
     operation: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only jobs of this backfill.")
+        str | None,
+        typer.Option(metavar="ID", help="Only jobs that this backfill or rerun published."),
+    ] = None,
+    acted_by: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only jobs that this bulk action has changed or rerun."),
     ] = None,
     since: Annotated[
         str | None,
@@ -118,6 +123,7 @@ def _job_filter(
             parent_id=parent,
             pipeline=pipeline,
             operation_id=operation,
+            acted_by=acted_by,
             since=optional_duration(since),
             until=optional_duration(until),
             finished_since=optional_duration(finished_since),

@@ -36,12 +36,13 @@ from switchyard.cli.base.shared_options import (
     LimitOption,
     full_job_id,
 )
-from switchyard.cli.engine.jobs import cancel, republish
+from switchyard.cli.engine.jobs import actions, republish
 from switchyard.cli.engine.jobs.filter import ChosenJobs, filtered
 
 if TYPE_CHECKING:
     from switchyard.api.models.jobs import JobDetails
     from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.job_actions import JobActionRecord
     from switchyard.services.engine.records.joins import JoinRecord
     from switchyard.services.engine.records.limits import PendingPermit
     from switchyard.services.engine.records.pauses import PauseRecord
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, release, republish.")
+app = typer.Typer(
+    no_args_is_help=True, help="Jobs: list, show, watch, cancel, rerun, move, release, republish."
+)
 
 
 @app.command(name="list")
@@ -105,7 +108,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(run(_read_details(settings, job_id)))
         return
-    job, pipeline, join, dead, wait, pause = run(_read_job(settings, job_id))
+    job, pipeline, join, dead, wait, pause, acts = run(_read_job(settings, job_id))
     followers = [each for each in pipeline if each.id != job.id]
     _print_job(job, join)
     if wait is not None:
@@ -120,6 +123,8 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
             f"The pause of {pause}, by {pause.created_by} {age(pause.created_at)} ago, keeps it "
             f"from beginning{why}; {pause.remedy} ends it."
         )
+    for act in acts:
+        say(action_text(act))
     for hint in hints(job):
         say(hint)
     if join is not None and join.is_stuck and dead:
@@ -147,7 +152,10 @@ def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     run(_watch(load_settings(), job_id, as_json=as_json))
 
 
-app.command()(cancel.cancel)
+app.command()(actions.cancel)
+app.command()(actions.rerun)
+app.command()(actions.move)
+app.add_typer(actions.app, name="actions")
 app.command()(republish.release)
 app.command()(republish.republish)
 
@@ -206,9 +214,10 @@ async def _read_job(
     list[str],
     PendingPermit | None,
     PauseRecord | None,
+    list[JobActionRecord],
 ]:
     """Read the job, its pipeline, how far its join is, some dead jobs that it waits for, the limit
-    in which it waits for room, and the pause that holds it."""
+    in which it waits for room, the pause that holds it, and what bulk actions did to it."""
     from switchyard.api.views.pauses import pause_of
     from switchyard.services.engine.records.states import State
 
@@ -218,11 +227,25 @@ async def _read_job(
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
         wait = await ledger.limits.limit_wait(job_id)
         pause = await pause_of(ledger, job)
+        acts = await ledger.job_actions.of_job(job_id)
         if not job.joins:
-            return job, pipeline, None, [], wait, pause
+            return job, pipeline, None, [], wait, pause, acts
         dead, _ = await ledger.joins.joined_jobs(job_id, state=State.DEAD, limit=3)
         join = await ledger.joins.join(job_id)
-        return job, pipeline, join, [each.job_id for each in dead], wait, pause
+        return job, pipeline, join, [each.job_id for each in dead], wait, pause, acts
+
+
+def action_text(act: JobActionRecord) -> str:
+    """Say in a line what a bulk action did to a job."""
+    match act.action:
+        case "rerun":
+            what = f"Rerun as {act.new_job_id}"
+        case "move":
+            place = act.before or {}
+            what = f"Moved from lane {place.get('lane')}, priority {place.get('priority')},"
+        case _:
+            what = "Cancelled"
+    return f"{what} by {act.operation_id}, {age(act.acted_at)} ago."
 
 
 def progress_text(said: ProgressRecord) -> str:
@@ -288,6 +311,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("priority", str(job.priority)),
             ("source", job.source),
             ("parent", job.parent_id or ""),
+            ("rerun of", job.rerun_of or ""),
             ("waits for", _join_text(join) if join and job.state == "joining" else ""),
             ("joined by", job.join_id or ""),
             ("made", _describe_time(job.created_at)),

@@ -178,7 +178,7 @@ class Backfills:
         """End a backfill; with `jobs` also those of its jobs that have not begun, and what
         followed from them. Returns how many were cancelled. May be called again: what a crash
         left is then done. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
-        operation = await cancel_bulk(self.ledger, operation_id, kind=KIND)
+        operation = await cancel_bulk(self.ledger, operation_id, kinds=[KIND])
         follows = operation.spec.get("then") is not None
         if not (jobs or follows):
             return 0

@@ -33,6 +33,9 @@ MOST: Mapping[str, int] = {
 LISTED_BY = {
     "backfill": ": see `jobctl backfill list`, GET /backfills",
     "redrive": ": see `jobctl dead redrives list`, GET /admin/dead/redrives",
+    "cancel": ": see `jobctl jobs actions list`, GET /jobs/actions",
+    "rerun": ": see `jobctl jobs actions list`, GET /jobs/actions",
+    "move": ": see `jobctl jobs actions list`, GET /jobs/actions",
 }
 """Where the operations of a kind are listed."""
 
@@ -54,16 +57,16 @@ def new_bulk_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(5)}"
 
 
-async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
-    """Return the operation with that id, or whose id alone begins so. Raises
-    UnknownBulkOperation, AmbiguousId."""
+async def require_bulk(ledger: Ledger, operation_id: str, *kinds: str) -> BulkOperation:
+    """Return the operation with that id, or whose id alone begins so; one of another kind than
+    these is unknown. Raises UnknownBulkOperation, AmbiguousId."""
     operation = await ledger.bulk.get_bulk(
         await ledger.short_ids.full_id(Among.OPERATIONS, operation_id)
     )
-    if operation is None or kind not in (None, operation.kind):
-        raise UnknownBulkOperation(
-            f"no {kind or 'operation'} {operation_id!r}{LISTED_BY.get(kind or '', '')}"
-        )
+    if operation is None or (kinds and operation.kind not in kinds):
+        what = kinds[0] if len(kinds) == 1 else "bulk action" if kinds else "operation"
+        listed_by = LISTED_BY.get(kinds[0], "") if kinds else ""
+        raise UnknownBulkOperation(f"no {what} {operation_id!r}{listed_by}")
     return operation
 
 
@@ -85,52 +88,58 @@ async def set_limits(
     operation_id: str,
     changes: Mapping[str, float | int | None],
     *,
-    kind: str | None = None,
+    kinds: Collection[str] = (),
 ) -> BulkOperation:
     """Change `rate` (jobs a second), `max_open` or `budget`, or take it away with None; also while
     it runs. Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
     check_limits(changes)
-    operation = await require_bulk(ledger, operation_id, kind)
+    operation = await require_bulk(ledger, operation_id, *kinds)
     if operation.state in ENDED:
         raise BulkConflict(f"{operation_id} is {operation.state}: it is over")
     return await ledger.bulk.set_bulk_limits(operation.id, changes) or operation
 
 
 async def pause(
-    ledger: Ledger, operation_id: str, note: str | None = None, *, kind: str | None = None
+    ledger: Ledger, operation_id: str, note: str | None = None, *, kinds: Collection[str] = ()
 ) -> BulkOperation:
-    """Pause the operation within half a second. With `kind`, one of another kind is unknown, as in
-    all of these. Raises UnknownBulkOperation, BulkConflict."""
+    """Pause the operation within half a second. With `kinds`, one of another is unknown, as in all
+    of these. Raises UnknownBulkOperation, BulkConflict."""
     same = {BulkState.PAUSED}
-    return await _move(ledger, operation_id, kind, BulkState.PAUSED, ACTIVE, same, note)
+    return await _move(ledger, operation_id, kinds, BulkState.PAUSED, ACTIVE, same, note)
 
 
 async def resume(
-    ledger: Ledger, operation_id: str, *, kind: str | None = None, hold: BulkHold | None = None
+    ledger: Ledger,
+    operation_id: str,
+    *,
+    kinds: Collection[str] = (),
+    hold: BulkHold | None = None,
 ) -> BulkOperation:
     """Let a paused operation go on where it was; with `hold`, by that process. Raises
     UnknownBulkOperation, BulkConflict."""
-    return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE, hold=hold)
+    return await _move(ledger, operation_id, kinds, BulkState.WAITING, RESUMABLE, ACTIVE, hold=hold)
 
 
-async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
+async def cancel(
+    ledger: Ledger, operation_id: str, *, kinds: Collection[str] = ()
+) -> BulkOperation:
     """End the operation; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
     among, same = ACTIVE | RESUMABLE, {BulkState.CANCELLED}
-    return await _move(ledger, operation_id, kind, BulkState.CANCELLED, among, same)
+    return await _move(ledger, operation_id, kinds, BulkState.CANCELLED, among, same)
 
 
 async def _move(
     ledger: Ledger,
     operation_id: str,
-    kind: str | None,
+    kinds: Collection[str],
     to: BulkState,
     among: Collection[BulkState],
     same: Collection[BulkState],
     note: str | None = None,
     hold: BulkHold | None = None,
 ) -> BulkOperation:
-    if kind is not None:
-        operation_id = (await require_bulk(ledger, operation_id, kind)).id
+    if kinds:
+        operation_id = (await require_bulk(ledger, operation_id, *kinds)).id
     operation, moved = await ledger.bulk.move_bulk(
         operation_id, to, among=among, note=note, hold=hold
     )

@@ -109,7 +109,7 @@ def changed(
         lane, job_type_name = split_routing_key(routing_key)
         lane_named(lane, LANES)
         job_type = registry.described(job_type_name)
-        message = _altered(letter, change, job_type_name)
+        message = altered(letter.message, letter.body, change, job_type_name)
         if remote:
             is_same_type = letter.message.job_type == job_type_name
             before = letter.message.payload if is_same_type else None
@@ -154,14 +154,14 @@ def edit_name(letter_id: str, redrives: int) -> str:
     return f"{letter_id}/{redrives}"
 
 
-def _altered(letter: DeadLetterLike, change: Change, job_type: str) -> JobMessage:
-    message = letter.message
-    assert message is not None
+def altered(message: JobMessage, body: bytes, change: Change, job_type: str) -> JobMessage:
+    """Return what a change makes of a message with that body, as a job of that type. Raises
+    InvalidRedrive."""
     if change == Change(to=change.to):
         # Unknown fields survive in the message as it was decoded; most redrives change nothing.
         same = message.job_type == job_type
         return message if same else message.model_copy(update={"job_type": job_type})
-    values = json.loads(letter.body)
+    values = json.loads(body)
     values["job_type"] = job_type
     if change.payload is not None:
         values["payload"] = dict(change.payload)

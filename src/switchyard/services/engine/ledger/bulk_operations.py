@@ -87,17 +87,16 @@ class BulkRepository(Repository):
 
     async def list_bulk(
         self,
-        kind: str | None = None,
-        *,
+        *kinds: str,
         states: Collection[BulkState] = (),
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[BulkOperation]:
-        """List operations, newest first; of one kind, in one of the states. Raises ValueError for a
-        limit outside 1 to 1,000, or a cursor that no earlier page gave."""
+        """List operations, newest first; of these kinds, in one of the states. Raises ValueError
+        for a limit outside 1 to 1,000, or a cursor that no earlier page gave."""
         query = select(bulk_operations)
-        if kind is not None:
-            query = query.where(bulk_operations.c.kind == kind)
+        if kinds:
+            query = query.where(bulk_operations.c.kind.in_(kinds))
         if states:
             query = query.where(bulk_operations.c.state.in_([state.value for state in states]))
         at, key = bulk_operations.c.created_at, bulk_operations.c.id
@@ -258,6 +257,17 @@ class BulkRepository(Repository):
         if BulkState(moved.state) in AT_LAST:
             notice_id, now = notice_id_of(moved.id), self.clock.time()
             self._writer.joins.seal(connection, notice_id, now)
+
+
+def keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
+    """Tell whether the operation is the holder's. If it is, nobody takes it before the transaction
+    ends: the row is locked, and in SQLite the transaction alone may write."""
+    mine = (
+        select(bulk_operations.c.id)
+        .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
+        .with_for_update(read=True)
+    )
+    return connection.scalar(mine) is not None
 
 
 def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:

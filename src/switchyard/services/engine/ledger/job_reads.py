@@ -15,21 +15,30 @@ from sqlalchemy import (
     Select,
     Text,
     case,
+    exists,
     func,
     literal,
     or_,
     select,
     text,
+    tuple_,
 )
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
+from switchyard.services.engine.ledger.sql.dialect import (
+    among,
+    among_of,
+    clock,
+    keys_condition,
+    keys_parameter,
+)
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
     attempts,
+    job_actions,
     job_checkpoints,
     job_progress,
     jobs,
@@ -129,6 +138,41 @@ class JobReads(Repository):
                 connection, query, jobs.c.created_at, jobs.c.id, _summary, limit, cursor
             )
         )
+
+    @read
+    def matching_jobs(
+        self,
+        connection: Connection,
+        wanted: JobFilter,
+        states: Collection[State],
+        *,
+        after: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[JobSummary]:
+        """Return jobs that fit and are in one of the states, the oldest first, those after the
+        place `after`: when a job was made, and its id."""
+        query = _filtered(_summaries(), wanted, self.clock.time(), self._database.dialect)
+        query = query.where(_in_states(states))
+        if after is not None:
+            place = tuple_(jobs.c.created_at, jobs.c.id)
+            query = query.where(jobs.c.created_at >= after[0], place > tuple_(*after))
+        query = query.order_by(jobs.c.created_at, jobs.c.id).limit(limit)
+        return [_summary(row) for row in connection.execute(query)]
+
+    @read
+    def count_matching(
+        self, connection: Connection, wanted: JobFilter, states: Collection[State], *, at_most: int
+    ) -> int:
+        """Count the jobs that fit and are in one of the states, up to `at_most`."""
+        query = _filtered(select(jobs.c.id), wanted, self.clock.time(), self._database.dialect)
+        found = query.where(_in_states(states)).limit(at_most).subquery()
+        return connection.scalar(select(func.count()).select_from(found)) or 0
+
+    @read
+    def records(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        """Return what is known of these jobs, without their timelines, by id."""
+        query = select(jobs).where(among(connection, jobs.c.id, job_ids))
+        return {row.id: to_record(row) for row in connection.execute(query)}
 
     @read
     def counts(self, connection: Connection) -> dict[str, dict[State, int]]:
@@ -302,6 +346,11 @@ def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -
             # Nearly all jobs: walk them by age, for the index of states would have to sort them.
             column = func.coalesce(column, "")
         query = query.where(column == value)
+    if wanted.ids:
+        query = query.where(among_of(dialect, jobs.c.id, wanted.ids))
+    if wanted.acted_by is not None:
+        mine = (job_actions.c.operation_id == wanted.acted_by) & (job_actions.c.job_id == jobs.c.id)
+        query = query.where(exists().where(mine))
     if wanted.pipeline is not None:
         query = query.where(or_(jobs.c.id == wanted.pipeline, jobs.c.pipeline == wanted.pipeline))
     for moment, since, until in (
@@ -322,6 +371,14 @@ def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -
     if wanted.payload is not None:
         query = query.where(_payload_value(wanted.payload, dialect) == wanted.payload.value)
     return query
+
+
+def _in_states(states: Collection[State]) -> ColumnElement[bool]:
+    column: ColumnElement[Any] = jobs.c.state
+    if State.SUCCEEDED in states:
+        # Nearly all jobs: walk them by age, as `_filtered` does.
+        column = func.coalesce(column, "")
+    return column.in_(sorted(states))
 
 
 def _payload_value(wanted: PayloadField, dialect: str) -> ColumnElement[str]:

@@ -11,6 +11,7 @@ from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
 from switchyard.services.engine.ledger.due_work import DueWorkReads
 from switchyard.services.engine.ledger.gauges import GaugeReads
+from switchyard.services.engine.ledger.job_actions import JobActionRepository
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.ledger.job_types import JobTypeRepository
 from switchyard.services.engine.ledger.jobs import JobRepository
@@ -54,6 +55,7 @@ class Ledger(AsyncCloseable):
         self.jobs = JobRepository(core)
         self.job_reads = JobReads(core)
         self.due_work = DueWorkReads(core)
+        self.job_actions = JobActionRepository(core)
         self.progress = ProgressRepository(core)
         self.pauses = PauseRepository(core)
         self.joins = JoinRepository(core)

@@ -9,13 +9,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, text, update
 
 from switchyard.broker.lanes import queue_name
+from switchyard.services.engine.ledger.bulk_operations import keep_hold
 from switchyard.services.engine.ledger.job_reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkRedriven, UndoRedrive
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import (
-    bulk_operations,
     dead_letters,
     jobs,
     letter_edits,
@@ -101,7 +101,7 @@ class RedriveRepository(Repository):
         changes = [_edit_columns(edit) for edit in sorted(edits, key=lambda edit: edit.letter_id)]
 
         def work(connection: Connection) -> bool:
-            if not _keep_hold(connection, operation_id, holder):
+            if not keep_hold(connection, operation_id, holder):
                 return False
             statement = sql.insert_into(connection, redriven_letters)
             connection.execute(
@@ -165,7 +165,7 @@ class RedriveRepository(Repository):
         parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
 
         def work(connection: Connection) -> bool:
-            if not _keep_hold(connection, operation_id, holder):
+            if not keep_hold(connection, operation_id, holder):
                 return False
             connection.execute(statement, parameters)
             return True
@@ -298,17 +298,6 @@ class RedriveRepository(Repository):
         return await self._database.read(
             lambda connection: [to_record(row) for row in connection.execute(query)]
         )
-
-
-def _keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
-    """Tell whether the operation is the holder's. If it is, nobody takes it before the transaction
-    ends: the row is locked, and in SQLite the transaction alone may write."""
-    mine = (
-        select(bulk_operations.c.id)
-        .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
-        .with_for_update(read=True)
-    )
-    return connection.scalar(mine) is not None
 
 
 def _edit_columns(edit: LetterEdit) -> dict[str, Any]:

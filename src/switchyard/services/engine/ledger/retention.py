@@ -40,6 +40,7 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
+    job_actions,
     jobs,
     letter_edits,
     redriven_letters,
@@ -67,6 +68,7 @@ _OF_JOBS = {
     "job_checkpoints": "job_id",
     "joins": "id",
     "letter_edits": "letter_id",
+    "job_actions": "job_id",
     "dead_letters": "id",
     "jobs": "id",
 }
@@ -243,11 +245,11 @@ class RetentionRepository(Repository):
         removed: Counter[str] = Counter()
         if found is None:
             return Removal(removed, True, watch.seconds())
-        for table in (redriven_letters, letter_edits):
-            some = select(table.c.letter_id).where(table.c.operation_id == found).limit(limit)
-            gone = connection.execute(
-                delete(table).where(table.c.operation_id == found, table.c.letter_id.in_(some))
-            )
+        for key in (redriven_letters.c.letter_id, letter_edits.c.letter_id, job_actions.c.job_id):
+            table = key.table
+            mine = table.c.operation_id == found
+            some = select(key).where(mine).limit(limit)
+            gone = connection.execute(delete(table).where(mine, key.in_(some)))
             removed[table.name] += gone.rowcount
         if removed.total() == 0:
             connection.execute(delete(bulk_operations).where(bulk_operations.c.id == found))

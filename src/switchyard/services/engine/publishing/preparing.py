@@ -63,7 +63,9 @@ class JobRequest:
     """The same key names the same job: publishing again changes nothing."""
     job_id: str | None = None
     operation_id: str | None = None
-    """The backfill that it belongs to."""
+    """The backfill or rerun that it belongs to."""
+    rerun_of: str | None = None
+    """The job that it does again."""
     reply_to: str | None = None
     traceparent: str | None = None
     notify_url: str | None = None
@@ -121,6 +123,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
         max_attempts=request.max_attempts or job_type.max_attempts,
         expires_at=request.expires_at,
         operation_id=request.operation_id,
+        rerun_of=request.rerun_of,
         reply_to=request.reply_to,
         traceparent=request.traceparent,
     )

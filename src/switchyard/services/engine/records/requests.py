@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from switchyard.broker import patterns
 from switchyard.broker.message import JobMessage
+from switchyard.broker.times import format_local
 from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.states import ENDINGS, AttemptOutcome, State
 
@@ -215,6 +217,8 @@ class PayloadField:
 class JobFilter:
     """Which jobs: those that fit every field that is set."""
 
+    ids: tuple[str, ...] = ()
+    """Only these, where there are any."""
     state: State | None = None
     lane: str | None = None
     job_type: str | None = None
@@ -224,7 +228,9 @@ class JobFilter:
     pipeline: str | None = None
     """The first job of a run, or any that followed from it."""
     operation_id: str | None = None
-    """The backfill that has published it, or a job that it followed from."""
+    """The backfill or rerun that has published it, or a job that it followed from."""
+    acted_by: str | None = None
+    """The bulk action that has cancelled, rerun or moved it."""
     since: float | None = None
     """Created at this time or later."""
     until: float | None = None
@@ -238,6 +244,62 @@ class JobFilter:
     error: str | None = None
     """In its error's type, text or reason, whatever the case."""
     payload: PayloadField | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self == JobFilter()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        values = asdict(self)
+        values["ids"] = list(self.ids)
+        if self.payload is not None:
+            values["payload"] = f"{self.payload.path}={self.payload.value}"
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> JobFilter:
+        """Read what `to_json` has written. Raises ValueError."""
+        read = dict(values)
+        read["ids"] = tuple(values.get("ids", ()))
+        if "state" in values:
+            read["state"] = State(values["state"])
+        if "payload" in values:
+            read["payload"] = PayloadField.parse(values["payload"])
+        return cls(**read)
+
+    def describe(self) -> str:
+        """Describe the filter in a line: `type ingest_document, source arxiv`."""
+        words = []
+        for name, value in self.to_json().items():
+            if name == "ids":
+                words.append(value[0] if len(value) == 1 else f"{len(value):,} ids")
+            elif name in _MOMENTS:
+                words.append(f"{_WORDS[name]} {format_local(value)}")
+            else:
+                unit = " s" if name == "slower_than" else ""
+                words.append(f"{_WORDS.get(name, name)} {value}{unit}")
+        return ", ".join(words) or "all jobs"
+
+
+_MOMENTS = frozenset({"since", "until", "finished_since", "finished_until"})
+_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "job_type": "type",
+        "worker": "worker kind",
+        "parent_id": "following from",
+        "pipeline": "of run",
+        "operation_id": "published by",
+        "acted_by": "changed by",
+        "since": "made since",
+        "until": "made before",
+        "finished_since": "ended since",
+        "finished_until": "ended before",
+        "slower_than": "slower than",
+        "error": "error with",
+        "payload": "payload",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,12 @@ class JobRecord(JobSummary):
     """When an attempt has kept where it was, for the next one; only from `Ledger.get`."""
 
     @property
+    def rerun_of(self) -> str | None:
+        """The job that it does again; None for one that is no rerun."""
+        found = self.envelope.get("metadata", {}).get("rerun_of")
+        return found if isinstance(found, str) else None
+
+    @property
     def trace_id(self) -> str | None:
         """The trace that it is of, where somebody has said so."""
         found = self.envelope.get("metadata", {}).get("traceparent")

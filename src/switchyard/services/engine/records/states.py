@@ -76,7 +76,10 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
         State.PENDING: frozenset(
             {State.PAUSED, State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}
         ),
-        State.QUEUED: frozenset({State.PAUSED, State.RUNNING, State.DEAD, State.CANCELLED}),
+        # queued → pending: moved to another lane, of which no queue has a copy yet.
+        State.QUEUED: frozenset(
+            {State.PENDING, State.PAUSED, State.RUNNING, State.DEAD, State.CANCELLED}
+        ),
         # running → running and running → paused are takeovers from a worker that died.
         State.RUNNING: ENDINGS | {State.RUNNING, State.PAUSED},
         State.RETRYING: frozenset({State.PAUSED, State.RUNNING, State.DEAD, State.CANCELLED}),

@@ -16,6 +16,7 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.files.errors import StorageError
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.actions.handler import action_handlers
 from switchyard.services.engine.alerts.alerter import Alerter
 from switchyard.services.engine.backfill.handler import BackfillHandler
 from switchyard.services.engine.backfill.sources import Sources
@@ -230,4 +231,5 @@ def bulk_handlers(
         BackfillHandler(settings, registry, ledger, Sources.load(modules), traffic=traffic),
         RedriveHandler(settings, registry, ledger, traffic=traffic),
         PurgeHandler(settings, ledger),
+        *action_handlers(settings, registry, ledger, traffic=traffic),
     ]

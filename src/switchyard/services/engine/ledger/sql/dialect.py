@@ -92,8 +92,13 @@ def among(
     connection: Connection, key: ColumnElement[Any], values: Iterable[Any]
 ) -> ColumnElement[bool]:
     """`key` is one of the values: one parameter, however many they are."""
+    return among_of(connection.dialect.name, key, values)
+
+
+def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
+    """`among`, where no connection is at hand."""
     wanted = list(values)
-    if is_sqlite(connection):
+    if dialect == "sqlite":
         each = func.json_each(json.dumps(wanted)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
     return key == any_(literal(wanted, postgresql.ARRAY(key.type)))

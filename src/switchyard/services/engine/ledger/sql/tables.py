@@ -146,6 +146,17 @@ Index(
     dead_letters.c.id,
 )
 
+job_actions = Table(
+    "job_actions",
+    metadata,
+    Column("operation_id", Text, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("acted_at", Double, nullable=False),
+    Column("new_job_id", Text),
+    Column("before", Text),
+)
+Index("ix_job_actions_job", job_actions.c.job_id)
+
 redriven_letters = Table(
     "redriven_letters",
     metadata,

@@ -1,0 +1,432 @@
+"""Runs bulk actions: in batches, oldest job first, by their rate and what becomes of reruns.
+
+A batch is noted in the ledger together with what it changes there, or its jobs have ids that follow
+from the operation's; then the place is noted. A process that goes on after a kill does the last
+batch again, which changes nothing a second time.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from switchyard.broker.errors import LaneFull, NeverTaken
+from switchyard.broker.lanes import HOT, LANES, Lane, queue_name
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.depths import queue_depths
+from switchyard.services.engine.actions.spec import (
+    MAX_COUNTED,
+    ActionProgress,
+    ActionSpec,
+    rerun_id_of,
+    rerun_outcomes,
+)
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkHandler, BulkSession
+from switchyard.services.engine.dead.changes import InvalidRedrive, altered
+from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.ledger import Ledger, to_message
+from switchyard.services.engine.monitoring.job_events import announce
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+from switchyard.services.engine.publishing.recorded import publish_recorded, without_paused
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.job_actions import TAKES, JobAction, JobMove
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.results import (
+    Cancelled,
+    JobRecord,
+    JobSummary,
+    Running,
+)
+from switchyard.services.engine.redrive.redrive_progress import (
+    MAX_KEPT_NOTES,
+    MIN_SAMPLE,
+    STATE_POLL_INTERVAL,
+    Halted,
+)
+from switchyard.services.engine.redrive.sending import QueueCapacity
+from switchyard.services.engine.runtime.control import send_cancel
+
+BATCH = 100
+"""Jobs looked up, changed and noted together."""
+
+
+class ActionHandler:
+    """Runs the bulk actions of one kind; see `services.engine.bulk.runner`."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        ledger: Ledger,
+        action: JobAction,
+        *,
+        traffic: HotTraffic | None = None,
+        lanes: tuple[Lane, ...] = LANES,
+    ) -> None:
+        self.kind = action.value
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._traffic = traffic or HotTraffic(ledger.workers)
+        self._lanes = lanes
+
+    async def run(self, session: BulkSession) -> None:
+        """Go on until every job that fits was changed, or can't be."""
+        spec = ActionSpec.from_operation(session.operation)
+        async with Publisher(
+            self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+        ) as publisher:
+            work: ActionRun
+            if spec.action is JobAction.CANCEL:
+                work = CancelRun(session, spec, self._ledger, self._registry, publisher)
+                await work.run(self._traffic)
+            else:
+                kind = RerunRun if spec.action is JobAction.RERUN else MoveRun
+                async with queue_depths(self._settings.require_amqp_url()) as depth:
+                    work = kind(session, spec, self._ledger, self._registry, publisher)
+                    work.capacity = QueueCapacity(self._lanes, depth)
+                    await work.run(self._traffic)
+
+
+class ActionRun(ABC):
+    """One process's work on one action."""
+
+    def __init__(
+        self,
+        session: BulkSession,
+        spec: ActionSpec,
+        ledger: Ledger,
+        registry: Registry,
+        publisher: Publisher,
+    ) -> None:
+        self.session = session
+        self.spec = spec
+        self.ledger = ledger
+        self.registry = registry
+        self.publisher = publisher
+        self.capacity: QueueCapacity | None = None
+        self.progress = ActionProgress.from_operation(session.operation)
+        self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
+        self._looked_at = float("-inf")
+
+    @abstractmethod
+    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
+        """Change these jobs, note it, and count it in `progress`, but for those that are noted and
+        counted: an earlier process has changed them."""
+
+    async def run(self, traffic: HotTraffic) -> None:
+        """Go on from the cursor to the end, or a halt."""
+        try:
+            await self._begin()
+            while batch := await self._next_batch():
+                waiting = deque(batch)
+                while waiting:
+                    await self._act_on_some(waiting, traffic)
+            await self._drain()
+        except Halted as halted:
+            await self._save()
+            await self.session.finish(BulkState.HALTED, str(halted))
+            return
+        await self._save()
+        failed = self.progress.failed
+        await self.session.finish(note=f"{failed} new jobs have died" if failed else None)
+
+    def skip(self, job_id: str, why: str) -> None:
+        """Count a job that is left as it is."""
+        notes = (*self.progress.notes, f"{job_id}: {why}")[:MAX_KEPT_NOTES]
+        self.progress = replace(self.progress, skipped=self.progress.skipped + 1, notes=notes)
+
+    def count_done(self, number: int) -> None:
+        """Count jobs that were changed."""
+        self.progress = replace(self.progress, done=self.progress.done + number)
+
+    async def wait_for_room(self, queues: Iterable[str]) -> None:
+        """Wait until each of these queues has room for one more, and take it."""
+        assert self.capacity is not None
+        for queue in queues:
+            while not await self.capacity.take(queue):
+                await self.session.move(BulkState.WAITING, f"waits for room in {queue}")
+                await self.session.sleep(STATE_POLL_INTERVAL)
+                self.capacity.refresh()
+        await self.session.move(BulkState.RUNNING)
+
+    async def _begin(self) -> None:
+        # What was changed just before a kill is noted, and not counted in the record.
+        done = await self.ledger.job_actions.count(self.session.id)
+        self.progress = replace(self.progress, done=done)
+        if self.progress.total is None:
+            limit = min(self.spec.limit or MAX_COUNTED, MAX_COUNTED)
+            total = await self.ledger.job_reads.count_matching(
+                self.spec.which, TAKES[self.spec.action], at_most=limit
+            )
+            self.progress = replace(self.progress, total=total)
+        if self.spec.halt_on is not None:
+            await self._read_outcomes()
+            if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
+                self._cursor["baseline"] = [self.progress.succeeded, self.progress.failed]
+        await self._save()
+
+    async def _next_batch(self) -> list[JobSummary]:
+        limit = BATCH
+        if self.spec.limit is not None:
+            limit = min(limit, self.spec.limit - self.progress.done - self.progress.skipped)
+        if limit <= 0:
+            return []
+        at, job_id = self._cursor.get("after", (None, None))
+        return await self.ledger.job_reads.matching_jobs(
+            self.spec.which,
+            TAKES[self.spec.action],
+            after=None if at is None else (at, job_id),
+            limit=limit,
+        )
+
+    async def _act_on_some(self, waiting: deque[JobSummary], traffic: HotTraffic) -> None:
+        allowed = await self._allowance()
+        if allowed == 0:
+            await self.session.move(BulkState.RUNNING, "waits for the ends of earlier new jobs")
+            await self._save()
+            await self.session.sleep(STATE_POLL_INTERVAL)
+            return
+        await self.session.move(BulkState.RUNNING, traffic.why)
+        number = await traffic.allowance(min(len(waiting), allowed))
+        number = await self.session.take_slots(number)
+        some = [waiting.popleft() for _ in range(number)]
+        ids = [job.id for job in some]
+        noted = await self.ledger.job_actions.of_operation(self.session.id, ids)
+        # Hot jobs need not give way to hot jobs.
+        is_hot = all(job.lane == HOT.name for job in some)
+        async with nullcontext() if is_hot else traffic.turn(self.session):
+            await self.act(some, noted)
+        self._cursor["after"] = [some[-1].created_at, some[-1].id]
+        await self._save()
+
+    async def _allowance(self) -> int:
+        """Return how many jobs may be changed now. Raises Halted."""
+        if self.spec.halt_on is None:
+            return BATCH
+        await self._check_outcomes()
+        open_jobs = self.progress.unfinished
+        return max(0, min(BATCH, (self.session.operation.max_open or BATCH) - open_jobs))
+
+    async def _check_outcomes(self) -> None:
+        if time.monotonic() - self._looked_at >= STATE_POLL_INTERVAL:
+            await self._read_outcomes()
+        before = self._cursor["baseline"]
+        failed = self.progress.failed - before[1]
+        ended = failed + self.progress.succeeded - before[0]
+        if failed and failed >= (self.spec.halt_on or 1) * max(ended, MIN_SAMPLE):
+            del self._cursor["baseline"]  # what has failed so far belongs to this halt
+            raise Halted(f"{failed} of {ended} new jobs have died ({failed / ended:.0%})")
+
+    async def _read_outcomes(self) -> None:
+        outcomes: dict[str, Any] = await rerun_outcomes(self.ledger, self.session.operation)
+        self.progress = replace(self.progress, **outcomes)
+        self._looked_at = time.monotonic()
+
+    async def _drain(self) -> None:
+        """Wait for the ends of the new jobs, where the action depends on them. Raises Halted."""
+        if self.spec.halt_on is None:
+            return
+        while True:
+            await self._read_outcomes()
+            await self._check_outcomes()
+            if not self.progress.unfinished:
+                return
+            await self.session.move(BulkState.DRAINING, "all are published; waits for their ends")
+            await self._save()
+            await self.session.sleep(STATE_POLL_INTERVAL)
+
+    async def _save(self) -> None:
+        await self.session.checkpoint(cursor=self._cursor, counts=self.progress.to_json())
+
+
+class CancelRun(ActionRun):
+    """Cancels jobs; those that run are stopped by their workers."""
+
+    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
+        answers = await self.ledger.job_actions.cancel(
+            self.session.id,
+            self.session.holder,
+            [job.id for job in jobs],
+            self.ledger.clock.time(),
+        )
+        if answers is None:
+            self.session.fail_lost()
+        for job in jobs:
+            answer = answers[job.id]
+            if isinstance(answer, Cancelled):
+                announce(
+                    self.publisher,
+                    "cancelled",
+                    job_id=job.id,
+                    job_type=job.job_type,
+                    lane=job.lane,
+                    attempt=job.attempts + 1,
+                )
+            elif isinstance(answer, Running):
+                # After a kill it is sent again, which does no harm.
+                await send_cancel(self.publisher, job.id)
+                self.progress = replace(self.progress, stopping=self.progress.stopping + 1)
+            else:
+                self.skip(job.id, "it has ended meanwhile")
+                continue
+            self.count_done(job.id not in noted)
+
+
+class MoveRun(ActionRun):
+    """Gives jobs that have not begun another lane or priority, and publishes them there."""
+
+    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
+        moves = await self._moves(jobs, noted)
+        await self.wait_for_room(
+            queue_name(moves[job.id].lane, job.worker) for job in jobs if job.id in moves
+        )
+        ids = await self.ledger.job_actions.move(
+            self.session.id, self.session.holder, list(moves.values()), self.ledger.clock.time()
+        )
+        if ids is None:
+            self.session.fail_lost()
+        moved = await self.ledger.job_actions.of_operation(self.session.id, list(moves))
+        records = await self.ledger.job_reads.records(ids)
+        due = await without_paused(self.ledger, [records[each] for each in ids if each in records])
+        # What the broker refuses stays pending: a scheduler publishes it.
+        await publish_recorded(self.publisher, self.ledger, due)
+        self.count_done(len(moved.keys() - set(noted)))
+        for job_id in moves.keys() - moved.keys():
+            self.skip(job_id, "it has begun meanwhile")
+
+    async def _moves(
+        self, jobs: Sequence[JobSummary], noted: Collection[str]
+    ) -> dict[str, JobMove]:
+        """Return where each is to go; those that stay are counted."""
+        before = {}
+        if self.spec.undo_of is not None:
+            ids = [job.id for job in jobs]
+            before = await self.ledger.job_actions.of_operation(self.spec.undo_of, ids)
+        moves: dict[str, JobMove] = {}
+        for job in jobs:
+            lane, priority = self.spec.lane or job.lane, self.spec.priority
+            if self.spec.undo_of is not None:
+                place = before[job.id].before if job.id in before else None
+                if place is None:
+                    self.skip(job.id, f"{self.spec.undo_of} has not moved it")
+                    continue
+                lane, priority = place["lane"], place["priority"]
+            if priority is None:
+                priority = job.priority
+            if (lane, priority) == (job.lane, job.priority) and job.id not in noted:
+                self.skip(job.id, "it is there already")
+                continue
+            if why := await self._refusal(job, lane):
+                self.skip(job.id, why)
+                continue
+            moves[job.id] = JobMove(job.id, lane, f"{lane}.{job.job_type}", priority)
+        return moves
+
+    async def _refusal(self, job: JobSummary, lane: str) -> str | None:
+        if lane == job.lane:
+            return None
+        try:
+            await find_type(self.registry, self.ledger, job.job_type)
+            job_type = self.registry.described(job.job_type)
+        except UnknownJobType as error:
+            return str(error)
+        if lane not in job_type.lanes:
+            return f"{job.job_type} is not worked in lane {lane}"
+        return None
+
+
+class RerunRun(ActionRun):
+    """Publishes a new job for each, which does the same again or what the change makes of it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._jobs = JobPublisher(
+            self.registry, self.ledger, self.publisher, remote=self.spec.remote
+        )
+
+    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
+        new_ids = {job.id: rerun_id_of(self.session.id, job.id) for job in jobs}
+        known = await self.ledger.job_reads.states(list(new_ids.values()))
+        records = await self.ledger.job_reads.records([job.id for job in jobs])
+        prepared: dict[str, NewJob] = {}
+        done: dict[str, str] = {}
+        for job_id, new_id in new_ids.items():
+            if new_id in known:  # published before a kill
+                done[job_id] = new_id
+                continue
+            record = records.get(job_id)
+            try:
+                if record is None:
+                    self.skip(job_id, "it was removed meanwhile")
+                else:
+                    prepared[job_id] = await self._prepared(record, new_id)
+            except (InvalidJob, InvalidPayload, InvalidRedrive, UnknownJobType) as error:
+                self.skip(job_id, f"not rerun: {error}")
+        while prepared:
+            await self.wait_for_room(queue_name(job.lane, job.worker) for job in prepared.values())
+            outcomes = await self._jobs.publish_prepared(list(prepared.values()))
+            refused: dict[str, NewJob] = {}
+            for (job_id, job), outcome in zip(prepared.items(), outcomes, strict=True):
+                if isinstance(outcome, LaneFull) and not outcome.dead_lettered:
+                    refused[job_id] = job
+                elif isinstance(outcome, NeverTaken):
+                    self.skip(job_id, f"not rerun: {outcome}")
+                elif isinstance(outcome, (Published, LaneFull)):
+                    done[job_id] = job.message.job_id
+                else:
+                    raise outcome  # tried again by the runner, from where it is then
+            prepared = refused
+        is_ours = await self.ledger.job_actions.note_reruns(
+            self.session.id, self.session.holder, done, self.ledger.clock.time()
+        )
+        if not is_ours:
+            self.session.fail_lost()
+        self.count_done(len(done.keys() - set(noted)))
+
+    async def _prepared(self, record: JobRecord, new_id: str) -> NewJob:
+        """Make the new job. Raises InvalidJob, InvalidPayload, InvalidRedrive, UnknownJobType."""
+        if record.joins:
+            raise InvalidJob("it waited for other jobs: rerun the job that published those")
+        before = to_message(record)
+        routing_key = self.spec.change.to or record.routing_key
+        job_type = routing_key.partition(".")[2]
+        message = altered(before, before.encode(), self.spec.change, job_type)
+        return await self._jobs.prepared(
+            JobRequest(
+                routing_key,
+                message.payload,
+                priority=message.priority,
+                max_attempts=message.metadata.max_attempts,
+                source=record.source,
+                job_id=new_id,
+                operation_id=self.session.id,
+                rerun_of=record.id,
+                vouched=before.payload if job_type == record.job_type else None,
+            )
+        )
+
+
+def action_handlers(
+    settings: BrokerSettings,
+    registry: Registry,
+    ledger: Ledger,
+    *,
+    traffic: HotTraffic | None = None,
+    lanes: tuple[Lane, ...] = LANES,
+) -> list[BulkHandler]:
+    """Make a handler for each bulk action."""
+    return [
+        ActionHandler(settings, registry, ledger, action, traffic=traffic, lanes=lanes)
+        for action in JobAction
+    ]

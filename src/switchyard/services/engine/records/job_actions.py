@@ -1,0 +1,62 @@
+"""What people do to many jobs at once: cancel them, rerun them, or move them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from switchyard.services.engine.records.states import FINISHED, State
+
+
+class JobAction(StrEnum):
+    """What is done to each job; also the kind of the operation's record."""
+
+    CANCEL = "cancel"
+    RERUN = "rerun"
+    """Publish a new job that does the same again, perhaps with other parameters."""
+    MOVE = "move"
+    """Give it another lane or priority."""
+
+
+MOVABLE = frozenset({State.SCHEDULED, State.JOINING, State.PAUSED, State.PENDING, State.QUEUED})
+"""A job that waits for a retry is in a queue that brings it back to its old lane."""
+TAKES: Mapping[JobAction, frozenset[State]] = MappingProxyType(
+    {
+        JobAction.CANCEL: frozenset(State) - FINISHED,
+        JobAction.RERUN: FINISHED,
+        JobAction.MOVE: MOVABLE,
+    }
+)
+"""The states of the jobs that each can be done to."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobMove:
+    """Where a job is to wait."""
+
+    job_id: str
+    lane: str
+    routing_key: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobActionRecord:
+    """What one operation has done to one job."""
+
+    operation_id: str
+    """Begins with what it was: `cancel-…`, `rerun-…`, `move-…`."""
+    job_id: str
+    acted_at: float
+    """Seconds since the epoch."""
+    new_job_id: str | None
+    """Of a rerun: the job that does it again."""
+    before: Mapping[str, Any] | None
+    """Of a move: `lane` and `priority` that it had."""
+
+    @property
+    def action(self) -> JobAction:
+        return JobAction(self.operation_id.partition("-")[0])
