@@ -127,6 +127,17 @@ class Operations:
     cancel = Method(lambda: calls.jobs.cancel)
     release = Method(lambda: calls.jobs.release)
 
+    start_job_action = Method(lambda: calls.job_actions.start_job_action)
+    plan_job_action = Method(lambda: calls.job_actions.plan_job_action)
+    job_actions_page = Method(lambda: calls.job_actions.job_actions_page)
+    job_actions = job_actions_page.each(lambda page: page.actions)
+    job_action = Method(lambda: calls.job_actions.job_action)
+    set_job_action_rate = Method(lambda: calls.job_actions.set_job_action_rate)
+    pause_job_action = Method(lambda: calls.job_actions.pause_job_action)
+    resume_job_action = Method(lambda: calls.job_actions.resume_job_action)
+    cancel_job_action = Method(lambda: calls.job_actions.cancel_job_action)
+    undo_job_action = Method(lambda: calls.job_actions.undo_job_action)
+
     upload = Method(lambda: calls.documents.upload)
     documents_page = Method(lambda: calls.documents.documents_page)
     documents = documents_page.each(lambda page: page.documents)
