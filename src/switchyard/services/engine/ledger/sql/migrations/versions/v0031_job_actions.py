@@ -5,8 +5,8 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import Column, Double, Text
 
-revision = "0030"
-down_revision = "0029"
+revision = "0031"
+down_revision = "0030"
 
 
 def upgrade() -> None:
