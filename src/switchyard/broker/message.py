@@ -48,6 +48,19 @@ JobId = Annotated[str, Field(pattern=patterns.JOB_ID)]
 
 JobTypeName = Annotated[str, Field(pattern=patterns.NAME)]
 
+MAX_TAGS = 16
+"""Tags of one job."""
+MAX_TAG_VALUE = 100
+"""Characters."""
+Tags = Annotated[
+    dict[
+        Annotated[str, Field(pattern=patterns.TAG_NAME)],
+        Annotated[str, Field(min_length=1, max_length=MAX_TAG_VALUE, pattern=patterns.PLAIN)],
+    ],
+    Field(max_length=MAX_TAGS),
+]
+"""What somebody calls a job, to find it by: `{"team": "search"}`. The rule at every door."""
+
 STORED = "stored"
 """Validation context of what was taken in before: a time beyond the calendar becomes the nearest.
 Refused, it would stand in the way of all that is read with it."""
@@ -102,6 +115,8 @@ class Metadata(BaseModel):
     """The backfill or rerun that the job, or the job that it follows from, was published by."""
     rerun_of: JobId | None = None
     """The job, ended, that this one does again."""
+    tags: Tags = Field(default_factory=dict)
+    """Kept by retries and redrives, and by all that follows from the job."""
     reply_to: str | None = None
     traceparent: str | None = None
 

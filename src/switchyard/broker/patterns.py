@@ -40,6 +40,7 @@ INPUT_KEY = r"^backfills/[A-Za-z0-9._-]+$"
 INCOMING_KEY = r"^uploads/incoming/[A-Za-z0-9_-]{1,64}$"
 """What a job's payload may name in the storage: a waiting upload, never what is kept of another
 document."""
+TAG_NAME = r"^[a-z][a-z0-9_.-]{0,39}$"
 URL = r"^https?://"
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """A line of text."""
@@ -89,6 +90,8 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         REDRIVE_ID: "give the id of a redrive, for example redrive-3fa9c01b22",
         ACTION_ID: "give the id of a bulk action, for example rerun-3fa9c01b22",
         BACKFILL_ID: "give the id of an operation, for example backfill-3fa9c01b22",
+        TAG_NAME: "name a tag by lower-case letters, digits, _, - and ., beginning with a letter, "
+        "at most 40 characters",
         GROUP_ID: "give the id of a group, or its beginning: at most 10 of 0-9 and a-f, as "
         "`jobctl dead groups` and GET /admin/dead/groups show it",
         CURSOR: "give the `next_cursor` of the page before, unchanged",

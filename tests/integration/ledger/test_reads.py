@@ -1,8 +1,10 @@
 import pytest
+from sqlalchemy import text
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
+from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, message, new_job
 
@@ -202,3 +204,37 @@ async def test_the_timeline_is_in_order(ledger: Ledger) -> None:
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert [attempt.attempt for attempt in record.timeline] == [1, 2, 3]
+
+
+async def test_jobs_are_found_by_a_tag_through_its_index(ledger: Ledger) -> None:
+    jobs = [new_job(message(f"job-{n}", tags={"n": str(n % 3)})) for n in range(30)]
+    await ledger.jobs.record_many(jobs)
+    pages, cursor = [], None
+    while True:
+        page = await ledger.job_reads.list_jobs(JobFilter(tags={"n": "1"}), limit=4, cursor=cursor)
+        pages += [job.id for job in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert sorted(pages) == sorted(f"job-{n}" for n in range(1, 30, 3))
+    if ledger.core.database.dialect == "sqlite":
+        plan = await ledger.core.database.read(
+            lambda connection: connection.execute(
+                text(
+                    "EXPLAIN QUERY PLAN SELECT jobs.id FROM jobs JOIN job_tags ON job_id = jobs.id "
+                    "AND name = 'n' AND value = '1' ORDER BY job_tags.created_at DESC, job_id DESC"
+                )
+            ).all()
+        )
+        assert "ix_job_tags_value" in str(plan)
+        assert "TEMP B-TREE" not in str(plan)
+
+
+async def test_a_job_that_is_taken_back_leaves_no_tags(ledger: Ledger) -> None:
+    made = await ledger.jobs.record(new_job(message("a", tags={"n": "1"})))
+    assert isinstance(made, Created)
+    await ledger.jobs.rollback_inserts([made])
+    rows = await ledger.core.database.read(
+        lambda connection: connection.scalar(text("SELECT count(*) FROM job_tags"))
+    )
+    assert rows == 0

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request, Response
+from pydantic import StringConstraints
 
 from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
@@ -26,6 +27,7 @@ from switchyard.api.views.jobs import (
 from switchyard.broker import patterns
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
+from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.engine.ledger.short_ids import Among
@@ -47,6 +49,7 @@ from switchyard.services.engine.records.requests import (
     JobFilter,
     NewJob,
     PayloadField,
+    parse_tag,
 )
 from switchyard.services.engine.records.results import (
     AlreadyFinished,
@@ -211,6 +214,14 @@ async def _job_filter(
             examples=["document.id=42"],
         ),
     ] = None,
+    tag: Annotated[
+        list[Annotated[str, StringConstraints(max_length=200, pattern=patterns.PLAIN)]],
+        Query(
+            max_length=MAX_TAGS,
+            description="NAME=VALUE: only jobs with this tag; repeatable.",
+            examples=[["team=search"]],
+        ),
+    ] = [],  # noqa: B006
 ) -> JobFilter:
     def seconds(moment: datetime | None) -> float | None:
         return None if moment is None else moment.timestamp()
@@ -219,6 +230,10 @@ async def _job_filter(
         field = None if payload is None else PayloadField.parse(payload)
     except ValueError as wrong:
         raise invalid(RequestFieldError(("payload",), str(wrong)), place="query") from wrong
+    try:
+        tags = dict(parse_tag(each) for each in tag)
+    except ValueError as wrong:
+        raise invalid(RequestFieldError(("tag",), str(wrong)), place="query") from wrong
     return JobFilter(
         state=job_state,
         lane=lane,
@@ -236,6 +251,7 @@ async def _job_filter(
         slower_than=slower_than,
         error=error,
         payload=field,
+        tags=tags,
     )
 
 
@@ -364,6 +380,7 @@ def _request(
         job_id=job_id_for(idempotency_key, job_type, body.payload),
         traceparent=traceparent,
         notify_url=body.notify_url,
+        tags=body.tags,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from switchyard.api.models.base import ApiModel, Moment, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
-from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.message import MAX_PRIORITY, Tags
 from switchyard.services.engine.backfill.formats import FileFormat
 from switchyard.services.engine.records.bulk import MAX_RATE, MAX_WAITING, MIN_RATE, BulkState
 from switchyard.services.engine.records.joins import WhenDead
@@ -78,6 +78,9 @@ class BackfillPlan(RequestModel):
     )
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    tags: Tags = Field(
+        default_factory=dict, description="Of each job and its follow-up jobs, at most 16."
+    )
     low: int | None = Field(
         default=None,
         ge=0,

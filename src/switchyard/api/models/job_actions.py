@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from switchyard.api.models.base import ApiModel, Moment, RequestModel, Timestamp
 from switchyard.api.models.dead import LetterChange
 from switchyard.broker import patterns
-from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.message import MAX_PRIORITY, Tags
 from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE, BulkState
 from switchyard.services.engine.records.job_actions import JobAction
 from switchyard.services.engine.records.requests import (
@@ -65,6 +65,8 @@ class JobFilterBody(RequestModel):
         description="PATH=VALUE: jobs whose payload has that value there, as text.",
         examples=["document.id=42"],
     )
+
+    tags: Tags = Field(default_factory=dict, description="Each of these, with this value.")
 
     @model_validator(mode="after")
     def _path_is_one(self) -> Self:

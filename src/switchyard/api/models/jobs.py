@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, Timestamp, is_finite
 from switchyard.api.models.pauses import PauseView
 from switchyard.broker import patterns
-from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.message import MAX_PRIORITY, Tags
 from switchyard.services.engine.records.job_actions import JobAction
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL
@@ -68,6 +68,12 @@ class JobToPublish(RequestModel):
         pattern=patterns.PLAIN,
         description="Name of the client, for fairness and cost reports. Default: `api`, or with an "
         "API key `api:` and the key's id.",
+    )
+    tags: Tags = Field(
+        default_factory=dict,
+        description="Names and values to find the job by; its follow-up jobs have them, too. At "
+        "most 16.",
+        examples=[{"team": "search"}],
     )
     notify_url: str | None = Field(
         default=None,
@@ -201,6 +207,7 @@ class JobView(JobStatus):
     worker: str = Field(description="Worker kind that runs it.")
     priority: int
     source: str
+    tags: dict[str, str] = Field(description="What somebody calls the job, to find it by.")
     parent_id: str | None
     join_id: str | None = Field(description="Id of the job that waits for this one.")
     pipeline: str | None

@@ -90,6 +90,30 @@ LaneOption = Annotated[
 ]
 
 
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        metavar="NAME=VALUE",
+        help="Tag of the job, such as team=search; repeatable. What follows from it has it, too.",
+    ),
+]
+TagFilterOption = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="NAME=VALUE", help="Only jobs with this tag; repeatable."),
+]
+
+
+def tags_of(given: list[str] | None) -> dict[str, str]:
+    """Read the values of `--tag`. Raises WrongUsage."""
+    from switchyard.services.engine.records.requests import parse_tag
+
+    try:
+        return dict(parse_tag(each) for each in given or ())
+    except ValueError as wrong:
+        raise WrongUsage(f"--tag: {wrong}") from wrong
+
+
 def known_lane(name: str | None) -> str | None:
     """Return the name of a lane, or None for all. Raises WrongUsage for a lane that does not
     exist."""

@@ -30,6 +30,7 @@ def publish(
     idempotency_key: str | None = None,
     traceparent: str | None = None,
     notify_url: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Call[models.AcceptedJob]:
     """Publish a job. With an `idempotency_key`, again is the same job, and it may be retried.
     `notify_url` is told when it, and all that followed from it, has ended."""
@@ -43,6 +44,7 @@ def publish(
         "expires_at": ahead("expires_at", expires_at),
         "source": source,
         "notify_url": notify_url,
+        "tags": None if tags is None else dict(tags),
     }
     headers = {"Idempotency-Key": idempotency_key, "Traceparent": traceparent}
     return Call(
@@ -74,6 +76,7 @@ def jobs_page(
     slower_than: float | None = None,
     error: str | None = None,
     payload: str | None = None,
+    tags: Mapping[str, str] | None = None,
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[models.JobPage]:
@@ -98,6 +101,7 @@ def jobs_page(
         slower_than=slower_than,
         error=error,
         payload=payload,
+        tag=[f"{name}={value}" for name, value in (tags or {}).items()] or None,
         limit=limit,
         cursor=cursor,
     )

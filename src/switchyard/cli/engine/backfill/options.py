@@ -12,6 +12,7 @@ import typer
 from switchyard.cli.base.common import IncludeOption, NotifyOption, PriorityOption
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
+from switchyard.cli.base.shared_options import TagOption, tags_of
 from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rate
 
 
@@ -144,6 +145,7 @@ def common_options(
     payload: PayloadOption = None,
     priority: PriorityOption = None,
     max_attempts: AttemptsOption = None,
+    tags: TagOption = None,
     rate: RateOption = None,
     max_open: OpenOption = None,
     budget: BudgetOption = None,
@@ -168,6 +170,7 @@ def common_options(
             "payload": None if payload is None else read_argument(payload),
             "priority": priority,
             "max_attempts": max_attempts,
+            "tags": tags_of(tags),
             "low": low,
             "high": high,
             "weight": weight,

@@ -10,7 +10,13 @@ import typer
 
 from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.shared_options import LaneOption, known_lane, with_options
+from switchyard.cli.base.shared_options import (
+    LaneOption,
+    TagFilterOption,
+    known_lane,
+    tags_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from switchyard.services.engine.records.requests import JobFilter
@@ -98,6 +104,7 @@ def _job_filter(
         str | None,
         typer.Option(metavar="TEXT", help="Only jobs with this in error type, text or reason."),
     ] = None,
+    tags: TagFilterOption = None,
     payload: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +138,7 @@ def _job_filter(
             slower_than=optional_duration(slower_than),
             error=error,
             payload=field,
+            tags=tags_of(tags),
         )
     )
 

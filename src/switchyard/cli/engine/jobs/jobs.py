@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -90,7 +91,7 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
         add_row(
             rows,
             cell(job.id),
-            cell(job.routing_key),
+            cell(" ".join([job.routing_key, *tag_texts(job.tags)])),
             styled(job.state) + _running_at(job),
             f"{_tries(job)}/{job.max_attempts}",
             age(job.created_at),
@@ -248,6 +249,11 @@ def action_text(act: JobActionRecord) -> str:
     return f"{what} by {act.operation_id}, {age(act.acted_at)} ago."
 
 
+def tag_texts(tags: Mapping[str, str]) -> list[str]:
+    """Write tags as NAME=VALUE."""
+    return [f"{name}={value}" for name, value in tags.items()]
+
+
 def progress_text(said: ProgressRecord) -> str:
     """Describe progress, as in `40 %, page 12 of 30`."""
     share = "" if said.fraction is None else _percent(said.fraction)
@@ -310,6 +316,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("crashes", str(job.crashes or "")),
             ("priority", str(job.priority)),
             ("source", job.source),
+            ("tags", ", ".join(tag_texts(job.tags))),
             ("parent", job.parent_id or ""),
             ("rerun of", job.rerun_of or ""),
             ("waits for", _join_text(join) if join and job.state == "joining" else ""),

@@ -20,7 +20,7 @@ from switchyard.cli.base.common import (
 from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
-from switchyard.cli.base.shared_options import seconds_to_wait
+from switchyard.cli.base.shared_options import TagOption, seconds_to_wait, tags_of
 from switchyard.cli.engine.jobs.bound import require_binding
 from switchyard.cli.engine.jobs.publishing import Options, WaitMode, job_publisher, publish_one
 
@@ -92,6 +92,7 @@ def publish(
         ),
     ] = False,
     wait_for_pipeline: Annotated[bool, typer.Option("--wait-pipeline", hidden=True)] = False,
+    tags: TagOption = None,
     notify: NotifyOption = None,
     timeout: Annotated[
         str | None,
@@ -127,6 +128,7 @@ def publish(
         timeout=seconds_to_wait(timeout, waits=waits is not None),
         as_json=as_json,
         notify=notify,
+        tags=tags_of(tags),
     )
     single = None if payload == "-" else read_argument(payload)
     quiet_logs()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ class Options:
     timeout: float | None
     as_json: bool
     notify: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def request(
         self, payload: dict[str, Any], now: datetime, line: int | None = None
@@ -66,6 +67,7 @@ class Options:
             expires_at=None if self.expires_in is None else now + timedelta(0, self.expires_in),
             idempotency_key=key,
             notify_url=self.notify,
+            tags=self.tags,
         )
 
 

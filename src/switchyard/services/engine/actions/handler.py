@@ -7,6 +7,7 @@ batch again, which changes nothing a second time.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -401,7 +402,9 @@ class RerunRun(ActionRun):
         before = to_message(record)
         routing_key = self.spec.change.to or record.routing_key
         job_type = routing_key.partition(".")[2]
-        message = altered(before, before.encode(), self.spec.change, job_type)
+        message = await asyncio.to_thread(  # a jq expression may take seconds
+            altered, before, before.encode(), self.spec.change, job_type
+        )
         return await self._jobs.prepared(
             JobRequest(
                 routing_key,
@@ -412,6 +415,7 @@ class RerunRun(ActionRun):
                 job_id=new_id,
                 operation_id=self.session.id,
                 rerun_of=record.id,
+                tags=record.tags,
                 vouched=before.payload if job_type == record.job_type else None,
             )
         )

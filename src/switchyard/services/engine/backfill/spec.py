@@ -10,7 +10,7 @@ from uuid import NAMESPACE_URL, uuid5
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from switchyard.broker.lanes import BACKFILL, lane_named
-from switchyard.broker.message import MAX_PRIORITY, Moment, describe
+from switchyard.broker.message import MAX_PRIORITY, Moment, Tags, describe
 from switchyard.services.engine.backfill.sources import InvalidBackfill, Item, Source, Unusable
 from switchyard.services.engine.backfill.template import Unfillable, render
 from switchyard.services.engine.jobs.registry import (
@@ -56,6 +56,8 @@ class BackfillSpec(BaseModel):
     unset."""
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    tags: Tags = Field(default_factory=dict)
+    """Of each of its jobs."""
     low: int | None = Field(default=None, ge=0, le=MAX_WAITING)
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
     high: int | None = Field(default=None, ge=1, le=MAX_WAITING)
@@ -137,6 +139,7 @@ class Plan:
             source=item.source or self.source.name,
             job_id=item_job_id(self.operation_id, item.key),
             operation_id=self.operation_id,
+            tags=self.spec.tags,
             vouched=values if self.source.vouches else None,
         )
         job = prepare(self.registry, request, remote=self.spec.remote)
@@ -173,6 +176,7 @@ def _then(
             payload=spec.then_payload,
             source=source.name,
             job_id=then_id_of(operation_id),
+            tags=spec.tags,
         )
         job = prepare(registry, request, remote=spec.remote)
     except (UnknownJobType, InvalidJob, InvalidPayload) as error:

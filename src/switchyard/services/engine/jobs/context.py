@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -152,6 +152,11 @@ class JobContext:
     output: OutputStream = field(default_factory=OutputStream, compare=False, repr=False)
     """`ctx.output.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
     writes, piece by piece, for handlers in the event loop: best effort, and kept nowhere."""
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """The job's tags: what follows from it has them, too."""
+        return self.message.metadata.tags
 
     def progress(self, fraction: float | None, note: str = "") -> None:
         """Say how far the job is: 0 to 1 of its work (None where that is not known), and a few

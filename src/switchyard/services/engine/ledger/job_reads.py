@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,7 @@ from switchyard.services.engine.ledger.sql.tables import (
     job_actions,
     job_checkpoints,
     job_progress,
+    job_tags,
     jobs,
     workers,
 )
@@ -130,14 +132,15 @@ class JobReads(Repository):
     ) -> Page[JobSummary]:
         """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
         that no earlier page gave."""
-        query = _filtered(
-            _summaries(), wanted or JobFilter(), self.clock.time(), self._database.dialect
-        )
-        return await self._database.read(
-            lambda connection: fetch_page(
-                connection, query, jobs.c.created_at, jobs.c.id, _summary, limit, cursor
-            )
-        )
+        wanted = wanted or JobFilter()
+        query = _filtered(_summaries(), wanted, self.clock.time(), self._database.dialect)
+        at, key = _place(wanted)
+
+        def work(connection: Connection) -> Page[JobSummary]:
+            page = fetch_page(connection, query, at, key, _summary, limit, cursor)
+            return replace(page, items=_with_tags(connection, page.items))
+
+        return await self._database.read(work)
 
     @read
     def matching_jobs(
@@ -153,10 +156,10 @@ class JobReads(Repository):
         place `after`: when a job was made, and its id."""
         query = _filtered(_summaries(), wanted, self.clock.time(), self._database.dialect)
         query = query.where(_in_states(states))
+        at, key = _place(wanted)
         if after is not None:
-            place = tuple_(jobs.c.created_at, jobs.c.id)
-            query = query.where(jobs.c.created_at >= after[0], place > tuple_(*after))
-        query = query.order_by(jobs.c.created_at, jobs.c.id).limit(limit)
+            query = query.where(at >= after[0], tuple_(at, key) > tuple_(*after))
+        query = query.order_by(at, key).limit(limit)
         return [_summary(row) for row in connection.execute(query)]
 
     @read
@@ -346,6 +349,14 @@ def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -
             # Nearly all jobs: walk them by age, for the index of states would have to sort them.
             column = func.coalesce(column, "")
         query = query.where(column == value)
+    for number, (name, value) in enumerate(wanted.tags.items()):
+        mine = (job_tags.c.name == name) & (job_tags.c.value == value)
+        if number == 0:  # by its index, the jobs come in the order of their age
+            query = query.join(job_tags, (job_tags.c.job_id == jobs.c.id) & mine)
+        else:
+            other = job_tags.alias()
+            has_it = (other.c.job_id == jobs.c.id) & (other.c.name == name)
+            query = query.where(exists().where(has_it, other.c.value == value))
     if wanted.ids:
         query = query.where(among_of(dialect, jobs.c.id, wanted.ids))
     if wanted.acted_by is not None:
@@ -371,6 +382,22 @@ def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -
     if wanted.payload is not None:
         query = query.where(_payload_value(wanted.payload, dialect) == wanted.payload.value)
     return query
+
+
+def _place(wanted: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
+    """Return when a job was made, and its id: the columns by which `_filtered` is read in order."""
+    if wanted.tags:
+        return job_tags.c.created_at, job_tags.c.job_id
+    return jobs.c.created_at, jobs.c.id
+
+
+def _with_tags(connection: Connection, found: Sequence[JobSummary]) -> tuple[JobSummary, ...]:
+    tags: dict[str, dict[str, str]] = {}
+    query = select(job_tags.c.job_id, job_tags.c.name, job_tags.c.value)
+    query = query.where(among(connection, job_tags.c.job_id, [job.id for job in found]))
+    for job_id, name, value in connection.execute(query.order_by(job_tags.c.name)):
+        tags.setdefault(job_id, {})[name] = value
+    return tuple(replace(job, tags=tags.get(job.id, {})) for job in found)
 
 
 def _in_states(states: Collection[State]) -> ColumnElement[bool]:
@@ -417,10 +444,12 @@ def _summary(row: Row[Any]) -> JobSummary:
 def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRecord:
     columns = row._mapping
     result = columns["result"]
+    envelope = json.loads(columns["metadata"])
     return JobRecord(
         **_fields(columns),
         payload=json.loads(columns["payload"]),
-        envelope=json.loads(columns["metadata"]),
+        envelope=envelope,
+        tags=envelope["metadata"].get("tags", {}),
         result=None if result is None else json.loads(result),
         timeline=timeline,
         checkpoint_at=columns.get("kept_at"),

@@ -69,6 +69,7 @@ _OF_JOBS = {
     "joins": "id",
     "letter_edits": "letter_id",
     "job_actions": "job_id",
+    "job_tags": "job_id",
     "dead_letters": "id",
     "jobs": "id",
 }

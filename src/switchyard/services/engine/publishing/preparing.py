@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -64,6 +64,8 @@ class JobRequest:
     job_id: str | None = None
     operation_id: str | None = None
     """The backfill or rerun that it belongs to."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """To find it by; at most 16. What follows from the job has them, too."""
     rerun_of: str | None = None
     """The job that it does again."""
     reply_to: str | None = None
@@ -124,6 +126,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
         expires_at=request.expires_at,
         operation_id=request.operation_id,
         rerun_of=request.rerun_of,
+        tags=dict(request.tags),
         reply_to=request.reply_to,
         traceparent=request.traceparent,
     )
@@ -249,6 +252,7 @@ def _child(
         pipeline=None if job.own_pipeline else parent.metadata.pipeline or parent.job_id,
         is_later_stage=is_later_stage,
         operation_id=parent.metadata.operation_id,
+        tags=parent.metadata.tags,
         traceparent=current_traceparent() or parent.metadata.traceparent,
     )
     return NewJob(

@@ -178,6 +178,14 @@ class FoundLetter:
     """The routing key for which there was no queue."""
 
 
+def parse_tag(text: str) -> tuple[str, str]:
+    """Read `NAME=VALUE`. Raises ValueError."""
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip() and value.strip()):
+        raise ValueError("write a tag as NAME=VALUE, such as team=search")
+    return name.strip(), value.strip()
+
+
 MAX_PAYLOAD_PATH = 300
 """Characters."""
 _PAYLOAD_PATH = re.compile(r"[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,9}")
@@ -244,6 +252,8 @@ class JobFilter:
     error: str | None = None
     """In its error's type, text or reason, whatever the case."""
     payload: PayloadField | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Each of these, with this value."""
 
     @property
     def is_empty(self) -> bool:
@@ -252,10 +262,10 @@ class JobFilter:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set."""
         values = asdict(self)
-        values["ids"] = list(self.ids)
+        values["ids"], values["tags"] = list(self.ids), dict(self.tags)
         if self.payload is not None:
             values["payload"] = f"{self.payload.path}={self.payload.value}"
-        return {name: value for name, value in values.items() if value not in (None, [])}
+        return {name: value for name, value in values.items() if value not in (None, [], {})}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> JobFilter:
@@ -274,6 +284,8 @@ class JobFilter:
         for name, value in self.to_json().items():
             if name == "ids":
                 words.append(value[0] if len(value) == 1 else f"{len(value):,} ids")
+            elif name == "tags":
+                words += [f"tag {tag}={each}" for tag, each in value.items()]
             elif name in _MOMENTS:
                 words.append(f"{_WORDS[name]} {format_local(value)}")
             else:

@@ -199,6 +199,7 @@ class JobSummary:
     """The backfill that it belongs to."""
     cancel_asked_at: float | None = field(default=None, kw_only=True)
     """When somebody first asked for it to be cancelled while it ran."""
+    tags: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     progress: ProgressRecord | None = field(default=None, kw_only=True)
     """How far its last attempt is, where its handler says so."""
 

@@ -78,6 +78,7 @@ def message_columns(message: JobMessage) -> dict[str, Any]:
         "created_at": metadata.created_at.timestamp(),
         "queued_at": metadata.queued_at.timestamp() if metadata.queued_at else None,
         "expires_at": metadata.expires_at.timestamp() if metadata.expires_at else None,
+        "tags": metadata.tags,
         "metadata": _rest(message),
         "payload": to_json(message.payload),
     }

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0031"
+SCHEMA_REVISION = "0032"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -144,6 +144,19 @@ Index(
     dead_letters.c.fingerprint,
     dead_letters.c.dead_at,
     dead_letters.c.id,
+)
+
+job_tags = Table(
+    "job_tags",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+# By it, jobs with a tag are read by age, however many others there are.
+Index(
+    "ix_job_tags_value", job_tags.c.name, job_tags.c.value, job_tags.c.created_at, job_tags.c.job_id
 )
 
 job_actions = Table(

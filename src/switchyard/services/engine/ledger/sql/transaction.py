@@ -101,6 +101,13 @@ _REWRITTEN: Final[sql.Columns] = {
 }  # fmt: skip
 """What a redrive may change of a job."""
 
+_TAG: Final[sql.Columns] = {
+    "job_id": "text",
+    "name": "text",
+    "value": "text",
+    "created_at": "double precision",
+}
+
 _ATTEMPT: Final[sql.Columns] = {
     "job_id": "text",
     "redrive": "integer",
@@ -126,6 +133,14 @@ class JobWriter:
         self._select_works = sql.select_locked(dialect, f"{_LOADED}, {works}", "id")
         self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
         self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
+        self._delete_tags = text(
+            f"DELETE FROM job_tags WHERE {sql.keys_condition(dialect, 'job_id')}"
+        )
+        names = ", ".join(_TAG)
+        self._insert_tags = text(
+            f"INSERT INTO job_tags ({names}) SELECT {names} "
+            f"FROM {sql.rows_source(dialect, _TAG)} WHERE true ON CONFLICT DO NOTHING"
+        )
         self._update = text(
             f"""UPDATE jobs SET
                 state = r.state, redrives = r.redrives, attempts = r.attempts,
@@ -220,11 +235,15 @@ class JobWriter:
         if rows.deleted:
             gone = [row.id for row in rows.deleted]
             connection.execute(self._delete, sql.keys_parameter(self._dialect, gone))
+            connection.execute(self._delete_tags, sql.keys_parameter(self._dialect, gone))
         new = [row for row in rows.jobs.values() if row.new is not None]
         for part in _parts(new):
             parameters = self._parameters(_INSERTED, [_inserted(row) for row in part])
             if connection.execute(self._insert, parameters).rowcount != len(part):
                 raise TransactionRaced("another process has recorded the same job")
+        tags = [line for row in new for line in _tag_lines(row)]
+        if tags:
+            connection.execute(self._insert_tags, self._parameters(_TAG, tags))
         changed = [row for row in rows.jobs.values() if row.changed and row.new is None]
         if changed:
             parameters = self._parameters(_UPDATED, [_updated(row) for row in changed])
@@ -278,6 +297,12 @@ def _inserted(row: JobRow) -> list[Any]:
     changed = _updated(row)
     del changed[list(_UPDATED).index("ended")]
     return changed + [row.new.get(name) for name in _NEW]
+
+
+def _tag_lines(row: JobRow) -> list[list[Any]]:
+    assert row.new is not None
+    made_at = row.new["created_at"]
+    return [[row.id, name, value, made_at] for name, value in row.new.get("tags", {}).items()]
 
 
 def _parts(rows: Sequence[JobRow]) -> Iterator[list[JobRow]]:
