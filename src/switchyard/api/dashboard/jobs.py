@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
@@ -21,15 +21,18 @@ from switchyard.api.engine.jobs import (
     prepared,
     published,
 )
+from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Cursor
 from switchyard.api.middleware.access import source_of
 from switchyard.api.state import Shared
 from switchyard.api.views.pauses import pause_of, view_pause
+from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
+from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.publishing.preparing import JobRequest
-from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
+from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter, parse_tag
 from switchyard.services.engine.records.results import JobRecord, JobSummary
 from switchyard.services.engine.records.states import FINISHED, State
 
@@ -57,27 +60,83 @@ class RunRow:
     run_width: float
 
 
-@router.get("")
-async def list_jobs(
-    request: Request,
+@dataclass(frozen=True, slots=True)
+class AskedJobs:
+    """What the filters of the page say, and the jobs that they mean."""
+
+    fields: dict[str, str]
+    """By the names of the form's fields; empty where nothing is said."""
+    wanted: JobFilter
+
+    @property
+    def query(self) -> str:
+        """The same as a query, for a link."""
+        return urlencode({name: value for name, value in self.fields.items() if value})
+
+
+async def _asked(
     state: Shared,
-    job_id: Annotated[str, Query(alias="id", max_length=100)] = "",
     job_state: Annotated[str, Query(alias="state", max_length=20)] = "",
     lane: LaneChoice = "",
     job_type: Annotated[str, Query(alias="type", max_length=200)] = "",
     source: PlainText = None,
     period: Annotated[str, Query(max_length=10)] = "",
+    slower: Annotated[str, Query(max_length=20)] = "",
+    error: PlainText = None,
+    tags: Annotated[str | None, Query(alias="tag", max_length=500, pattern=patterns.PLAIN)] = None,
+) -> AskedJobs:
+    """Read the filters. Raises Problem."""
+    now = state.ledger.clock.time()
+    try:
+        wanted = JobFilter(
+            state=State(job_state) if job_state in set(State) else None,
+            lane=lane if lane in {each.name for each in LANES} else None,
+            job_type=job_type.strip() or None,
+            source=(source or "").strip() or None,
+            since=now - PERIODS[period] if period in PERIODS else None,
+            slower_than=parse_seconds(slower) if slower.strip() else None,
+            error=(error or "").strip() or None,
+            tags=dict(parse_tag(each) for each in (tags or "").split()[:MAX_TAGS]),
+        )
+    except ValueError as wrong:
+        raise Problem("invalid", str(wrong)) from wrong
+    fields = {
+        "state": job_state,
+        "lane": lane,
+        "type": job_type,
+        "source": source or "",
+        "period": period,
+        "slower": slower,
+        "error": error or "",
+        "tag": tags or "",
+    }
+    return AskedJobs(fields, wanted)
+
+
+Asked = Annotated[AskedJobs, Depends(_asked)]
+
+
+def parse_seconds(text: str) -> float:
+    """Read a number of seconds. Raises ValueError."""
+    try:
+        seconds = float(text.strip().removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e9:
+        raise ValueError(f"{text!r} is no number of seconds: write 5 or 0.5")
+    return seconds
+
+
+@router.get("")
+async def list_jobs(
+    request: Request,
+    state: Shared,
+    asked: Asked,
+    job_id: Annotated[str, Query(alias="id", max_length=100)] = "",
     cursor: Cursor = None,
 ) -> Response:
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one."""
-    now = state.ledger.clock.time()
-    wanted = JobFilter(
-        state=State(job_state) if job_state in set(State) else None,
-        lane=lane if lane in {each.name for each in LANES} else None,
-        job_type=job_type.strip() or None,
-        source=(source or "").strip() or None,
-        since=now - PERIODS[period] if period in PERIODS else None,
-    )
+    wanted, lane = asked.wanted, asked.fields["lane"]
     if wanted_id := job_id.strip():
         full_id = await state.ledger.short_ids.full_id(Among.JOBS, wanted_id)
         if await state.ledger.job_reads.get(full_id) is not None:
@@ -95,14 +154,8 @@ async def list_jobs(
         "lanes": [each.name for each in LANES],
         "types": sorted(each.name for each in state.registry),
         "periods": list(PERIODS),
-        "asked": {
-            "id": job_id,
-            "state": job_state,
-            "lane": lane,
-            "type": job_type,
-            "source": source or "",
-            "period": period,
-        },
+        "asked": asked.fields | {"id": job_id},
+        "act_on": None if wanted.is_empty else f"{VIEW}/act?{asked.query}",
         "counts": _counts(gauges.open_jobs, lane),
         "without_state": urlencode({k: v for k, v in kept.items() if k not in ("state", "id")}),
         "newer": _address(kept) if cursor else None,
@@ -128,6 +181,7 @@ async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
         "traceback": next((each.traceback for each in dead.items), None),
         "payload": pretty(record.payload),
         "result": None if record.result is None else pretty(record.result),
+        "acts": await state.ledger.job_actions.of_job(job_id),
         "metadata": pretty(record.envelope.get("metadata", {})),
         "run": waterfall(run[:MAX_RUN], now),
         "more_of_run": max(0, len(run) - MAX_RUN),

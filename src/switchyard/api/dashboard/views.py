@@ -12,6 +12,7 @@ from switchyard.api.dashboard import (
     dead,
     dead_edit,
     documents,
+    job_actions,
     jobs,
     limits,
     llm,
@@ -38,7 +39,7 @@ VIEWS = (
     llm.router,
     documents.router,
 )
-ROUTERS = (signing_in.router, pauses.router, dead_edit.router, *VIEWS)
+ROUTERS = (signing_in.router, pauses.router, dead_edit.router, job_actions.router, *VIEWS)
 
 
 @asynccontextmanager

@@ -1,0 +1,137 @@
+"""Bulk actions from the page of jobs: counted first, then started, followed, halted, undone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Form, Path, Request, Response
+
+from switchyard.api.dashboard import jobs
+from switchyard.api.dashboard.jobs import VIEW, Asked
+from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
+from switchyard.api.engine.job_actions import undo_action
+from switchyard.api.middleware.access import starter_of
+from switchyard.api.state import Shared
+from switchyard.api.views.job_actions import view_action, view_settled_action
+from switchyard.broker import patterns
+from switchyard.broker.lanes import LANES
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.actions.spec import (
+    KINDS,
+    MAX_COUNTED,
+    ActionSpec,
+    start_action,
+)
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.records.bulk import ACTIVE, MAX_RATE, MIN_RATE, RESUMABLE
+from switchyard.services.engine.records.job_actions import TAKES, JobAction
+from switchyard.services.engine.records.states import State
+
+router = Pages(jobs.router.view)
+ADMIN = [allows(Scope.ADMIN)]
+MAX_COUNTED_HERE = 100_000
+"""Jobs that are counted before somebody acts on them; what is more is "over" that."""
+MAX_EXAMPLES = 5
+PAGE_SIZE = 50
+ActionId = Annotated[str, Path(pattern=patterns.ACTION_ID)]
+
+
+@router.get("/act", dependencies=ADMIN)
+async def show_choice(state: Shared, asked: Asked) -> DashboardPage:
+    """Count the jobs that match, by what can be done to them, and offer to do it."""
+    reads = state.ledger.job_reads
+    counts: dict[str, int] = {}
+    for action, states in TAKES.items():
+        can_be = asked.wanted.state is None or asked.wanted.state in states
+        counts[action.value] = (
+            await reads.count_matching(asked.wanted, states, at_most=MAX_COUNTED_HERE)
+            if can_be
+            else 0
+        )
+    everything = frozenset(State)
+    context = {
+        "matched": await reads.count_matching(asked.wanted, everything, at_most=MAX_COUNTED_HERE),
+        "most": MAX_COUNTED_HERE,
+        "counts": counts,
+        "examples": await reads.matching_jobs(asked.wanted, everything, limit=MAX_EXAMPLES),
+        "what": asked.wanted.describe(),
+        "query": asked.query,
+        "lanes": [each.name for each in LANES],
+        "max_priority": MAX_PRIORITY,
+    }
+    return DashboardPage("jobs_act.html", context, title="Act on jobs")
+
+
+@router.post("/act", dependencies=ADMIN)
+async def start(
+    request: Request,
+    state: Shared,
+    asked: Asked,
+    action: Annotated[JobAction, Form()],
+    lane: Annotated[str | None, Form(pattern=patterns.NAME)] = None,
+    priority: Annotated[int | None, Form(ge=0, le=MAX_PRIORITY)] = None,
+    limit: Annotated[int | None, Form(ge=1, le=2_000_000_000)] = None,
+    rate: Annotated[float | None, Form(ge=MIN_RATE, le=MAX_RATE)] = None,
+    halt_percent: Annotated[float | None, Form(gt=0, le=100)] = None,
+    why: Annotated[str | None, Form(max_length=1000, pattern=patterns.PLAIN)] = None,
+) -> Response:
+    """Start an action on all that match; a scheduler runs it."""
+    state.require_broker()
+    is_move, is_rerun = action is JobAction.MOVE, action is JobAction.RERUN
+    spec = ActionSpec(
+        action,
+        asked.wanted,
+        lane=lane if is_move else None,
+        priority=priority if is_move else None,
+        limit=limit,
+        halt_on=halt_percent / 100 if is_rerun and halt_percent is not None else None,
+        remote=True,
+    )
+    operation = await start_action(
+        state.ledger, spec, created_by=starter_of(request), reason=why, rate=rate
+    )
+    return done(f"{VIEW}/actions/{operation.id}", f"{operation.id} has begun.")
+
+
+@router.get("/actions", dependencies=ADMIN)
+async def list_actions(state: Shared) -> DashboardPage:
+    """List the latest bulk actions: who did what, when and why."""
+    page = await state.ledger.bulk.list_bulk(*KINDS, limit=PAGE_SIZE)
+    context: dict[str, Any] = {"actions": [view_action(each) for each in page.items]}
+    return DashboardPage("jobs_actions.html", context, title="Bulk actions")
+
+
+@router.get("/actions/{action_id}", dependencies=ADMIN)
+async def show_action(state: Shared, action_id: ActionId) -> DashboardPage:
+    """Show how far a bulk action is, and what has become of its new jobs."""
+    operation = await bulk_control.require_bulk(state.ledger, action_id, *KINDS)
+    spec = ActionSpec.from_operation(operation)
+    context = {
+        "act": await view_settled_action(state.ledger, operation),
+        "order": spec,
+        "may_pause": operation.state in ACTIVE,
+        "may_resume": operation.state in RESUMABLE,
+        "most": MAX_COUNTED,
+    }
+    return DashboardPage("jobs_action.html", context, title=operation.id)
+
+
+@router.post("/actions/{action_id}/{step}", dependencies=ADMIN)
+async def move_action(
+    request: Request,
+    state: Shared,
+    action_id: ActionId,
+    step: Literal["pause", "resume", "cancel", "undo"],
+) -> Response:
+    """Pause a bulk action until somebody resumes it, resume it, end it for good, or undo it."""
+    if step == "undo":
+        operation = await undo_action(state, request, action_id)
+        return done(f"{VIEW}/actions/{operation.id}", f"{operation.id} undoes {action_id}.")
+    if step == "pause":
+        operation = await bulk_control.pause(state.ledger, action_id, kinds=KINDS)
+    elif step == "resume":
+        operation = await bulk_control.resume(state.ledger, action_id, kinds=KINDS)
+    else:
+        operation = await bulk_control.cancel(state.ledger, action_id, kinds=KINDS)
+    return done(f"{VIEW}/actions/{operation.id}", f"{operation.id} is {operation.state}.")

@@ -1,0 +1,68 @@
+"""Bulk actions from the page of jobs: counted, started and undone by forms, without a script."""
+
+import re
+
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.records.states import State
+from tests.integration.api.test_job_actions_api import acting
+from tests.integration.dashboard.test_signing_in import sign_in
+from tests.support.api_server import RunningApi
+from tests.support.eventually import eventually
+from tests.support.system import System
+
+JOBS = "/dashboard/jobs"
+INJECTION = "<img src=x onerror=alert(1)>"
+
+
+async def test_all_that_match_are_counted_moved_followed_and_moved_back(
+    system: System, api: RunningApi
+) -> None:
+    ids = [await system.publish("hot.noop", {"n": n}, tags={"team": INJECTION}) for n in range(3)]
+    await system.publish("hot.noop", source="other")
+    asked = {"tag": "", "type": "noop", "source": "user"}
+    page = (await api.client.get(JOBS, params=asked)).text
+    assert INJECTION not in page
+    (link,) = re.findall(rf'href="({JOBS}/act\?[^"]+)"', page)
+    link = link.replace("&amp;", "&")
+    counted = (await api.client.get(link)).text
+    assert "3 jobs match" in counted
+    (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', counted))
+    form = {"csrf": csrf, "action": "move", "lane": "backfill", "why": INJECTION}
+    async with acting(system):
+        started = await api.client.post(link, data=form)
+        assert started.status_code == 303, started.text
+        place = started.headers["Location"]
+
+        async def completed(path: str = place) -> bool:
+            return "completed" in (await api.client.get(path)).text
+
+        await eventually(completed)
+        shown = (await api.client.get(place)).text
+        assert INJECTION not in shown
+        assert "onerror" in shown
+        assert {(await system.record(each)).lane for each in ids} == {"backfill"}
+        assert "Moved" in (await api.client.get(f"{JOBS}/{ids[0]}")).text
+        assert place.rpartition("/")[2] in (await api.client.get(f"{JOBS}/actions")).text
+        undone = await api.client.post(f"{place}/undo", data={"csrf": csrf})
+
+        async def back() -> bool:
+            return await completed(undone.headers["Location"])
+
+        await eventually(back)
+        assert {await system.state(each) for each in ids} == {State.QUEUED}
+        assert {(await system.record(each)).lane for each in ids} == {"hot"}
+
+
+async def test_who_may_only_read_sees_no_action_and_can_start_none(
+    system: System, api: RunningApi
+) -> None:
+    await system.publish("hot.noop", source="user")
+    key = await create_key(system.ledger, "reader", [Scope.READ])
+    await sign_in(api, key.key)
+    page = (await api.client.get(JOBS, params={"source": "user"})).text
+    assert f"{JOBS}/act" not in page
+    refused = await api.client.get(f"{JOBS}/act", params={"source": "user"})
+    assert refused.status_code in (303, 403)
+    posted = await api.client.post(f"{JOBS}/act?source=user", data={"action": "cancel"})
+    assert posted.status_code in (303, 403)
+    assert (await system.ledger.bulk.list_bulk()).items == ()
