@@ -169,7 +169,7 @@ PANELS = {
             "cli.system.system:app",
             "System id: which system the ledger, broker and files belong to.",
         ),
-        "keys": ("cli.system.keys:app", "Create, list and revoke keys of the HTTP API."),
+        "keys": ("cli.system.keys:app", "Create, limit, list and revoke keys of the HTTP API."),
     },
 }
 

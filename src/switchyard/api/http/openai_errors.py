@@ -12,6 +12,7 @@ _TYPES = {
     "unauthorized": ("invalid_request_error", "invalid_api_key"),
     "forbidden": ("invalid_request_error", "insufficient_permissions"),
     "rate-limited": ("rate_limit_error", "rate_limit_exceeded"),
+    "budget-spent": ("insufficient_quota", "insufficient_quota"),
     "lane-full": ("rate_limit_error", "queue_full"),
     "too-many-streams": ("rate_limit_error", "too_many_streams"),
     "unknown-model": ("invalid_request_error", "model_not_found"),

@@ -24,7 +24,17 @@ from switchyard.api.http.event_stream import (
 )
 from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, responses
 from switchyard.api.http.routing import Routes
-from switchyard.api.llm.llm import priority_or_default, refusals, request_queue
+from switchyard.api.llm.key_limits import (
+    NO_RETRY,
+    AdmittedRequest,
+    Counted,
+    LimitsOf,
+    admit,
+    allowed_priority,
+    check_model_allowed,
+    limits_of,
+)
+from switchyard.api.llm.llm import refusals, request_queue
 from switchyard.api.llm.openai_chunks import ChunkWriter, text_chunks
 from switchyard.api.middleware.access import Place, needs, own_key, source_of
 from switchyard.api.models import openai as models
@@ -55,8 +65,6 @@ MAX_TIME = 7 * 24 * 3600.0
 """Seconds that a request may ask for."""
 DEFAULT_TIME = 600.0
 """Seconds in which a request is answered, or not at all: as long as OpenAI's clients wait."""
-NO_RETRY = {"x-should-retry": "false"}
-"""For OpenAI's clients: the same request would end in the same way."""
 STREAMED = (
     'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
     '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
@@ -130,7 +138,7 @@ async def wishes_of(
     """Return how a request is to be run, by its headers."""
     return _Wishes(
         lane=x_job_lane,
-        priority=priority_or_default(x_job_priority, x_job_lane),
+        priority=allowed_priority(limits_of(request), x_job_priority, x_job_lane),
         expires_in=x_job_expires_in,
         is_background=x_job_background,
         is_fresh="no-cache" in (cache_control or "").lower(),
@@ -140,10 +148,13 @@ async def wishes_of(
 
 
 _PROBLEMS = (
+    "forbidden",
     "unknown-model",
     "model-refused",
     "request-cancelled",
     "idempotency-conflict",
+    "rate-limited",
+    "budget-spent",
     "lane-full",
     "too-many-streams",
     "model-failed",
@@ -174,19 +185,20 @@ async def create_chat_completion(
 ) -> Any:
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
-    check_model(state.settings, body.model)
-    payload = _payload_of(CHATS, body, {"messages": body.messages}, wishes)
+    given = {"messages": body.messages}
+    admission = await _admit(body, given, state, request)
+    payload = _payload_of(CHATS, body, given, wishes)
     place = Place(request)
     with ExitStack() as leaving:
         leaving.callback(place.leave)
         if not body.stream:
-            result = await _finished("chat_completion", payload, wishes, state, request)
+            result = await _finished("chat_completion", payload, wishes, state, request, admission)
             if result is None:
                 return Response()  # nobody reads it
             headers = answer_headers(result, state.settings)
             return JsonResponse(completion_of(result), headers=headers)
         stream = await _start_stream(
-            payload, wishes, state, request, place, shows_usage=_shows_usage(body)
+            payload, wishes, state, request, place, admission, shows_usage=_shows_usage(body)
         )
         if stream is None:
             return Response()  # nobody reads it
@@ -210,7 +222,6 @@ async def create_embeddings(
     wishes: Annotated[_Wishes, Depends(wishes_of)],
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
-    check_model(state.settings, body.model, embeds=True)
     texts = {"input": body.input}
     result = await _answered_whole(EMBEDDINGS, body, texts, wishes, state, request)
     if result is None:
@@ -240,7 +251,6 @@ async def create_completion(
     wishes: Annotated[_Wishes, Depends(wishes_of)],
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
-    check_model(state.settings, body.model)
     texts = {"prompt": body.prompt}
     result = await _answered_whole(TEXTS, body, texts, wishes, state, request)
     if result is None:
@@ -253,22 +263,32 @@ async def create_completion(
     return Response(b"".join(chunks), headers=headers, media_type=MEDIA_TYPE)
 
 
-@router.get("/models", dependencies=[needs(Scope.PUBLISH, Scope.READ)], responses=responses())
-async def list_models(state: Shared) -> models.ServedModels:
+@router.get(
+    "/models",
+    dependencies=[needs(Scope.PUBLISH, Scope.READ), Counted],
+    responses=responses("rate-limited"),
+)
+async def list_models(state: Shared, limits: LimitsOf) -> models.ServedModels:
     """List the models that requests can name: those of JOBS_LLM_PROVIDERS, their aliases, and that
-    of JOBS_EMBED_BASE_URL."""
-    return models.ServedModels(data=served_models(state.settings))
+    of JOBS_EMBED_BASE_URL; of these, those that the key may use."""
+    known = served_models(state.settings)
+    return models.ServedModels(
+        data=[each for each in known if not limits or limits.allows(each.id)]
+    )
 
 
 @router.get(
     "/models/{model:path}",
-    dependencies=[needs(Scope.PUBLISH, Scope.READ)],
-    responses=responses("unknown-model"),
+    dependencies=[needs(Scope.PUBLISH, Scope.READ), Counted],
+    responses=responses("unknown-model", "rate-limited"),
 )
 async def show_model(
-    state: Shared, model: Annotated[str, Path(max_length=200, pattern=patterns.PLAIN)]
+    state: Shared,
+    limits: LimitsOf,
+    model: Annotated[str, Path(max_length=200, pattern=patterns.PLAIN)],
 ) -> models.ServedModel:
     """Show one of the models."""
+    check_model_allowed(limits, model)
     check_model(state.settings, model, embeds=True)
     return next(each for each in served_models(state.settings) if each.id == model)
 
@@ -307,6 +327,7 @@ async def _finished(
     wishes: _Wishes,
     state: ApiState,
     request: Request,
+    admission: AdmittedRequest,
 ) -> LlmResult | None:
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
@@ -317,6 +338,7 @@ async def _finished(
         await _abandon(state, job_id, wishes)
         return None
     result = _result(await ending, job_id, state)
+    await admission.settle(result.result)
     check_answered(result)
     return result
 
@@ -330,9 +352,26 @@ async def _answered_whole(
     request: Request,
 ) -> LlmResult | None:
     """Run a request whose job asks another endpoint than that of chats. As `_finished`."""
+    admission = await _admit(body, texts, state, request, embeds=url == EMBEDDINGS)
     payload = _payload_of(url, body, texts, wishes)
     with Place(request):
-        return await _finished(ENDPOINTS[url].job_type, payload, wishes, state, request)
+        return await _finished(ENDPOINTS[url].job_type, payload, wishes, state, request, admission)
+
+
+async def _admit(
+    body: models.ChatCompletionRequest | models.EmbeddingsBody | models.CompletionRequest,
+    given: Mapping[str, Any],
+    state: ApiState,
+    request: Request,
+    *,
+    embeds: bool = False,
+) -> AdmittedRequest:
+    """Let a request in whose model there is, within the limits of its key. Raises Problem (403,
+    404, 429)."""
+    check_model_allowed(limits_of(request), body.model)
+    check_model(state.settings, body.model, embeds=embeds)
+    named = {**(body.model_extra or {}), "model": body.model, **given}
+    return await admit(state, request, body=named)
 
 
 def _payload_of(
@@ -419,6 +458,7 @@ async def _start_stream(
     state: ApiState,
     request: Request,
     place: Place,
+    admission: AdmittedRequest,
     *,
     shows_usage: bool,
 ) -> EventStream | None:
@@ -438,10 +478,11 @@ async def _start_stream(
             return None
         first = await coming
         if isinstance(first, JobRecord):
+            await admission.settle(first.result)
             check_answered(_result(first, written.job_id, state))
         leaving.pop_all()
     chunks = ChunkWriter(written.job_id, str(payload["model"]), shows_usage=shows_usage)
-    frames = _frames(state, written.job_id, chunks, _with_first(first, events), wishes)
+    frames = _frames(state, written.job_id, chunks, _with_first(first, events), wishes, admission)
 
     def close() -> None:
         written.close()
@@ -471,6 +512,7 @@ async def _frames(
     chunks: ChunkWriter,
     events: AsyncGenerator[LlmText | JobRecord | None, None],
     wishes: _Wishes,
+    admission: AdmittedRequest,
 ) -> AsyncGenerator[bytes, None]:
     is_ended = False
     record: JobRecord | None = None
@@ -486,6 +528,7 @@ async def _frames(
                     record = each
         is_ended = True
         result = _result(record, job_id, state)
+        await admission.settle(result.result)
         check_answered(result)
         for frame in chunks.end(completion_of(result)):
             yield frame

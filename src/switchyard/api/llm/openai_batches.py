@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from switchyard.api.engine.jobs import IdempotencyKey
 from switchyard.api.http.problems import OPENAI_PREFIX, invalid, responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.llm.key_limits import Counted
 from switchyard.api.middleware.access import PrincipalOf, needs, own_key, source_of
 from switchyard.api.middleware.uploads import InvalidUpload, UploadForm
 from switchyard.api.models import openai as models
@@ -68,7 +69,7 @@ Batches = Annotated[OpenAiBatches, Depends(batches_of)]
 
 @router.post(
     "/files",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     openapi_extra=FORM,
     responses=responses("invalid", "too-large", "storage-full", "ledger-away"),
 )
@@ -114,7 +115,9 @@ def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
 
 
 @router.get(
-    "/files", dependencies=[needs(Scope.PUBLISH)], responses=responses("invalid", "ledger-away")
+    "/files",
+    dependencies=[needs(Scope.PUBLISH), Counted],
+    responses=responses("invalid", "rate-limited", "ledger-away"),
 )
 async def list_files(
     batches: Batches,
@@ -137,7 +140,7 @@ async def list_files(
 
 @router.get(
     "/files/{file_id}",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     responses=responses("not-found", "ledger-away"),
 )
 async def show_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> models.OpenAiFileView:
@@ -147,7 +150,7 @@ async def show_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> mod
 
 @router.get(
     "/files/{file_id}/content",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     response_class=StreamingResponse,
     responses={
         200: {"description": "The file.", "content": {"application/jsonl": {}}},
@@ -177,7 +180,7 @@ async def read_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> Str
 
 @router.delete(
     "/files/{file_id}",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def delete_file(
@@ -193,7 +196,7 @@ async def delete_file(
 
 @router.post(
     "/batches",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     responses=responses("invalid", "not-found", "wrong-state", "no-broker", "ledger-away"),
 )
 async def create_batch(
@@ -219,7 +222,9 @@ async def create_batch(
 
 
 @router.get(
-    "/batches", dependencies=[needs(Scope.PUBLISH)], responses=responses("invalid", "ledger-away")
+    "/batches",
+    dependencies=[needs(Scope.PUBLISH), Counted],
+    responses=responses("invalid", "rate-limited", "ledger-away"),
 )
 async def list_batches(
     batches: Batches,
@@ -235,7 +240,7 @@ async def list_batches(
 
 @router.get(
     "/batches/{batch_id}",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     responses=responses("not-found", "ledger-away"),
 )
 async def show_batch(
@@ -247,7 +252,7 @@ async def show_batch(
 
 @router.post(
     "/batches/{batch_id}/cancel",
-    dependencies=[needs(Scope.PUBLISH)],
+    dependencies=[needs(Scope.PUBLISH), Counted],
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def cancel_batch(

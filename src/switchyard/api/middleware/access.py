@@ -86,7 +86,9 @@ async def identify(request: Request) -> Principal:
 
 
 def admit_principal(request: Request, principal: Principal, admission: StreamAdmission) -> None:
-    """Note who makes this request, and what lets it in. Raises Problem (429)."""
+    """Note who makes this request, and what lets it in. Raises Problem (403, 429)."""
+    if principal.limits is not None and not request.url.path.startswith(OPENAI_PREFIX):
+        raise Problem("forbidden", f"this key has limits, and is for {OPENAI_PREFIX} alone")
     request.state.principal = principal.id
     request.state.asks = principal
     request.state.admission = admission

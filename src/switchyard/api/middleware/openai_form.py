@@ -7,6 +7,8 @@ here, and nowhere else.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.http.openai_errors import error_of
 from switchyard.api.http.problems import MEDIA_TYPE, OPENAI_PREFIX
 
+LIMIT_HEADERS = "openai_limits"
+"""In the state of a request: the headers with which its answer tells the limits of its key."""
 MAX_PROBLEM = 1_000_000
 """Bytes of a problem that is rewritten."""
 _LIMITS = {
@@ -31,15 +35,16 @@ class OpenAiErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(OPENAI_PREFIX):
-            send = _Rewriting(send)
+            send = _Rewriting(send, scope.setdefault("state", {}))
         await self._app(scope, receive, send)
 
 
 class _Rewriting:
     """`send` of one request."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, state: Mapping[str, Any]) -> None:
         self._send = send
+        self._state = state
         self._head: Message | None = None
         self._body = bytearray()
 
@@ -50,6 +55,8 @@ class _Rewriting:
                 if name in headers:
                     unit = "s" if name == "RateLimit-Reset" else ""
                     headers[openai_name] = headers[name] + unit
+            for name, value in self._state.get(LIMIT_HEADERS, {}).items():
+                headers[name] = value  # of the key: less than those of the API
             if headers.get("content-type", "").startswith(MEDIA_TYPE):
                 self._head = message
                 return

@@ -46,6 +46,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("invalid", _S.UNPROCESSABLE_ENTITY, "The request is not valid"),
         Kind("document-unreadable", _S.UNPROCESSABLE_ENTITY, "The document can't be read"),
         Kind("rate-limited", _S.TOO_MANY_REQUESTS, "Too many requests"),
+        Kind("budget-spent", _S.TOO_MANY_REQUESTS, "A budget of the API key is spent"),
         Kind("unknown-model", _S.NOT_FOUND, "No server has the model"),
         Kind("model-refused", _S.BAD_REQUEST, "The model server refuses the request"),
         Kind("request-cancelled", _S.CONFLICT, "The request was cancelled"),

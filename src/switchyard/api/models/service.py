@@ -84,6 +84,17 @@ class LimitView(ApiModel):
     )
 
 
+class KeyLimitsView(ApiModel):
+    """What a key may use; null: no limit."""
+
+    models: list[str] = Field(description="Patterns of the models that it may name; empty: all.")
+    max_priority: int | None = Field(description="Highest priority of its requests.")
+    requests_per_minute: int | None = Field(description="Requests a minute.")
+    tokens_per_minute: int | None = Field(description="Tokens a minute.")
+    budget_per_day: float | None = Field(description="What its requests may cost a day.")
+    budget_per_month: float | None = Field(description="What its requests may cost a month.")
+
+
 class KeyView(ApiModel):
     """A key of the HTTP API, as `jobctl keys` prints it."""
 
@@ -93,6 +104,9 @@ class KeyView(ApiModel):
     created_at: Timestamp
     last_used_at: Timestamp | None = Field(description="To about a minute.")
     revoked_at: Timestamp | None
+    limits: KeyLimitsView | None = Field(
+        default=None, description="Of the OpenAI-compatible API, for which alone it is then."
+    )
 
 
 class LimitList(ApiModel):

@@ -14,7 +14,7 @@ from switchyard.api.models.lanes import (
     WorkerView,
 )
 from switchyard.api.models.schedules import FiringView, ScheduleView
-from switchyard.api.models.service import KeyView, LimitView
+from switchyard.api.models.service import KeyLimitsView, KeyView, LimitView
 from switchyard.services.engine.monitoring.worker_status import status_of
 from switchyard.services.engine.records.states import Pressure, fullest
 
@@ -103,7 +103,8 @@ def view_limit(report: LimitReport) -> LimitView:
 
 def view_key(record: ApiKeyRecord) -> KeyView:
     """Show a key of the HTTP API, without its hash."""
-    return KeyView.from_record(record)
+    limits = None if record.limits is None else KeyLimitsView.from_record(record.limits)
+    return KeyView.from_record(record, limits=limits)
 
 
 def view_schedule(record: ScheduleRecord, last: Firing | None = None) -> ScheduleView:

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, cell, console, echo, print_json, say, table
+from switchyard.cli.base.output import (
+    JsonOption,
+    cell,
+    console,
+    echo,
+    print_json,
+    print_rows,
+    say,
+    table,
+)
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.access.api_keys import NewKey, Scope
-    from switchyard.services.engine.records.system import ApiKeyRecord
+    from switchyard.services.engine.records.system import ApiKeyRecord, KeyLimits
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of the HTTP API.")
+app = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke keys of the HTTP API.")
+
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="PATTERN",
+        help="Model that the key may name, such as 'gpt-*'; repeatable. Default: all.",
+    ),
+]
+PriorityOption = Annotated[
+    int | None,
+    typer.Option("--max-priority", min=0, max=10, help="Highest priority of its requests."),
+]
+RequestsOption = Annotated[
+    int | None,
+    typer.Option("--requests-per-minute", min=1, max=10_000_000, help="Requests a minute."),
+]
+TokensOption = Annotated[
+    int | None,
+    typer.Option("--tokens-per-minute", min=1, max=1_000_000_000, help="Tokens a minute."),
+]
+DayOption = Annotated[
+    float | None,
+    typer.Option(
+        "--budget-per-day", min=0, help="What its requests may cost a day; needs JOBS_LLM_PRICES."
+    ),
+]
+MonthOption = Annotated[
+    float | None,
+    typer.Option("--budget-per-month", min=0, help="What its requests may cost a month."),
+]
 
 
 @app.command()
@@ -32,9 +72,17 @@ def create(
             help="publish, read or admin (everything); repeatable. Default: publish and read.",
         ),
     ] = None,
+    models: ModelsOption = None,
+    max_priority: PriorityOption = None,
+    requests_per_minute: RequestsOption = None,
+    tokens_per_minute: TokensOption = None,
+    budget_per_day: DayOption = None,
+    budget_per_month: MonthOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a key and print it. It is shown only once: the ledger stores its hash.
+
+    With any limit, the key is for the OpenAI-compatible API (/v1) alone.
 
     Example:
 
@@ -44,7 +92,17 @@ def create(
     """
     quiet_logs()
     scopes = _scopes(scope or ["publish", "read"])
-    made = run(_create(load_settings(), name, scopes))
+    settings = load_settings()
+    limits = _limits(
+        settings,
+        models,
+        max_priority,
+        requests_per_minute,
+        tokens_per_minute,
+        budget_per_day,
+        budget_per_month,
+    )
+    made = run(_create(settings, name, scopes, limits))
     if as_json:
         print_json({"id": made.id, "key": made.key, "scopes": [str(each) for each in scopes]})
         return
@@ -53,6 +111,67 @@ def create(
     say(
         "From now on every request to the HTTP API needs a key, also from this machine; jobctl and "
         "the Python client send the one in JOBS_API_KEY."
+    )
+
+
+@app.command("limit")
+def limit_key(
+    key_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
+    ],
+    models: ModelsOption = None,
+    max_priority: PriorityOption = None,
+    requests_per_minute: RequestsOption = None,
+    tokens_per_minute: TokensOption = None,
+    budget_per_day: DayOption = None,
+    budget_per_month: MonthOption = None,
+) -> None:
+    """Set the limits of a key, in the place of those that it has; without options, lift them.
+
+    All API processes keep to them within two seconds.
+    """
+    quiet_logs()
+    settings = load_settings()
+    limits = _limits(
+        settings,
+        models,
+        max_priority,
+        requests_per_minute,
+        tokens_per_minute,
+        budget_per_day,
+        budget_per_month,
+    )
+    if not run(_set_limits(settings, key_id, limits)):
+        raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")
+    echo(f"{key_id}: {limits or 'no limits'}")
+
+
+@app.command()
+def show(
+    key_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show a key, its limits, and what it has spent of its budgets."""
+    quiet_logs()
+    found, budgets = run(_show(load_settings(), key_id))
+    if found is None:
+        raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")
+    if as_json:
+        from switchyard.api.views.system import view_key
+
+        print_json({**view_key(found).model_dump(mode="json"), "budgets": budgets})
+        return
+    print_rows(
+        [
+            ("id", found.id),
+            ("name", cell(found.name)),
+            ("scopes", ", ".join(found.scopes)),
+            ("state", "usable" if found.revoked_at is None else "revoked"),
+            ("limits", str(found.limits or "none")),
+            *((each["name"], f"{each['spent']:g} of {each['limit']:g}") for each in budgets),
+        ]
     )
 
 
@@ -69,7 +188,9 @@ def list_keys(as_json: JsonOption = False) -> None:
     if not found:
         say("No keys: make one with `jobctl keys create NAME`.")
         return
-    rows = table("ID", "NAME", "SCOPES", "MADE", "USED", "STATE", flexible=("NAME",))
+    rows = table(
+        "ID", "NAME", "SCOPES", "MADE", "USED", "STATE", "LIMITS", flexible=("NAME", "LIMITS")
+    )
     for key in found:
         rows.add_row(
             key.id,
@@ -78,6 +199,7 @@ def list_keys(as_json: JsonOption = False) -> None:
             age(key.created_at),
             "never" if key.last_used_at is None else age(key.last_used_at),
             "usable" if key.revoked_at is None else "revoked",
+            cell(str(key.limits or "")),
         )
     console().print(rows)
 
@@ -104,11 +226,54 @@ def _scopes(names: list[str]) -> list[Scope]:
         raise WrongUsage(f"{error}: use {', '.join(Scope)}") from error
 
 
-async def _create(settings: Settings, name: str, scopes: list[Scope]) -> NewKey:
+def _limits(
+    settings: Settings,
+    models: list[str] | None,
+    max_priority: int | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    budget_per_day: float | None,
+    budget_per_month: float | None,
+) -> KeyLimits | None:
+    from switchyard.services.engine.records.system import KeyLimits
+
+    budgets = (budget_per_day, budget_per_month)
+    if any(each is not None for each in budgets) and settings.llm_prices is None:
+        raise WrongUsage("a budget needs prices: set JOBS_LLM_PRICES")
+    limits = KeyLimits(
+        tuple(models or ()), max_priority, requests_per_minute, tokens_per_minute, *budgets
+    )
+    return None if limits == KeyLimits() else limits
+
+
+async def _create(
+    settings: Settings, name: str, scopes: list[Scope], limits: KeyLimits | None
+) -> NewKey:
     from switchyard.services.engine.access.api_keys import create_key
 
     async with open_ledger(settings) as ledger:
-        return await create_key(ledger, name, scopes)
+        return await create_key(ledger, name, scopes, limits)
+
+
+async def _set_limits(settings: Settings, key_id: str, limits: KeyLimits | None) -> bool:
+    async with open_ledger(settings) as ledger:
+        return await ledger.api_keys.set_key_limits(key_id, limits)
+
+
+async def _show(
+    settings: Settings, key_id: str
+) -> tuple[ApiKeyRecord | None, list[dict[str, Any]]]:
+    from switchyard.services.llm.ledger import LlmLedger
+
+    async with open_ledger(settings) as ledger:
+        found = await ledger.api_keys.get_api_key(key_id)
+        if found is None or found.limits is None:
+            return found, []
+        budgets = await LlmLedger(ledger).spending.key_budgets(found.id, found.limits)
+        return found, [
+            {"name": each.name, "limit": each.limit, "spent": each.spent, "left": each.left}
+            for each, _ in budgets
+        ]
 
 
 async def _list(settings: Settings) -> list[ApiKeyRecord]:

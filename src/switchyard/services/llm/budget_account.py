@@ -216,9 +216,9 @@ class BudgetAccount:
 
     async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
         """Reserve what a call costs at most. Raises NoBudget, LedgerError."""
-        if self._repository is None or (
-            self._per_day is None and call.asked_by.backfill_id is None
-        ):
+        by = call.asked_by
+        is_free = self._per_day is None and by.backfill_id is None and not by.is_api_key
+        if self._repository is None or is_free:
             return
         refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
         if isinstance(refusal, NoBudgetLeft):

@@ -29,6 +29,7 @@ from switchyard.services.engine.backfill.sources import (
     SourceUnreachable,
     Unusable,
 )
+from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_form import EMBEDDINGS, ENDPOINTS
 from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBatchState, OpenAiFile
@@ -115,9 +116,15 @@ def parse_line(line: bytes | None, number: int, end: int, endpoint: str) -> Batc
     return BatchLine(number, custom_id, body, end)
 
 
-def check_line_model(settings: Settings, line: BatchLine, endpoint: str) -> None:
-    """Raise InvalidBatchLine where no server has the model of a request."""
+def check_line_model(
+    settings: Settings, line: BatchLine, endpoint: str, limits: KeyLimits | None = None
+) -> None:
+    """Raise InvalidBatchLine where no server has the model of a request, or its key may not use
+    it."""
     model = line.body.get("model")
+    if limits is not None and not limits.allows(str(model)):
+        text = f"this key may not use the model {str(model)[:200]!r}"
+        raise InvalidBatchLine("model_not_allowed", text, "body.model")
     servers = settings.llm_servers
     if endpoint == EMBEDDINGS and settings.for_embeddings is not None:
         servers += settings.for_embeddings.llm_servers
@@ -135,7 +142,9 @@ class InputReport:
     """As OpenAI's API tells them: `code`, `message`, `param`, `line`. Empty: it is valid."""
 
 
-async def check_input(settings: Settings, storage: Storage, batch: OpenAiBatch) -> InputReport:
+async def check_input(
+    settings: Settings, storage: Storage, batch: OpenAiBatch, limits: KeyLimits | None = None
+) -> InputReport:
     """Read the whole input, and say what makes it invalid. Raises StorageError."""
     errors: list[Mapping[str, Any]] = []
     seen: dict[str, int] = {}
@@ -156,7 +165,7 @@ async def check_input(settings: Settings, storage: Storage, batch: OpenAiBatch) 
                 continue
             try:
                 line = parse_line(raw, number, end, batch.endpoint)
-                check_line_model(settings, line, batch.endpoint)
+                check_line_model(settings, line, batch.endpoint, limits)
             except InvalidBatchLine as error:
                 complain(error.code, str(error), error.param, number)
                 continue

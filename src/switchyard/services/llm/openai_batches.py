@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
+from switchyard.broker.lanes import BACKFILL
 from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
 from switchyard.services.common.files.errors import NotStored, StorageError
 from switchyard.services.common.files.storage import Storage
@@ -30,6 +31,7 @@ from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, U
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_batch_input import (
     BatchInputSource,
@@ -282,7 +284,8 @@ class OpenAiBatches:
 
     async def _validate(self, batch: OpenAiBatch) -> None:
         try:
-            report = await check_input(self._settings, self._storage, batch)
+            limits = await self._limits_of(batch)
+            report = await check_input(self._settings, self._storage, batch, limits)
         except NotStored:
             gone = {"code": "file_not_found", "message": "the input file is gone"}
             await self._fail(batch, [gone | {"param": None, "line": None}])
@@ -299,6 +302,10 @@ class OpenAiBatches:
         if moved is not None and moved.state is _S.IN_PROGRESS:
             self._log.info("batch started", batch=batch.id, requests=report.total)
             await self._follow(moved)
+
+    async def _limits_of(self, batch: OpenAiBatch) -> KeyLimits | None:
+        key = await self._ledger.api_keys.get_api_key(batch.owner)
+        return None if key is None else key.limits
 
     async def _fail(self, batch: OpenAiBatch, errors: Any) -> None:
         changes = {"errors": tuple(errors)}
@@ -325,8 +332,11 @@ class OpenAiBatches:
             await self._end(batch, operation, _S.FAILED, errors=(error,))
 
     async def _start(self, batch: OpenAiBatch) -> None:
+        limits = await self._limits_of(batch)
+        most = None if limits is None else limits.max_priority
         spec = BackfillSpec(
             source=BatchInputSource.name,
+            priority=None if most is None else min(most, BACKFILL.default_priority),
             options={"batch_id": batch.id},
             job_type=ENDPOINTS[batch.endpoint].job_type,
         )

@@ -19,7 +19,7 @@ import structlog
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.system import ApiKeyRecord
+from switchyard.services.engine.records.system import ApiKeyRecord, KeyLimits
 
 PREFIX = "swy_"
 KEY_BYTES = 32
@@ -54,6 +54,8 @@ class Principal:
     id: str
     """Public, for logs and limits."""
     scopes: frozenset[Scope]
+    limits: KeyLimits | None = None
+    """Of the OpenAI-compatible API, which alone it may use then."""
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -72,7 +74,9 @@ def hash_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewKey:
+async def create_key(
+    ledger: Ledger, name: str, scopes: Iterable[Scope], limits: KeyLimits | None = None
+) -> NewKey:
     """Make a key and keep its hash. Raises LedgerError."""
     new_key = NewKey(id=secrets.token_hex(4), key=PREFIX + secrets.token_urlsafe(KEY_BYTES))
     await ledger.api_keys.add_api_key(
@@ -81,6 +85,7 @@ async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewK
         key_hash=hash_of(new_key.key),
         scopes=sorted(set(scopes)),
         now=ledger.clock.time(),
+        limits=limits,
     )
     return new_key
 
@@ -180,4 +185,5 @@ class ApiKeyStore:
 
 def _principal(record: ApiKeyRecord) -> Principal:
     scopes = {scope.value for scope in Scope}
-    return Principal(record.id, frozenset(Scope(name) for name in record.scopes if name in scopes))
+    known = frozenset(Scope(name) for name in record.scopes if name in scopes)
+    return Principal(record.id, known, record.limits)

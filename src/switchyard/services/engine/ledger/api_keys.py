@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
+from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
-from switchyard.services.engine.ledger.sql.tables import api_keys, sessions
-from switchyard.services.engine.records.system import ApiKeyRecord
+from switchyard.services.engine.ledger.sql.tables import api_key_allowances, api_keys, sessions
+from switchyard.services.engine.records.system import ApiKeyRecord, KeyAllowance, KeyLimits
 
 
 class ApiKeyRepository(Repository):
@@ -26,6 +28,7 @@ class ApiKeyRepository(Repository):
         key_hash: str,
         scopes: Sequence[str],
         now: float,
+        limits: KeyLimits | None = None,
     ) -> None:
         """Keep a new key. Raises RowRejected for an id or a key that is there already."""
         values = {
@@ -34,8 +37,66 @@ class ApiKeyRepository(Repository):
             "key_hash": key_hash,
             "scopes": json.dumps(list(scopes)),
             "created_at": now,
+            "limits": None if limits is None else json.dumps(asdict(limits)),
         }
         connection.execute(insert(api_keys).values(**values))
+
+    @write
+    def set_key_limits(self, connection: Connection, key_id: str, limits: KeyLimits | None) -> bool:
+        """Set the limits of a key, or lift them. False when there is none of that id."""
+        mine = api_keys.c.id == key_id
+        values = {"limits": None if limits is None else json.dumps(asdict(limits))}
+        connection.execute(update(api_keys).where(mine).values(values))
+        return connection.execute(select(api_keys.c.id).where(mine)).first() is not None
+
+    @write
+    def take_allowance(
+        self, connection: Connection, key_id: str, limits: KeyLimits, tokens: int
+    ) -> KeyAllowance:
+        """Take a request and so many tokens out of what the key may use: of each as much as a
+        minute's, which fills up again within a minute. A request of more tokens than a minute has
+        is let in when all of them are there, and those after it wait the longer."""
+        most = (limits.requests_per_minute, limits.tokens_per_minute)
+        now = db_now(connection)
+        mine = api_key_allowances.c.key_id == key_id
+        full = {"key_id": key_id, "at": now, "requests": most[0] or 0, "tokens": most[1] or 0}
+        connection.execute(
+            insert_into(connection, api_key_allowances).values(full).on_conflict_do_nothing()
+        )
+        row = connection.execute(select(api_key_allowances).where(mine).with_for_update()).one()
+        waits, left = [], []
+        for size, had, needed in zip(most, (row.requests, row.tokens), (1, tokens), strict=True):
+            rate = (size or 0) / 60
+            has = min(size or 0, had + max(0.0, now - row.at) * rate)
+            missing = min(needed, size or 0) - has
+            waits.append(missing / rate if missing > 1e-9 and rate else 0.0)
+            left.append(has)
+        refused = max(waits) > 0
+        if not refused:
+            left = [left[0] - 1, left[1] - tokens]
+        values = {"at": now, "requests": left[0], "tokens": left[1]}
+        connection.execute(update(api_key_allowances).where(mine).values(values))
+        return KeyAllowance(
+            requests=None if most[0] is None else max(0.0, left[0]),
+            tokens=None if most[1] is None else max(0.0, left[1]),
+            retry_after=max(waits),
+            short_of=(None if not refused else "requests" if waits[0] >= waits[1] else "tokens"),
+        )
+
+    @write
+    def return_tokens(self, connection: Connection, key_id: str, tokens: int) -> None:
+        """Give back tokens that a request has not used; fewer than 0 where it has used more."""
+        connection.execute(
+            update(api_key_allowances)
+            .where(api_key_allowances.c.key_id == key_id)
+            .values(tokens=api_key_allowances.c.tokens + tokens)
+        )
+
+    @read
+    def get_api_key(self, connection: Connection, key_id: str) -> ApiKeyRecord | None:
+        """Return the key of that id, revoked or not."""
+        row = connection.execute(select(api_keys).where(api_keys.c.id == key_id)).one_or_none()
+        return None if row is None else _key(row)
 
     @read
     def find_api_key(self, connection: Connection, key_hash: str) -> ApiKeyRecord | None:
@@ -107,4 +168,11 @@ class ApiKeyRepository(Repository):
 
 def _key(row: Row[Any]) -> ApiKeyRecord:
     fields = {column.name: row._mapping[column.name] for column in api_keys.c}
-    return ApiKeyRecord(**{**fields, "scopes": tuple(json.loads(fields["scopes"]))})
+    limits = fields["limits"]
+    return ApiKeyRecord(
+        **{
+            **fields,
+            "scopes": tuple(json.loads(fields["scopes"])),
+            "limits": None if limits is None else KeyLimits.from_json(json.loads(limits)),
+        }
+    )

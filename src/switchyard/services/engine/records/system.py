@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,56 @@ class SystemRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key of the OpenAI-compatible API may use; None: no limit. Who has any limit may use
+    that API alone."""
+
+    models: tuple[str, ...] = ()
+    """Patterns of the models that it may name (`*`, `?`, `[…]`); all where there is none."""
+    max_priority: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    budget_per_day: float | None = None
+    """In the currency of JOBS_LLM_PRICES, as all budgets; a day in UTC."""
+    budget_per_month: float | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read limits as they are kept; what a later version has added is left out."""
+        known = {each.name for each in fields(cls)}
+        given = {name: value for name, value in values.items() if name in known}
+        return cls(**{**given, "models": tuple(given.get("models", ()))})
+
+    def __str__(self) -> str:
+        given = {
+            "models": ", ".join(self.models) or None,
+            "priority at most": self.max_priority,
+            "requests a minute": self.requests_per_minute,
+            "tokens a minute": self.tokens_per_minute,
+            "budget a day": self.budget_per_day,
+            "budget a month": self.budget_per_month,
+        }
+        return "; ".join(f"{name}: {each}" for name, each in given.items() if each is not None)
+
+    def allows(self, model: str) -> bool:
+        """Return whether the key may name that model."""
+        return not self.models or any(fnmatchcase(model, each) for each in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAllowance:
+    """What a key has left of its rates, after a request or a refusal."""
+
+    requests: float | None
+    """None where there is no limit."""
+    tokens: float | None
+    retry_after: float = 0.0
+    """Seconds until the request is allowed; 0 when it was."""
+    short_of: str | None = None
+    """`requests` or `tokens`, where it was refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKeyRecord:
     """What the ledger knows of a key. Times are seconds since the epoch, UTC."""
 
@@ -36,3 +89,4 @@ class ApiKeyRecord:
     last_used_at: float | None
     """To about a minute; None where it was never used."""
     revoked_at: float | None
+    limits: KeyLimits | None = None

@@ -8,8 +8,9 @@ whole fleet never have more set aside than is left. Days are in UTC, times the d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Row, case, delete, func, select, update
@@ -18,8 +19,9 @@ from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
-from switchyard.services.engine.ledger.sql.tables import bulk_operations
+from switchyard.services.engine.ledger.sql.tables import api_keys, bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
+from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger.llm_tables import llm_accounts, llm_calls
 from switchyard.services.llm.records.llm_spend import (
     BudgetState,
@@ -83,8 +85,7 @@ class LlmSpendRepository(Repository):
             if needed is None or (needed > 0 and needed > budget.left + ROUNDING_ERROR):
                 values = {"short_of": limit}
                 _update_accounts(connection, [key], values)
-                left = None if key.startswith("backfill:") else DAY - now % DAY
-                return NoBudgetLeft(budget, needed, left)
+                return NoBudgetLeft(budget, needed, _seconds_left(key, now))
         cost = call.cost or 0.0
         _update_accounts(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
         _update_accounts(connection, limits, {"short_of": None})
@@ -136,6 +137,21 @@ class LlmSpendRepository(Repository):
         return [_budget_state(rows.get(key), limit, key) for key, limit in limits.items()]
 
     @read
+    def key_budgets(
+        self, connection: Connection, key_id: str, limits: KeyLimits
+    ) -> list[tuple[BudgetState, float]]:
+        """Return the budgets of a key as they are now, each with the seconds until it begins
+        anew."""
+        now = db_now(connection)
+        budgets = _key_budgets(key_id, limits, _day(now))
+        accounts = select(llm_accounts).where(llm_accounts.c.key.in_(budgets))
+        rows = {row.key: row for row in connection.execute(accounts)}
+        return [
+            (_budget_state(rows.get(key), limit, key), _seconds_left(key, now) or 0.0)
+            for key, limit in budgets.items()
+        ]
+
+    @read
     def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:
         """Return the cost of today's calls by the provider's name; `""` is the cost of all."""
         day = _day(db_now(connection))
@@ -143,6 +159,8 @@ class LlmSpendRepository(Repository):
         rows = {}
         for row in connection.execute(accounts):
             kind, _, name = row.key.partition(":")
+            if kind == "key":
+                continue
             name = name.rpartition("/")[0] if kind == "provider" else ""
             rows[name] = SpendRow(
                 name=name,
@@ -239,6 +257,11 @@ def _limits(
         budget = connection.scalar(query)
         if budget is not None:
             limits[f"backfill:{backfill}"] = budget
+    key_id = key_of_source(call.asked_by.source)
+    if key_id is not None:
+        known = connection.scalar(select(api_keys.c.limits).where(api_keys.c.id == key_id))
+        if known is not None:
+            limits |= _key_budgets(key_id, KeyLimits.from_json(json.loads(known)), _day(now))
     return limits
 
 
@@ -246,13 +269,25 @@ def _lock_accounts(connection: Connection, keys: Iterable[str], day: str) -> dic
     """Lock the accounts' rows until the end of the transaction, in one order in all processes."""
     accounts = {}
     for key in sorted(keys):
-        new = {"key": key, "day": None if key.startswith("backfill:") else day, **_ZERO}
+        new = {"key": key, "day": _day_of_account(key, day), **_ZERO}
         connection.execute(
             insert_into(connection, llm_accounts).values(**new).on_conflict_do_nothing()
         )
         query = select(llm_accounts).where(llm_accounts.c.key == key).with_for_update()
         accounts[key] = connection.execute(query).one()
     return accounts
+
+
+def _day_of_account(key: str, day: str) -> str | None:
+    """Return the day with which an account grows old: that of a month, its end."""
+    if key.startswith("backfill:"):
+        return None
+    return f"{day[:7]}-31" if _is_of_month(key) else day
+
+
+def _is_of_month(account: str) -> bool:
+    kind, _, rest = account.partition(":")
+    return kind == "key" and rest.rpartition("/")[2].count("-") == 1
 
 
 def _update_accounts(
@@ -300,20 +335,51 @@ def _tokens(call: LlmCall) -> dict[str, int]:
 
 
 def _account_keys_of_call(call: LlmCall, day: str) -> list[str]:
-    return _account_keys(call.provider, call.asked_by.backfill_id, day)
+    return _account_keys(call.provider, call.asked_by.backfill_id, call.asked_by.source, day)
 
 
 def _account_keys_of_row(row: Row[Any]) -> list[str]:
-    return _account_keys(row.provider, row.backfill_id, row.day)
+    return _account_keys(row.provider, row.backfill_id, row.source, row.day)
 
 
-def _account_keys(provider: str, backfill: str | None, day: str) -> list[str]:
+def _account_keys(provider: str, backfill: str | None, source: str | None, day: str) -> list[str]:
     keys = [f"day:{day}"]
+    key_id = key_of_source(source)
+    if key_id is not None:
+        keys += _key_accounts(key_id, day)
     if provider:
         keys.append(f"provider:{provider}/{day}")
     if backfill is not None:
         keys.append(f"backfill:{backfill}")
     return keys
+
+
+def key_of_source(source: str | None) -> str | None:
+    """Return the id of the API key that jobs of that source are of."""
+    kind, _, rest = (source or "").partition(":")
+    return rest.partition("/")[0] or None if kind == "api" else None
+
+
+def _key_accounts(key_id: str, day: str) -> list[str]:
+    """Return the accounts of a key: that of the day, and that of its month."""
+    return [f"key:{key_id}/{day}", f"key:{key_id}/{day[:7]}"]
+
+
+def _key_budgets(key_id: str, limits: KeyLimits, day: str) -> dict[str, float]:
+    budgets = (limits.budget_per_day, limits.budget_per_month)
+    accounts = zip(_key_accounts(key_id, day), budgets, strict=True)
+    return {account: budget for account, budget in accounts if budget is not None}
+
+
+def _seconds_left(account: str, now: float) -> float | None:
+    """Return the seconds until an account begins anew; None for one that never does."""
+    if account.startswith("backfill:"):
+        return None
+    if not _is_of_month(account):
+        return DAY - now % DAY
+    today = datetime.fromtimestamp(now, UTC)
+    following = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return (following.replace(hour=0, minute=0, second=0, microsecond=0) - today).total_seconds()
 
 
 def _budget_state(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:

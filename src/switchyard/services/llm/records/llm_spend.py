@@ -21,6 +21,11 @@ class Requester:
     document_id: str | None = None
     backfill_id: str | None = None
 
+    @property
+    def is_api_key(self) -> bool:
+        """Whether it is a key of the HTTP API, which may have budgets of its own."""
+        return (self.source or "").startswith("api:")
+
 
 class CallState(StrEnum):
     """What is known of a call."""
@@ -58,7 +63,7 @@ class BudgetState:
     """A budget as it is now."""
 
     key: str
-    """`day:2026-11-22`, or `backfill:ID`."""
+    """`day:2026-11-22`, `backfill:ID`, `key:ID/2026-11-22` or `key:ID/2026-11`."""
     limit: float
     spent: float
     reserved: float
@@ -74,6 +79,9 @@ class BudgetState:
     def name(self) -> str:
         """For people."""
         kind, _, rest = self.key.partition(":")
+        if kind == "key":
+            key_id, _, time = rest.partition("/")
+            return f"the budget of the API key {key_id} for {time}"
         return f"the budget of {rest if kind == 'backfill' else f'the day {rest}'}"
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0032"
+SCHEMA_REVISION = "0033"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -277,6 +277,16 @@ api_keys = Table(
     Column("created_at", Double, nullable=False),
     Column("last_used_at", Double),
     Column("revoked_at", Double),
+    Column("limits", Text),
+)
+
+api_key_allowances = Table(
+    "api_key_allowances",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("requests", Double, nullable=False),
+    Column("tokens", Double, nullable=False),
 )
 
 sessions = Table(

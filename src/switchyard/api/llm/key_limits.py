@@ -1,0 +1,150 @@
+"""Limits of API keys on the OpenAI-compatible API: models, priority, rates, budgets.
+
+One place for all endpoints below `/v1`. A key without limits costs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import structlog
+from fastapi import Depends, Request
+
+from switchyard.api.http.problems import Problem
+from switchyard.api.llm.llm import priority_or_default
+from switchyard.api.middleware.openai_form import LIMIT_HEADERS
+from switchyard.api.state import ApiState, Shared
+from switchyard.services.engine.access.api_keys import Principal
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.system import KeyAllowance, KeyLimits
+from switchyard.services.llm.budget_account import max_usage_of
+from switchyard.services.llm.ledger import LlmLedger
+
+NO_RETRY = {"x-should-retry": "false"}
+"""For OpenAI's clients: the same request would end in the same way."""
+
+
+@dataclass(slots=True)
+class AdmittedRequest:
+    """A request that was let in, whose tokens were taken by estimate."""
+
+    state: ApiState
+    key_id: str
+    taken: int = 0
+
+    async def settle(self, result: Mapping[str, Any] | None) -> None:
+        """Take the tokens that a request has used in the place of the estimate: none for a stored
+        answer. Best effort."""
+        if not self.taken or result is None:
+            return
+        usage = {} if result.get("answer_reused") else result.get("usage") or {}
+        used = sum(usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
+        unused, self.taken = self.taken - used, 0
+        try:
+            await self.state.ledger.api_keys.return_tokens(self.key_id, unused)
+        except LedgerError as error:
+            structlog.get_logger("api").warning("tokens not returned", error=str(error))
+
+
+async def admit(
+    state: ApiState,
+    request: Request,
+    *,
+    body: Mapping[str, Any] | None = None,
+) -> AdmittedRequest:
+    """Hold a request against the limits of its key: its rates, and with `body` its model, tokens
+    and budgets. Raises Problem (403, 429), LedgerError."""
+    principal: Principal = request.state.asks
+    admission = AdmittedRequest(state, principal.id)
+    limits = principal.limits
+    if limits is None:
+        return admission
+    if body is not None:
+        check_model_allowed(limits, str(body.get("model")))
+        await _check_budgets(state, principal.id, limits)
+        admission.taken = _estimate(body) if limits.tokens_per_minute else 0
+    if limits.requests_per_minute is None and limits.tokens_per_minute is None:
+        return admission
+    allowance = await state.ledger.api_keys.take_allowance(principal.id, limits, admission.taken)
+    setattr(request.state, LIMIT_HEADERS, limit_headers(limits, allowance))
+    if allowance.short_of is not None:
+        admission.taken = 0
+        most = getattr(limits, f"{allowance.short_of}_per_minute")
+        text = f"this key may use {most:,} {allowance.short_of} a minute"
+        raise Problem("rate-limited", text, retry_after=allowance.retry_after)
+    return admission
+
+
+async def count_request(state: Shared, request: Request) -> None:
+    """Count a request to an endpoint that asks no model itself."""
+    await admit(state, request)
+
+
+Counted = Depends(count_request)
+
+
+def check_model_allowed(limits: KeyLimits | None, model: str) -> None:
+    """Raise Problem (403) for a model that a key may not name."""
+    if limits is not None and not limits.allows(model):
+        text = f"this key may not use the model {model!r}, but: {', '.join(limits.models)}"
+        raise Problem("forbidden", text, headers=NO_RETRY, error_code="model_not_allowed")
+
+
+def allowed_priority(limits: KeyLimits | None, priority: int | None, lane: str) -> int:
+    """Return the priority of a request: the one that it names, or the default, or the most that
+    its key may have. Raises Problem (403) where it names a higher one."""
+    most = None if limits is None else limits.max_priority
+    if most is None:
+        return priority_or_default(priority, lane)
+    if priority is not None and priority > most:
+        text = f"this key has at most the priority {most}"
+        raise Problem("forbidden", text, headers=NO_RETRY, error_code="priority_not_allowed")
+    return min(most, priority_or_default(priority, lane))
+
+
+def limit_headers(limits: KeyLimits, left: KeyAllowance) -> dict[str, str]:
+    """Return the limits of a key as the headers of OpenAI's API."""
+    headers = {}
+    rates = (
+        ("requests", limits.requests_per_minute, left.requests),
+        ("tokens", limits.tokens_per_minute, left.tokens),
+    )
+    for name, most, rest in rates:
+        if most is None or rest is None:
+            continue
+        headers[f"x-ratelimit-limit-{name}"] = str(most)
+        headers[f"x-ratelimit-remaining-{name}"] = str(int(rest))
+        headers[f"x-ratelimit-reset-{name}"] = f"{(most - rest) * 60 / most:.3f}s"
+    return headers
+
+
+async def _check_budgets(state: ApiState, key_id: str, limits: KeyLimits) -> None:
+    """Raise Problem (429) where a budget is spent. What calls under way may cost counts as spent;
+    each call is held against the budgets once more, exactly, before it is made."""
+    if limits.budget_per_day is None and limits.budget_per_month is None:
+        return
+    for budget, seconds in await LlmLedger(state.ledger).spending.key_budgets(key_id, limits):
+        if budget.left <= 0:
+            currency = state.settings.prices.currency
+            text = f"{budget.name} is spent: {budget.limit:g} {currency}".rstrip()
+            raise Problem("budget-spent", text, retry_after=seconds, headers=NO_RETRY)
+
+
+def _estimate(body: Mapping[str, Any]) -> int:
+    """Estimate the tokens of a request: those of its question, and of its answer where it says how
+    long that may be."""
+    usage = max_usage_of(body)
+    names = ("max_tokens", "max_completion_tokens")
+    answer = usage["completion_tokens"] if any(body.get(each) for each in names) else 0
+    return usage["prompt_tokens"] + answer
+
+
+def limits_of(request: Request) -> KeyLimits | None:
+    """Return the limits of the key that makes a request."""
+    principal: Principal = request.state.asks
+    return principal.limits
+
+
+LimitsOf = Annotated[KeyLimits | None, Depends(limits_of)]

@@ -1,0 +1,178 @@
+"""Limits of API keys on `/v1`: models, priority, rates and budgets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.system import KeyLimits
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.openai_batches import OpenAiBatches
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
+from tests.support.api_server import RunningApi, client_of, connected, problem, serving
+from tests.support.llm_server import MODEL, LlmServer
+from tests.support.system import System
+
+CHATS: Any = "/v1/chat/completions"
+CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
+
+
+@pytest.fixture
+async def api(system: System) -> AsyncIterator[RunningApi]:
+    await system.start_worker("llm")
+    async with serving(system.settings) as api:
+        await connected(api)
+        yield api
+
+
+async def limited(system: System, api: RunningApi, **limits: Any) -> openai.AsyncOpenAI:
+    """A client whose key has these limits."""
+    made = await create_key(system.ledger, "team", [Scope.PUBLISH, Scope.READ], KeyLimits(**limits))
+    return client_of(api, made.key)
+
+
+async def test_a_key_may_name_the_models_of_its_patterns_alone(
+    system: System, api: RunningApi, llm: LlmServer
+) -> None:
+    async with await limited(system, api, models=("org/*",)) as client:
+        assert [each.id async for each in await client.models.list()] == ["org/small"]
+        await client.chat.completions.create(model="org/small", messages=CHAT)
+        with pytest.raises(openai.PermissionDeniedError) as chat:
+            await client.chat.completions.create(model=MODEL, messages=CHAT)
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.embeddings.create(model="gpt-9", input="x")
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.completions.create(model=MODEL, prompt="x")
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.models.retrieve(MODEL)
+        line = {"custom_id": "a", "method": "POST", "url": CHATS, "body": {"model": MODEL}}
+        file = await client.files.create(file=("in", json.dumps(line).encode()), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint=CHATS, completion_window="24h"
+        )
+        await OpenAiBatches(system.settings, system.ledger, system.registry).turn()
+        batch = await client.batches.retrieve(batch.id)
+    assert chat.value.code == "model_not_allowed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert batch.errors.data[0].code == "model_not_allowed"
+    assert len(llm.requests) == 1
+
+
+async def test_a_key_has_at_most_its_priority(system: System, api: RunningApi) -> None:
+    async with await limited(system, api, max_priority=3) as client:
+        raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=CHAT)
+        job = await system.ledger.job_reads.require(raw.headers["x-job-id"])
+        assert job.priority == 3
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await client.chat.completions.create(
+                model=MODEL, messages=CHAT, extra_headers={"X-Job-Priority": "4"}
+            )
+    assert refused.value.code == "priority_not_allowed"
+
+
+async def test_a_key_makes_its_requests_a_minute_at_any_endpoint(
+    system: System, api: RunningApi
+) -> None:
+    async with await limited(system, api, requests_per_minute=3) as client:
+        raw = await client.models.with_raw_response.list()
+        assert raw.headers["x-ratelimit-limit-requests"] == "3"
+        assert raw.headers["x-ratelimit-remaining-requests"] == "2"
+        await client.files.list()
+        await client.chat.completions.create(model=MODEL, messages=CHAT)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.batches.list()
+    assert refused.value.code == "rate_limit_exceeded"
+    assert 0 < int(refused.value.response.headers["retry-after"]) <= 20
+
+
+async def test_a_key_uses_its_tokens_a_minute_by_what_answers_have_used(
+    system: System, api: RunningApi
+) -> None:
+    async with await limited(system, api, tokens_per_minute=1000) as client:
+        for _ in range(2):  # by estimate alone, the second would be refused
+            await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=900)
+        # 18 tokens were used, and none for the stored answer
+        listed = await client.models.with_raw_response.list()
+        assert 980 <= int(listed.headers["x-ratelimit-remaining-tokens"]) <= 1000
+        long: Any = [{"role": "user", "content": "x" * 30_000}]
+        stream = await client.chat.completions.create(model=MODEL, messages=long, stream=True)
+        assert [each async for each in stream]  # more than a minute's, let in when all are there
+        with pytest.raises(openai.RateLimitError, match="tokens"):
+            await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=1000)
+
+
+async def test_a_key_with_limits_is_for_v1_alone(system: System, api: RunningApi) -> None:
+    made = await create_key(system.ledger, "team", list(Scope), KeyLimits(max_priority=3))
+    headers = {"Authorization": f"Bearer {made.key}"}
+    for path in ("/jobs", "/dashboard", "/llm/spend"):
+        answer = await api.client.get(path, headers=headers)
+        assert answer.status_code in (303, 401, 403), path
+    problem(await api.client.get("/jobs", headers=headers), 403, "forbidden")
+    await system.ledger.api_keys.set_key_limits(made.id, None)
+    record = await system.ledger.api_keys.get_api_key(made.id)
+    assert record is not None
+    assert record.limits is None
+
+
+async def test_a_spent_budget_refuses_with_the_time_of_the_next(
+    system: System, api: RunningApi, llm: LlmServer
+) -> None:
+    made = await create_key(
+        system.ledger, "team", [Scope.PUBLISH], KeyLimits(budget_per_day=1.0, budget_per_month=9.0)
+    )
+    by = Requester(source=f"api:{made.id}/nightly")
+    call = LlmCall("c1", CallState.PAID, by, "own", MODEL, {"prompt_tokens": 5}, 1.25)
+    await LlmLedger(system.ledger).spending.settle_llm_call(call)
+    async with client_of(api, made.key) as client:
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(model=MODEL, messages=CHAT)
+    assert refused.value.code == "insufficient_quota"
+    assert 0 < int(refused.value.response.headers["retry-after"]) <= 86_400
+    assert llm.requests == []
+
+
+async def test_calls_of_a_key_set_aside_what_they_cost_in_both_of_its_budgets(
+    ledger: Ledger,
+) -> None:
+    spending = LlmLedger(ledger).spending
+    limits = KeyLimits(budget_per_day=2.0, budget_per_month=3.0)
+    made = await create_key(ledger, "team", [Scope.PUBLISH], limits)
+    by = Requester(source=f"api:{made.id}")
+
+    def call(name: str, cost: float, state: CallState = CallState.OPEN) -> LlmCall:
+        return LlmCall(name, state, by, "own", MODEL, {}, cost)
+
+    assert await spending.reserve_llm_call(call("a", 1.5), per_day=None) is True
+    refused = await spending.reserve_llm_call(call("b", 1.0), per_day=None)
+    assert isinstance(refused, NoBudgetLeft)
+    assert refused.seconds is not None
+    assert 0 < refused.seconds <= 86_400
+    await spending.settle_llm_call(call("a", 0.5, CallState.PAID))
+    (day, _), (month, until_next) = await spending.key_budgets(made.id, limits)
+    assert (day.spent, day.reserved, day.left) == (0.5, 0.0, 1.5)
+    assert (month.spent, month.left) == (0.5, 2.5)
+    assert 0 < until_next <= 31 * 86_400
+    assert made.id in month.name
+    # The sum of the day is that of all, whatever accounts there are.
+    assert (await spending.llm_spent_today())[""].cost == 0.5
+
+
+async def test_tokens_that_are_missing_say_when_they_will_be_there(ledger: Ledger) -> None:
+    limits = KeyLimits(requests_per_minute=60, tokens_per_minute=600)
+    keys = ledger.api_keys
+    assert (await keys.take_allowance("k", limits, 500)).short_of is None
+    refused = await keys.take_allowance("k", limits, 500)
+    assert refused.short_of == "tokens"
+    assert 30 < refused.retry_after <= 40  # 400 of 10 a second
+    await keys.return_tokens("k", 450)
+    allowed = await keys.take_allowance("k", limits, 500)
+    assert allowed.short_of is None
+    assert allowed.requests is not None
+    assert 57 <= allowed.requests <= 59  # what was refused took none
