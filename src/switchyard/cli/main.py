@@ -73,6 +73,10 @@ PANELS = {
             "Publish due jobs, run schedules and backfills, and index dead letters, until Ctrl-C.",
         ),
         "api": ("cli.process.api:api", "Serve the HTTP API until SIGTERM or Ctrl-C."),
+        "mcp": (
+            "cli.process.mcp:mcp",
+            "Serve tools for agents over the Model Context Protocol, on standard input and output.",
+        ),
         "llm": (
             "cli.llm.app:app",
             "Language models: send a request, show servers, batches and cost.",

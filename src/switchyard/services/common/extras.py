@@ -18,6 +18,7 @@ MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
         "citations": "pycrfsuite",
         "graph": "scipy sknetwork",
         "jq": "jq",
+        "mcp": "mcp",
         "ocr": "cv2 onnxruntime rapidocr",
         "s3": "obstore",
         "tracing": "opentelemetry",

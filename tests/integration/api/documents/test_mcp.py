@@ -1,0 +1,102 @@
+"""`jobctl mcp` as an agent's client uses it, over standard input and output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from mcp import Client, StdioServerParameters
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.ledger import Ledger
+from tests.integration.api.document_server import send
+
+READING = {
+    "search_documents",
+    "get_document_text",
+    "get_job",
+    "list_dead_groups",
+    "plan_redrive",
+}
+
+
+@asynccontextmanager
+async def agent(url: str, *arguments: str, key: str = "") -> AsyncIterator[Client]:
+    """A client of the command, which is a process of its own."""
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "switchyard.cli.main", "mcp", *arguments],
+        env={"JOBS_API_URL": url, "JOBS_API_KEY": key},
+    )
+    async with Client(command) as client:
+        yield client
+
+
+async def called(client: Client, tool: str, **arguments: Any) -> tuple[bool, Any]:
+    """Whether the tool succeeded, and what it has answered."""
+    result = await client.call_tool(tool, arguments)
+    text = "".join(getattr(each, "text", "") for each in result.content)
+    return not result.is_error, text if result.is_error else json.loads(text)
+
+
+async def test_an_agent_searches_documents_and_reads_their_text(
+    own_client: httpx.AsyncClient,
+) -> None:
+    text = b"# On tides\n\nThe tide rises twice a day."
+    sent = (await send(own_client, text, name="tides.md")).json()
+    async with agent(str(own_client.base_url)) as client:
+        listed = await client.list_tools()
+        assert {each.name for each in listed.tools} == {*READING, "publish_job"}
+        assert all(each.description for each in listed.tools)
+        ok, found = await called(client, "search_documents", query="tide")
+        assert ok, found
+        assert found["hits"][0]["document_id"] == sent["document_id"]
+        ok, read = await called(client, "get_document_text", document_id=sent["document_id"])
+        assert ok, read
+        assert "The tide rises twice a day." in read["text"]
+        assert read["next_offset"] is None
+        ok, rest = await called(
+            client, "get_document_text", document_id=sent["document_id"], offset=5
+        )
+        assert ok
+        assert rest["text"] == read["text"][5:]
+        for tool, wrong in (
+            ("search_documents", {"query": "tide", "limit": 10_000}),
+            ("search_documents", {"query": ""}),
+            ("get_document_text", {"document_id": "no-such-document"}),
+            ("get_document_text", {"document_id": sent["document_id"], "offset": -1}),
+            ("get_job", {"job_id": "../admin/dead"}),
+            ("plan_redrive", {}),
+        ):
+            ok, said = await called(client, tool, **wrong)
+            assert not ok, (tool, wrong)
+            assert "Traceback" not in said
+
+
+async def test_the_scopes_of_the_key_hold_for_the_tools(
+    own_client: httpx.AsyncClient, own_settings: Settings
+) -> None:
+    async with await Ledger.open(own_settings.ledger_url) as ledger:
+        reader = await create_key(ledger, "agent", [Scope.READ])
+    url = str(own_client.base_url)
+    async with agent(url, key=reader.key) as client:
+        ok, found = await called(client, "search_documents", query="tide")
+        assert ok, found
+        for tool, arguments in (
+            ("publish_job", {"lane": "hot", "job_type": "classify", "payload": {}}),
+            ("plan_redrive", {"job_type": "classify"}),
+        ):
+            ok, said = await called(client, tool, **arguments)
+            assert not ok
+            assert "scope" in said
+    async with agent(url, "--read-only", key=reader.key) as client:
+        assert {each.name for each in (await client.list_tools()).tools} == READING
+    async with agent(url, key="a-wrong-key-of-enough-characters") as client:
+        ok, said = await called(client, "get_job", job_id="x")
+        assert not ok
+        assert "JOBS_API_KEY" in said
