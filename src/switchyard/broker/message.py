@@ -35,6 +35,8 @@ PLAIN_BRACKETS = 150
 """Opening brackets of JSON that every reader takes, all nested: some take 200 levels, some 250."""
 MAX_DIGITS = 4_300
 """Of an integer: Python reads no more, unless it is told to."""
+FIRST_PAYLOAD_VERSION, MAX_PAYLOAD_VERSION = 1, 1_000_000
+"""Of a job type's payload; a type that names none has the first."""
 MAX_BODY_BYTES = 1024 * 1024
 """Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
 large input puts it in storage and carries a reference."""
@@ -106,6 +108,9 @@ class Metadata(BaseModel):
     sent_on: int = Field(default=0, ge=0, le=1_000_000)
     """How often a worker has sent it on that did not know its type."""
     parent_id: JobId | None = None
+    payload_version: int = Field(default=FIRST_PAYLOAD_VERSION, ge=1, le=MAX_PAYLOAD_VERSION)
+    """The version of its type's payload that the payload is of. A message without it is of the
+    first."""
     pipeline: JobId | None = None
     """Identifies the run of a pipeline that the job belongs to (the first job's id)."""
     is_later_stage: bool = False

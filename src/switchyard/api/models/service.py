@@ -43,6 +43,7 @@ class JobTypeView(ApiModel):
     routing_keys: list[str] = Field(examples=[["hot.summarize_content"]])
     timeout: float = Field(description="Seconds that one attempt may take.")
     max_attempts: int
+    version: int = Field(description="Version of its payload: 1 unless the type names another.")
     payload: dict[str, Any] = Field(description="JSON Schema of the payload.")
 
 

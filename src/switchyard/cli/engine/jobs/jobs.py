@@ -314,6 +314,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("tries", f"{_tries(job)} of {job.max_attempts}"),
             ("redriven", pluralize(job.redrives, "time") if job.redrives else ""),
             ("crashes", str(job.crashes or "")),
+            ("payload of version", _version(job)),
             ("priority", str(job.priority)),
             ("source", job.source),
             ("tags", ", ".join(tag_texts(job.tags))),
@@ -398,3 +399,9 @@ def _describe_time(moment: float | None) -> str:
         return ""
     past = moment <= now()
     return f"{format_local(moment)} ({age(moment)}{' ago' if past else ''})"
+
+
+def _version(job: JobRecord) -> str:
+    """Return the version of a job's payload, where it is not the first."""
+    version = job.envelope.get("metadata", {}).get("payload_version", 1)
+    return "" if version == 1 else str(version)

@@ -30,10 +30,15 @@ from switchyard.services.engine.actions.spec import (
 )
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkHandler, BulkSession
-from switchyard.services.engine.dead.changes import InvalidRedrive, altered
+from switchyard.services.engine.dead.changes import InvalidRedrive, altered, versioned
 from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registered_types import find_type
-from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.jobs.registry import (
+    InvalidPayload,
+    NewerPayload,
+    Registry,
+    UnknownJobType,
+)
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.monitoring.job_events import announce
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
@@ -59,6 +64,9 @@ from switchyard.services.engine.runtime.control import send_cancel
 
 BATCH = 100
 """Jobs looked up, changed and noted together."""
+
+_NOT_RERUN = (InvalidJob, InvalidPayload, NewerPayload, InvalidRedrive, UnknownJobType)
+"""Why a job can't be made again as it is asked for."""
 
 
 class ActionHandler:
@@ -372,7 +380,13 @@ class RerunRun(ActionRun):
                     self.skip(job_id, "it was removed meanwhile")
                 else:
                     prepared[job_id] = await self._prepared(record, new_id)
-            except (InvalidJob, InvalidPayload, InvalidRedrive, UnknownJobType) as error:
+            except (
+                InvalidJob,
+                InvalidPayload,
+                NewerPayload,
+                InvalidRedrive,
+                UnknownJobType,
+            ) as error:
                 self.skip(job_id, f"not rerun: {error}")
         while prepared:
             await self.wait_for_room(queue_name(job.lane, job.worker) for job in prepared.values())
@@ -396,7 +410,7 @@ class RerunRun(ActionRun):
         self.count_done(len(done.keys() - set(noted)))
 
     async def _prepared(self, record: JobRecord, new_id: str) -> NewJob:
-        """Make the new job. Raises InvalidJob, InvalidPayload, InvalidRedrive, UnknownJobType."""
+        """Make the new job. Raises one of _NOT_RERUN."""
         if record.joins:
             raise InvalidJob("it waited for other jobs: rerun the job that published those")
         before = to_message(record)
@@ -405,6 +419,8 @@ class RerunRun(ActionRun):
         message = await asyncio.to_thread(  # a jq expression may take seconds
             altered, before, before.encode(), self.spec.change, job_type
         )
+        await find_type(self.registry, self.ledger, job_type)
+        message = versioned(self.registry.described(job_type), before, message)
         return await self._jobs.prepared(
             JobRequest(
                 routing_key,
@@ -415,6 +431,7 @@ class RerunRun(ActionRun):
                 job_id=new_id,
                 operation_id=self.session.id,
                 rerun_of=record.id,
+                payload_version=message.metadata.payload_version,
                 tags=record.tags,
                 vouched=before.payload if job_type == record.job_type else None,
             )

@@ -15,7 +15,7 @@ from switchyard.services.engine.backfill.sources import (
     Sources,
     SourceUnreachable,
 )
-from switchyard.services.engine.backfill.spec import KIND, Plan, parse_spec
+from switchyard.services.engine.backfill.spec import KIND, BackfillSpec, Plan
 from switchyard.services.engine.backfill.starting import Backfills
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkFailed, BulkSession, TryLater
@@ -50,7 +50,7 @@ class BackfillHandler:
     async def run(self, session: BulkSession) -> None:
         """See BulkHandler."""
         try:
-            spec = parse_spec(session.operation.spec)
+            spec = BackfillSpec.from_record(session.operation.spec)
             backfills = Backfills(
                 self._settings,
                 self._registry,

@@ -10,7 +10,13 @@ from uuid import NAMESPACE_URL, uuid5
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from switchyard.broker.lanes import BACKFILL, lane_named
-from switchyard.broker.message import MAX_PRIORITY, Moment, Tags, describe
+from switchyard.broker.message import (
+    FIRST_PAYLOAD_VERSION,
+    MAX_PRIORITY,
+    Moment,
+    Tags,
+    describe,
+)
 from switchyard.services.engine.backfill.sources import InvalidBackfill, Item, Source, Unusable
 from switchyard.services.engine.backfill.template import Unfillable, render
 from switchyard.services.engine.jobs.registry import (
@@ -74,6 +80,10 @@ class BackfillSpec(BaseModel):
     """What becomes of that job when some are dead."""
     notify_url: str | None = None
     """Is told when the backfill has ended, well or not."""
+    payload_versions: dict[str, int] | None = None
+    """Versions of the payloads of its job types when it was started, where they were not the first:
+    what it says of payloads is of those, also when a newer release goes on with it. None before its
+    start."""
     remote: bool = True
     """Somebody outside has asked for it: what its payloads and options may say is held against
     that, also later, when a scheduler runs it."""
@@ -83,6 +93,29 @@ class BackfillSpec(BaseModel):
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError("the low watermark must be below the high one")
         return self
+
+    def version_of(self, job_type: JobType) -> int | None:
+        """Return the version of a type's payload that it was written for; None for the type's."""
+        if self.payload_versions is None:
+            return None
+        return self.payload_versions.get(job_type.name, FIRST_PAYLOAD_VERSION)
+
+    @classmethod
+    def from_record(cls, values: Mapping[str, Any]) -> BackfillSpec:
+        """Return a spec as it was recorded at its start. Raises InvalidBackfill."""
+        return parse_spec({"payload_versions": {}, **values})
+
+    def as_record(self, registry: Registry, job_type: JobType) -> dict[str, Any]:
+        """Return it as it is recorded at its start, with what its payloads are written for. Where
+        that are first versions it says nothing, and an older release can go on with it."""
+        types = [job_type]
+        if self.then is not None:
+            types.append(registry.described(self.then.rpartition(".")[2]))
+        versions = {
+            each.name: each.version for each in types if each.version != FIRST_PAYLOAD_VERSION
+        }
+        record = self.model_dump(mode="json", exclude={"payload_versions"})
+        return record | ({"payload_versions": versions} if versions else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +170,8 @@ class Plan:
             priority=self.spec.priority,
             max_attempts=self.spec.max_attempts,
             source=item.source or self.source.name,
+            # An item without a template is what the source makes of it now.
+            payload_version=None if template is None else self.spec.version_of(self.job_type),
             job_id=item_job_id(self.operation_id, item.key),
             operation_id=self.operation_id,
             tags=self.spec.tags,
@@ -174,6 +209,7 @@ def _then(
         request = JobRequest(
             routing_key=f"{lane}.{spec.then}" if lane else spec.then,
             payload=spec.then_payload,
+            payload_version=spec.version_of(registry.described(spec.then.rpartition(".")[2])),
             source=source.name,
             job_id=then_id_of(operation_id),
             tags=spec.tags,

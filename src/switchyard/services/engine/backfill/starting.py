@@ -164,7 +164,7 @@ class Backfills:
             operation_id,
             kind=KIND,
             title=preview.title,
-            spec=spec.model_dump(mode="json"),
+            spec=spec.as_record(self.registry, plan.job_type),
             created_by=created_by,
             reason=reason,
             rate=rate,

@@ -17,7 +17,14 @@ from switchyard.broker.message import JobMessage, describe, now
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.dead.jq_program import JqProgram
 from switchyard.services.engine.dead.letters import DeadLetterLike
-from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.jobs.registry import (
+    InvalidPayload,
+    JobType,
+    NewerPayload,
+    Registry,
+    RemoteFieldForbidden,
+    UnknownJobType,
+)
 
 MAX_EXPRESSION = 2_000
 """Characters of a jq expression."""
@@ -110,15 +117,10 @@ def changed(
         lane_named(lane, LANES)
         job_type = registry.described(job_type_name)
         message = altered(letter.message, letter.body, change, job_type_name)
-        if remote:
-            is_same_type = letter.message.job_type == job_type_name
-            before = letter.message.payload if is_same_type else None
-            job_type.validate_remote(message.payload, before)
-        else:
-            job_type.validate(message.payload)
+        message = versioned(job_type, letter.message, message, remote=remote)
     except ValidationError as error:
         raise InvalidRedrive(describe(error)) from error
-    except (ValueError, UnknownJobType, InvalidPayload) as error:
+    except (ValueError, UnknownJobType, NewerPayload) as error:
         raise InvalidRedrive(str(error)) from error
     if lane not in job_type.lanes:
         raise InvalidRedrive(f"{job_type_name} is not worked in lane {lane}")
@@ -138,6 +140,37 @@ def changed(
         ),
         routing_key,
     )
+
+
+def versioned(
+    job_type: JobType, before: JobMessage, message: JobMessage, *, remote: bool = False
+) -> JobMessage:
+    """Check the payload of a changed copy, and return it with the version that this is of: an older
+    one may have been changed in its own terms, or written anew in those of the type's version.
+    Raises InvalidPayload, NewerPayload."""
+    vouched: Mapping[str, Any] = before.payload
+    if message.job_type != before.job_type:
+        message, vouched = message.with_metadata(payload_version=job_type.version), {}
+    version = message.metadata.payload_version
+    is_changed = message.payload != before.payload
+    if not is_changed and not job_type.can_read(version):
+        return message  # its worker can
+    try:
+        if remote:
+            job_type.validate_remote(message.payload, vouched, version=version)
+        else:
+            job_type.read(message.payload, version)
+    except RemoteFieldForbidden:
+        raise
+    except InvalidPayload:
+        if not is_changed or version == job_type.version:
+            raise
+        if remote:
+            job_type.validate_remote(message.payload, vouched)
+        else:
+            job_type.validate(message.payload)
+        return message.with_metadata(payload_version=job_type.version)
+    return message
 
 
 def why_no_job(letter: DeadLetterLike) -> str:

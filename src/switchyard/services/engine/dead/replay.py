@@ -39,8 +39,10 @@ FOLDERS = ("uploads", "intermediate", "results")
 async def replay(
     settings: Settings, registry: Registry, message: JobMessage, routing_key: str
 ) -> Attempt:
-    """Run the handler of a job with its payload. Raises UnknownJobType, InvalidPayload."""
-    registry.get(message.job_type).validate(message.payload)  # before anything is copied
+    """Run the handler of a job with its payload. Raises UnknownJobType, NewerPayload,
+    InvalidPayload."""
+    # Before anything is copied.
+    registry.get(message.job_type).read(message.payload, message.metadata.payload_version)
     async with _sandbox(settings, message) as (own, ledger):
         ctx = JobContext(
             message=message,

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import structlog
 from pydantic import ConfigDict, model_validator
 
+from switchyard.broker.message import FIRST_PAYLOAD_VERSION
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.engine.jobs.local_fields import KeyMarkedPayload, local_keys
 from switchyard.services.engine.jobs.registry import (
@@ -42,6 +43,8 @@ MIN_LEARN_INTERVAL = 1.0
 MAX_BACKTRACKS = 100_000
 MAX_PATTERN_BYTES = 256 * 1024
 """Steps back that matching a pattern may take, and size of a compiled pattern."""
+VERSION_MARK = "x-payload-version"
+"""In the JSON Schema of a payload: its version, if it is not the first."""
 MAX_COMPLAINTS = 5
 MAX_COMPLAINT_LENGTH = 200
 """Characters."""
@@ -111,7 +114,7 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
         "lanes": job_type.lanes,
         "timeout": job_type.timeout,
         "max_attempts": job_type.max_attempts,
-        "payload_schema": job_type.payload_model.model_json_schema(),
+        "payload_schema": _schema_of(job_type),
         "local_keys": local_keys(job_type.payload_model),
         "module": job_type.handler.__module__,
     }
@@ -124,6 +127,21 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
     return JobTypeRecord(
         **described, digest=digest, registered_by=registered_by, registered_at=0, seen_at=0
     )
+
+
+def _schema_of(job_type: JobType) -> dict[str, Any]:
+    schema = job_type.payload_model.model_json_schema()
+    if job_type.version != FIRST_PAYLOAD_VERSION:
+        schema[VERSION_MARK] = job_type.version
+    return schema
+
+
+def _version_of(record: JobTypeRecord) -> int:
+    """Return the version in a schema. Raises RegistryError, as anybody may have registered it."""
+    version = record.payload_schema.get(VERSION_MARK, FIRST_PAYLOAD_VERSION)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise RegistryError(f"job type {record.name!r}: {VERSION_MARK} must be a number")
+    return version
 
 
 def job_type_from(record: JobTypeRecord) -> JobType:
@@ -150,6 +168,8 @@ def job_type_from(record: JobTypeRecord) -> JobType:
             max_attempts=record.max_attempts,
             isolation="task",
             memory_limit_mb=None,
+            version=_version_of(record),
+            is_registered=True,
         )
     )
 

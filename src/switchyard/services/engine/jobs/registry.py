@@ -6,11 +6,13 @@ Nothing is registered globally: two registries in one process do not see each ot
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -18,14 +20,26 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.lanes import LANES, Route, lane_named
-from switchyard.broker.message import DEFAULT_MAX_ATTEMPTS, describe
+from switchyard.broker.message import (
+    DEFAULT_MAX_ATTEMPTS,
+    FIRST_PAYLOAD_VERSION,
+    MAX_PAYLOAD_VERSION,
+    describe,
+)
 from switchyard.broker.wording import suggest
-from switchyard.services.common.errors import InvalidInput, Misconfigured, NotFoundError
+from switchyard.services.common.errors import (
+    ConflictError,
+    InvalidInput,
+    Misconfigured,
+    NotFoundError,
+)
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
 from switchyard.services.engine.wings import job_modules, missing_wings_hint
 
 Handler = Callable[..., Any]
+Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""Makes of a payload of one version that of the next; it may change what it gets."""
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
 _MARK = "__job_type__"
 
@@ -40,6 +54,20 @@ class UnknownJobType(NotFoundError):
 
 class InvalidPayload(InvalidInput):
     """The payload does not fit the job type's model; the text names the fields."""
+
+
+class UpgradeFailed(InvalidPayload):
+    """The payload is of an older version, and can't be made one of the type's version."""
+
+
+class NewerPayload(ConflictError):
+    """The payload is of a newer version than this process knows of its type."""
+
+    def __init__(self, job_type: JobType, version: int) -> None:
+        super().__init__(
+            f"the payload of {job_type.name} is of version {version}, and the module that is "
+            f"loaded here knows version {job_type.version}: start workers of the newer release"
+        )
 
 
 class RemoteFieldForbidden(InvalidPayload):
@@ -74,6 +102,48 @@ class JobType:
     work: what takes more would do so again, and is not tried again. Only for `process`."""
     limits: tuple[Limit, ...] = ()
     """Named limits of each of which a job needs a permit before it runs."""
+    version: int = FIRST_PAYLOAD_VERSION
+    """Of the payload, as `payload_model` has it."""
+    upgrades: tuple[tuple[int, Upgrade], ...] = ()
+    """What makes of a payload of that version one of the next; one after the other to `version`."""
+    is_registered: bool = False
+    """Another process has its module; here it can only be published."""
+
+    def read(self, payload: Mapping[str, Any], version: int) -> BaseModel:
+        """Return a payload of a version, whoever wrote it and when, as the model: the one place
+        where old payloads become new ones. What it gets stays as it is.
+
+        Raises NewerPayload, UpgradeFailed, and what `validate` raises.
+        """
+        return self.validate(self.upgraded(payload, version))
+
+    def upgraded(self, payload: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """Return a payload of a version as one of the type's, not validated yet. Raises
+        NewerPayload, UpgradeFailed."""
+        if version == self.version:
+            return payload
+        if version > self.version:
+            raise NewerPayload(self, version)
+        steps = dict(self.upgrades)
+        given = copy.deepcopy(dict(payload))
+        for older in range(version, self.version):
+            where = f"payload of {self.name}: it can't be upgraded from version {older}"
+            if older not in steps:
+                raise UpgradeFailed(f"{where}: the type declares no upgrade from there")
+            try:
+                made = steps[older](given)
+            except Exception as error:  # whatever a function of the user's does
+                raise UpgradeFailed(f"{where}: {type(error).__name__}: {error}") from error
+            if not isinstance(made, Mapping):
+                raise UpgradeFailed(f"{where}: its function returned {type(made).__name__}")
+            given = dict(made)
+        return given
+
+    def can_read(self, version: int) -> bool:
+        """Tell whether payloads of a version can be read here; if not, their workers can."""
+        if self.is_registered:
+            return version == self.version
+        return version <= self.version
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
         """Return the payload as its model. Raises InvalidPayload; UnknownJobType where the schema
@@ -88,16 +158,32 @@ class JobType:
             raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from error
 
     def validate_remote(
-        self, payload: Mapping[str, Any], vouched: Mapping[str, Any] | None = None
+        self,
+        payload: Mapping[str, Any],
+        vouched: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
     ) -> BaseModel:
         """`validate` for a payload that somebody outside has written, over HTTP: the one rule for
         what such a payload may say, whichever way it came.
 
         Fields that are LocalOnly must be unset, or as in `vouched`: what this system has put there
-        itself, or what was there before. Raises InvalidPayload, RemoteFieldForbidden.
+        itself, or what was there before. A payload of an older `version` is upgraded first, and
+        `vouched` with it; where that can't be done here, nobody can say which of its fields are
+        local, and it is refused. Raises InvalidPayload, RemoteFieldForbidden.
         """
+        allowed = dict(vouched or {})
+        if version is not None and version != self.version:
+            if not self.can_read(version):
+                raise InvalidPayload(
+                    f"payload of {self.name}: it is of version {version}, which only a process "
+                    "that has loaded the type's module, as new as that, can read"
+                )
+            with suppress(UpgradeFailed):  # they may be a part of a payload
+                allowed |= self.upgraded(allowed, version)
+            payload = self.upgraded(payload, version)
         validated = self.validate(payload)
-        if refused := refusals(validated, payload, vouched or {}):
+        if refused := refusals(validated, payload, allowed):
             raise RemoteFieldForbidden(self.name, refused)
         return validated
 
@@ -117,6 +203,8 @@ def job(
     memory_limit_mb: int | None = None,
     cpu_limit: int | None = None,
     limits: Iterable[Limit] = (),
+    version: int = FIRST_PAYLOAD_VERSION,
+    upgrade: Upgrade | Mapping[int, Upgrade] | None = None,
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function as the handler of a job type.
 
@@ -125,6 +213,11 @@ def job(
     the top level of its module. `timeout` is in seconds, `memory_limit_mb` in MiB, `cpu_limit` in
     seconds of processor time; what takes more than that is not tried again. `limits` are kept by
     all workers together; a job without room in them waits, and holds nobody up.
+
+    `version` is that of the payload: one more for each change that older payloads do not fit.
+    `upgrade` makes of the dict of a payload of the version before the dict of this one; with
+    payloads of several older versions it is a mapping from each of them to the function that makes
+    the next (docs/payloads.md).
     Raises RegistryError when the declaration does not fit together.
     """
 
@@ -145,12 +238,24 @@ def job(
                     memory_limit_mb=memory_limit_mb,
                     cpu_limit=cpu_limit,
                     limits=tuple(limits),
+                    version=version,
+                    upgrades=_upgrades(version, upgrade),
                 )
             ),
         )
         return handler
 
     return mark
+
+
+def _upgrades(
+    version: int, upgrade: Upgrade | Mapping[int, Upgrade] | None
+) -> tuple[tuple[int, Upgrade], ...]:
+    if upgrade is None:
+        return ()
+    return tuple(
+        sorted((upgrade if isinstance(upgrade, Mapping) else {version - 1: upgrade}).items())
+    )
 
 
 def job_type_of(handler: Handler) -> JobType:
@@ -355,7 +460,25 @@ def check_job_type(job_type: JobType) -> JobType:
     if job_type.cpu_limit is not None and job_type.cpu_limit < 1:
         raise RegistryError(f"job type {name!r}: cpu_limit must be 1 or more")
     _check_limits(job_type)
+    _check_version(job_type)
     return job_type
+
+
+def _check_version(job_type: JobType) -> None:
+    where = f"job type {job_type.name!r}"
+    if not FIRST_PAYLOAD_VERSION <= job_type.version <= MAX_PAYLOAD_VERSION:
+        raise RegistryError(f"{where}: its version must be 1 to {MAX_PAYLOAD_VERSION:,}")
+    older = [version for version, _ in job_type.upgrades]
+    if older and older != list(range(max(1, older[0]), job_type.version)):
+        raise RegistryError(
+            f"{where}: `upgrade` must lead step by step to version {job_type.version}, and names "
+            f"{', '.join(map(str, older))}"
+        )
+    for version, function in job_type.upgrades:
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise RegistryError(
+                f"{where}: the upgrade from version {version} must be a plain function"
+            )
 
 
 def _check_limits(job_type: JobType) -> None:

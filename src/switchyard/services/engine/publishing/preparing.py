@@ -72,6 +72,9 @@ class JobRequest:
     traceparent: str | None = None
     notify_url: str | None = None
     """Is told when the job, and all that followed from it, has ended: docs/notices.md."""
+    payload_version: int | None = None
+    """The version of its type's payload that it was written for, where it was written before; None
+    for the type's own."""
     vouched: Mapping[str, Any] | None = None
     """Values of local-only fields that this system has set itself, such as an upload's key. They
     pass where the rest of the payload comes from outside."""
@@ -109,10 +112,11 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
     if not remote and request.idempotency_key is not None and is_spaced(request.idempotency_key):
         text = "an idempotency key of this form belongs to an API key or a webhook: choose another"
         raise InvalidJob(text)
+    version = job_type.version if request.payload_version is None else request.payload_version
     if remote:
-        job_type.validate_remote(request.payload, request.vouched)
-    else:
-        job_type.validate(request.payload)
+        job_type.validate_remote(request.payload, request.vouched, version=version)
+    elif job_type.can_read(version):
+        job_type.read(request.payload, version)
     moment = now()
     message = _message(
         job_type,
@@ -129,6 +133,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
         tags=dict(request.tags),
         reply_to=request.reply_to,
         traceparent=request.traceparent,
+        payload_version=version,
     )
     job = NewJob(
         message=message,
@@ -274,7 +279,7 @@ def _message(
             job_type=job_type.name,
             priority=priority,
             payload=dict(payload),
-            metadata=Metadata(**metadata),
+            metadata=Metadata(**{"payload_version": job_type.version, **metadata}),
         )
     except ValidationError as error:
         raise InvalidJob(f"{job_type.name}: {describe(error)}") from error

@@ -59,7 +59,7 @@ class Attempt:
 
 async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
     """Run the handler of the context's job, once, in an Executor of its own. Raises UnknownJobType,
-    InvalidPayload."""
+    NewerPayload, InvalidPayload."""
     executor = Executor(1)
     try:
         return await _attempt(registry, ctx, executor)
@@ -70,7 +70,7 @@ async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
 async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> Attempt:
     message = ctx.message
     job_type = registry.get(message.job_type)
-    payload = job_type.validate(message.payload)
+    payload = job_type.read(message.payload, message.metadata.payload_version)
     try:
         needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
     except LimitRefused as error:

@@ -23,7 +23,6 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import (
-    UNKNOWN_TYPE,
     Claimed,
     HeldBy,
     HeldByPause,
@@ -65,11 +64,11 @@ class Claims:
         """Claims that were asked for here and have not come to their end."""
 
     async def claim(
-        self, delivery: Delivery, message: JobMessage, *, is_known: bool
+        self, delivery: Delivery, message: JobMessage, *, unknown: Failure | None
     ) -> DeliveredJob | None:
         """Claim the job of a delivery, until `close`; None when the delivery is settled instead.
 
-        A job whose type `is_known` here is run, unless it is too old.
+        It is run, unless it is too old, or `unknown` says why only other workers can.
 
         Raises LedgerError.
         """
@@ -88,7 +87,7 @@ class Claims:
             if claim is not None:
                 job = await DeliveredJob.from_claim(self.ledger, request, claim, delivery=delivery)
                 if job.verdict is None:
-                    self._judge(job, moment, is_known=is_known)
+                    self._judge(job, moment, unknown)
                 self.running[message.job_id] = job
                 self.counters.hot += delivery.lane == HOT.name
             return job
@@ -220,21 +219,13 @@ class Claims:
 
     # --- too old, or of a type that others know ---------------------------------------------
 
-    def _judge(self, job: DeliveredJob, moment: datetime, *, is_known: bool) -> None:
+    def _judge(self, job: DeliveredJob, moment: datetime, unknown: Failure | None) -> None:
         """Decide about a job that is too old, or that this worker can't run."""
         expiry = self._expiry(job.lane, job.message, moment)
-        if is_known and expiry > moment:
-            return
-        unknown = (
-            f"worker {self.worker_id} ({self.worker}) does not know the job type "
-            f"{job.message.job_type!r}: name its module in JOBS_MODULES or with --include"
-        )
         if expiry <= moment:
-            job.verdict = expired(job.message, "" if is_known else f"; {unknown}")
-        else:
-            self._send_on(
-                job, moment, (expiry - moment).total_seconds(), Failure(UNKNOWN_TYPE, unknown)
-            )
+            job.verdict = expired(job.message, "" if unknown is None else f"; {unknown.message}")
+        elif unknown is not None:
+            self._send_on(job, moment, (expiry - moment).total_seconds(), unknown)
 
     def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
         """Return the time from which the job is too old to be started."""
@@ -247,7 +238,7 @@ class Claims:
         return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
 
     def _send_on(self, job: DeliveredJob, moment: datetime, left: float, unknown: Failure) -> None:
-        """Give the job to a worker that knows its type, as in a rolling deploy: through a retry
+        """Give the job to a worker that can run it, as in a rolling deploy: through a retry
         level, a longer one each time, as this worker may be the next to get it again. No attempt
         is used up; but it grows older in its lane, so that it ends where nobody knows it."""
         metadata = job.message.metadata

@@ -257,7 +257,7 @@ class InlineRunner(AsyncCloseable):
         """Find what to run and which permits it needs, or why it can't be run."""
         try:
             job_type = self._registry.get(message.job_type)
-            payload = job_type.validate(message.payload)
+            payload = job_type.read(message.payload, message.metadata.payload_version)
             needs = needs_of(job_type.limits, payload, self._settings.limits)
         except LimitRefused as error:
             return None, (), limit_refused(message, error)

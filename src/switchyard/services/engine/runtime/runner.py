@@ -19,9 +19,10 @@ import structlog
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import JobMessage
-from switchyard.services.engine.jobs.registry import UnknownJobType
+from switchyard.services.engine.jobs.registry import NewerPayload, UnknownJobType
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, decide
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import UNKNOWN_TYPE
 from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.lifecycle import (
@@ -88,10 +89,10 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         self.reporter.counters.count_malformed()
 
     async def _enter(
-        self, delivery: Delivery, message: JobMessage, task: Task | None
+        self, delivery: Delivery, message: JobMessage, task: Task | Failure
     ) -> Permit | None:
         """Get permits for the job; None when it has to wait, and the delivery is settled."""
-        if task is None or not task[0].limits:
+        if isinstance(task, Failure) or not task[0].limits:
             return Permit()
         expires_at = self.claims.runs_until(delivery, message)
         if expires_at is None:
@@ -100,12 +101,13 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         return await self.limits.enter(delivery, message, *task, expires_at)
 
     async def _claim_and_run(
-        self, delivery: Delivery, message: JobMessage, task: Task | None, permit: Permit
+        self, delivery: Delivery, message: JobMessage, task: Task | Failure, permit: Permit
     ) -> None:
+        unknown = task if isinstance(task, Failure) else None
         try:
-            job = await self.claims.claim(delivery, message, is_known=task is not None)
+            job = await self.claims.claim(delivery, message, unknown=unknown)
             if job is not None:
-                await self._run_attempt(job, task, permit)
+                await self._run_attempt(job, None if isinstance(task, Failure) else task, permit)
         finally:
             await self.limits.leave(permit)
 
@@ -183,13 +185,22 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             raise MalformedMessage(delivery.unreadable)
         return JobMessage.decode(delivery.body)
 
-    def _task_of(self, message: JobMessage) -> Task | None:
-        """Find what to run; None for a type that only other workers know. Raises InvalidPayload."""
+    def _task_of(self, message: JobMessage) -> Task | Failure:
+        """Find what to run; or why only other workers can: those that know its type, or a newer
+        version of its payload. Raises InvalidPayload."""
+        worker = f"worker {self.claims.worker_id} ({self.claims.worker})"
         try:
             job_type = self.registry.get(message.job_type)
         except UnknownJobType:
-            return None
-        return job_type, job_type.validate(message.payload)
+            return Failure(
+                UNKNOWN_TYPE,
+                f"{worker} does not know the job type {message.job_type!r}: name its module in "
+                "JOBS_MODULES or with --include",
+            )
+        try:
+            return job_type, job_type.read(message.payload, message.metadata.payload_version)
+        except NewerPayload as error:
+            return Failure(NewerPayload.__name__, f"{worker}: {error}")
 
     async def _confirm(self, job: DeliveredJob, permit: Permit) -> None:
         """Check that a claimed job has its permits; give it a verdict if not. Without the ledger

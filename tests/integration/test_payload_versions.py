@@ -1,0 +1,272 @@
+"""Payloads of several versions: what a release has written is run by the next."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from switchyard import Done, JobContext, LocalOnly, Outcome, job
+from switchyard.broker.dead.dead_letter_headers import Reason
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.backfill.files import FileSource
+from switchyard.services.engine.backfill.sources import Item
+from switchyard.services.engine.backfill.spec import BackfillSpec, Plan
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.jobs.registered_types import job_type_from, record_of
+from switchyard.services.engine.jobs.registry import (
+    InvalidPayload,
+    JobType,
+    NewerPayload,
+    Registry,
+    RegistryError,
+    RemoteFieldForbidden,
+    UpgradeFailed,
+    job_type_of,
+)
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.records.states import State
+from tests.support.brokers import TestBroker
+from tests.support.redrives import indexing, redrive
+from tests.support.system import open_system
+
+PAGE = Path(__file__).parents[2] / "docs" / "payloads.md"
+FINISHED = {"name": "Trees", "language": "en"}
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Modules of the two programs that the page shows."""
+    names = ("report_of_release_1", "report_of_release_3")
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    for name, program in zip(names, programs, strict=True):
+        (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return names
+
+
+async def test_jobs_of_an_older_release_are_finished_by_the_newer_wherever_they_wait(
+    broker: TestBroker, sqlite_url: str, releases: tuple[str, str]
+) -> None:
+    older, newer = releases
+    report = {"title": "Trees", "pages": "7"}
+    async with (
+        open_system(broker, sqlite_url, modules=(older,), retry_delays=(1.5, 3)) as system,
+        indexing(system),
+    ):
+        old_worker = await system.start_worker("reports")
+        died = await system.publish("hot.make_report", report | {"pages": "0"})
+        await system.wait_for_state(died, State.DEAD)
+        retried = await system.publish("hot.make_report", report | {"pages": "many"})
+        await system.wait_for_state(retried, State.RETRYING)
+        await old_worker.stop()
+        later = await system.publish("hot.make_report", report, delay=2)
+        waiting = [
+            await system.publish(f"{lane}.make_report", report) for lane in ("hot", "backfill")
+        ]
+
+        system.registry = Registry.load((newer,))
+        await system.start_worker("reports")
+        await redrive(system)
+        for job_id in (died, retried, later, *waiting):
+            record = await system.wait_for_state(job_id, State.SUCCEEDED)
+            assert record.result == FINISHED
+            assert record.payload["title"] == "Trees"  # as it was written
+        assert await system.letters() == []
+
+
+async def test_a_newer_payload_waits_for_a_newer_worker(
+    broker310: TestBroker, sqlite_url: str, releases: tuple[str, str]
+) -> None:
+    older, newer = releases
+    async with open_system(broker310, sqlite_url, modules=(newer,)) as system:
+        old_worker = await system.start_worker("reports", registry=Registry.load((older,)))
+        job_id = await system.publish("hot.make_report", FINISHED)
+        record = await system.wait_for_state(job_id, State.RETRYING)
+        assert (record.error_type, record.attempts) == ("NewerPayload", 0)
+        assert "is of version 3" in (record.error_message or "")
+        assert "knows version 1" in (record.error_message or "")
+        await old_worker.stop()
+        await system.start_worker("reports")
+        done = await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert (done.result, done.attempts) == (FINISHED, 0)
+
+
+async def test_a_step_that_fails_ends_the_job_until_it_is_mended(
+    broker310: TestBroker, sqlite_url: str, releases: tuple[str, str]
+) -> None:
+    older, newer = releases
+    async with open_system(broker310, sqlite_url, modules=(older,)) as system, indexing(system):
+        job_id = await system.publish("hot.make_report", {"title": "Trees", "pages": "7"})
+        declared = Registry.load((newer,)).get("make_report")
+        broken = replace(declared, upgrades=(declared.upgrades[0], (2, forgetful)))
+        worker = await system.start_worker("reports", registry=Registry([broken]))
+        letter = await system.wait_for_letter(job_id)
+        assert letter.certificate.reason is Reason.INVALID_PAYLOAD
+        assert letter.certificate.error_type == "UpgradeFailed"
+        assert "from version 2" in (letter.certificate.message or "")
+        await worker.stop()
+        system.registry = Registry([declared])
+        await system.wait_for_state(job_id, State.DEAD)
+        await system.start_worker("reports")
+        await redrive(system)
+        done = await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert done.result == FINISHED
+
+
+def forgetful(payload: dict[str, Any]) -> Any:
+    """Return nothing, as whoever forgets the `return`."""
+
+
+class Read(BaseModel, extra="forbid"):
+    """Version 3."""
+
+    file: Annotated[str | None, LocalOnly()] = None
+    text: str
+
+
+def with_text(payload: dict[str, Any]) -> dict[str, Any]:
+    return {"path": payload.get("path"), "text": payload["words"]["first"]}
+
+
+def with_file(payload: dict[str, Any]) -> dict[str, Any]:
+    return {"file": payload.pop("path")} | payload
+
+
+@job("read", worker="reader", lanes=("hot",), version=3, upgrade={1: with_text, 2: with_file})
+async def read(payload: Read, ctx: JobContext) -> Outcome:
+    return Done({"text": payload.text})
+
+
+TYPE = job_type_of(read)
+FIRST = {"path": None, "words": {"first": "hello"}}
+
+
+def test_each_step_is_made_in_its_turn_and_what_was_given_stays_as_it_is() -> None:
+    given = {"path": "/a", "words": {"first": "hello"}}
+    assert TYPE.read(given, 1) == Read(file="/a", text="hello")
+    assert given == {"path": "/a", "words": {"first": "hello"}}
+    assert TYPE.read({"path": "/a", "text": "b"}, 2) == Read(file="/a", text="b")
+    assert TYPE.read({"text": "b"}, 3) == Read(text="b")
+    with pytest.raises(NewerPayload, match=r"version 4.*knows version 3"):
+        TYPE.read({"text": "b"}, 4)
+    with pytest.raises(UpgradeFailed, match="from version 1: KeyError: 'words'"):
+        TYPE.read({}, 1)
+    with pytest.raises(UpgradeFailed, match="no upgrade from there"):
+        replace(TYPE, upgrades=TYPE.upgrades[1:]).read(FIRST, 1)
+    with pytest.raises(InvalidPayload, match="text"):
+        TYPE.read({"path": None}, 2)
+
+
+def test_who_asks_from_outside_sets_no_local_field_by_its_older_name() -> None:
+    TYPE.validate_remote(FIRST, version=1)
+    hostile = FIRST | {"path": "/etc/passwd"}
+    with pytest.raises(RemoteFieldForbidden, match="file"):
+        TYPE.validate_remote(hostile, version=1)
+    TYPE.validate_remote(hostile, hostile, version=1)  # as it was before
+    with pytest.raises(RemoteFieldForbidden, match="file"):
+        TYPE.validate_remote(hostile, FIRST, version=1)
+    elsewhere = job_type_from(record_of(TYPE, "a worker"))
+    with pytest.raises(InvalidPayload, match="only a process that has loaded"):
+        elsewhere.validate_remote(FIRST, version=1)
+
+
+def test_who_lacks_the_module_publishes_with_the_version_that_is_registered() -> None:
+    elsewhere = job_type_from(record_of(TYPE, "a worker"))
+    assert elsewhere.version == 3
+
+    class Registered(Registry):
+        def described(self, name: str) -> JobType:
+            return elsewhere
+
+    made = prepare(Registered(), JobRequest("hot.read", {"text": "b"}))
+    assert made.message.metadata.payload_version == 3
+    old = prepare(Registered(), JobRequest("hot.read", FIRST, payload_version=1))
+    assert (old.message.payload, old.message.metadata.payload_version) == (FIRST, 1)
+
+
+def test_a_message_that_says_nothing_of_its_version_is_of_the_first() -> None:
+    body = b'{"job_type": "read", "payload": {}}'
+    assert JobMessage.decode(body).metadata.payload_version == 1
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        {"version": 0},
+        {"version": 2_000_000},
+        {"version": 1, "upgrade": with_text},
+        {"version": 4, "upgrade": {1: with_text, 3: with_file}},
+        {"version": 3, "upgrade": {1: with_text}},
+        {"version": 2, "upgrade": {1: with_text, 2: with_file}},
+        {"version": 2, "upgrade": {1: "text"}},
+        {"version": 2, "upgrade": read},
+    ],
+)
+def test_versions_that_lead_nowhere_are_refused_where_they_are_declared(
+    declaration: dict[str, Any],
+) -> None:
+    with pytest.raises(RegistryError, match=r"version|upgrade"):
+        job("read", worker="reader", lanes=("hot",), **declaration)(read)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "payload", "version"),
+    [
+        # As an older release has recorded it, and one that was started by this one.
+        ({}, {"words": {"first": "{word}"}}, 1),
+        ({"payload_versions": {"read": 3}}, {"text": "{word}"}, 3),
+    ],
+)
+def test_a_backfill_goes_on_with_the_payloads_that_it_was_started_with(
+    recorded: dict[str, Any], payload: dict[str, Any], version: int
+) -> None:
+    wanted = {"source": "file", "job_type": "read", "lane": "hot", "payload": payload}
+    spec = BackfillSpec.from_record(wanted | {"remote": True} | recorded)
+    plan = Plan("backfill-1", spec, TYPE, Registry([TYPE]), FileSource)
+    made = plan.job(Item("1", {"word": "hi"}, {}))
+    assert made.message.metadata.payload_version == version
+    assert TYPE.read(made.message.payload, version) == Read(text="hi")
+    if version == TYPE.version:
+        started = BackfillSpec.model_validate(wanted).as_record(Registry([TYPE]), TYPE)
+        assert started["payload_versions"] == recorded["payload_versions"]
+    first = replace(TYPE, version=1, upgrades=())
+    assert "payload_versions" not in spec.as_record(Registry([first]), first)
+
+
+def letter_of(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
+    """Redrive a letter of the first version, with a change."""
+    from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo
+    from switchyard.services.engine.dead.changes import changed
+
+    message = JobMessage(job_id="job-1", job_type="read", payload=payload)
+
+    class Letter:
+        id, redrives, body = "job-1", 0, message.encode()
+        certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.read")
+
+    Letter.message = message  # type: ignore[attr-defined]
+
+    def sent(change: Change, remote: bool) -> JobMessage:
+        return changed(Letter, change, Registry([TYPE]), remote=remote)[0]  # type: ignore[arg-type]
+
+    return sent
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_change_in_a_redrive_is_read_in_the_terms_that_it_is_written_in(remote: bool) -> None:
+    sent = letter_of(FIRST)
+    same = sent(Change(), remote)
+    assert (same.payload, same.metadata.payload_version) == (FIRST, 1)
+    old = sent(Change(merge={"words": {"first": "bye"}}), remote)
+    assert (TYPE.read(old.payload, 1), old.metadata.payload_version) == (Read(text="bye"), 1)
+    new = sent(Change(payload={"text": "new"}), remote)
+    assert (new.payload, new.metadata.payload_version) == ({"text": "new"}, 3)
+    with pytest.raises(ValueError, match="read"):
+        sent(Change(payload={"neither": 1}), remote)
+    if remote:
+        with pytest.raises(ValueError, match="file"):
+            sent(Change(merge={"path": "/etc/passwd"}), remote)
