@@ -131,6 +131,9 @@ async def test_a_key_sees_what_its_scope_allows(keys: Keys, api: RunningApi) -> 
     answer = await api.client.get("/dashboard")
     assert answer.status_code == 403
     assert "this needs the scope read" in answer.text
+    fields = {"csrf": _token(answer.text)}  # whoever may see nothing can still sign out
+    assert (await api.client.post("/dashboard/logout", data=fields)).status_code == 303
+    assert (await api.client.get("/dashboard")).headers["location"].startswith("/dashboard/login")
 
 
 async def test_signing_in_leads_to_pages_of_ours_alone(keys: Keys, api: RunningApi) -> None:

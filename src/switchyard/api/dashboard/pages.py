@@ -263,8 +263,8 @@ class Pages(Routes):
         self.route_class = PageRoute
 
 
-def allows(scope: Scope) -> Any:
-    """A dependency: whoever is signed in has this scope, or `admin`."""
+def allows(scope: Scope | None) -> Any:
+    """A dependency: whoever is signed in has this scope, or `admin`; None for any."""
     return Depends(SessionGuard(scope))
 
 

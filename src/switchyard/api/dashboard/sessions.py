@@ -127,14 +127,16 @@ def sessions_of(request: Request) -> SessionStore:
 class SessionGuard:
     """Lets in whoever is signed in with a key of that scope, and forms that we have made."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope | None) -> None:
+        """Without a scope, whoever is signed in may."""
         self.scope = scope
 
     async def admit(self, request: Request) -> None:
         """Raises Problem (401, 403, 429), LedgerError."""
         if getattr(request.state, "asks", None) is None:
             await _identify(request)
-        require_scope(request.state.asks, self.scope)
+        if self.scope is not None:
+            require_scope(request.state.asks, self.scope)
         if request.method not in {"GET", "HEAD"}:
             require_same_origin(request)
             await _require_csrf_token(request)
