@@ -147,4 +147,9 @@ def limits_of(request: Request) -> KeyLimits | None:
     return principal.limits
 
 
-LimitsOf = Annotated[KeyLimits | None, Depends(limits_of)]
+async def limits_dependency(request: Request) -> KeyLimits | None:
+    """`limits_of` as a dependency, which waits for no thread."""
+    return limits_of(request)
+
+
+LimitsOf = Annotated[KeyLimits | None, Depends(limits_dependency)]

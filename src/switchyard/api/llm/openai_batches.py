@@ -56,7 +56,7 @@ FORM = {
 }
 
 
-def batches_of(state: Shared) -> OpenAiBatches:
+async def batches_of(state: Shared) -> OpenAiBatches:
     """Return the files and batches of this service's clients."""
     return OpenAiBatches(state.settings, state.ledger, state.registry)
 
