@@ -380,13 +380,7 @@ class RerunRun(ActionRun):
                     self.skip(job_id, "it was removed meanwhile")
                 else:
                     prepared[job_id] = await self._prepared(record, new_id)
-            except (
-                InvalidJob,
-                InvalidPayload,
-                NewerPayload,
-                InvalidRedrive,
-                UnknownJobType,
-            ) as error:
+            except _NOT_RERUN as error:
                 self.skip(job_id, f"not rerun: {error}")
         while prepared:
             await self.wait_for_room(queue_name(job.lane, job.worker) for job in prepared.values())
