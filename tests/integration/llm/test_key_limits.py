@@ -101,6 +101,7 @@ async def test_a_key_uses_its_tokens_a_minute_by_what_answers_have_used(
         # 18 tokens were used, and none for the stored answer
         listed = await client.models.with_raw_response.list()
         assert 980 <= int(listed.headers["x-ratelimit-remaining-tokens"]) <= 1000
+    async with await limited(system, api, tokens_per_minute=1000) as client:
         long: Any = [{"role": "user", "content": "x" * 30_000}]
         stream = await client.chat.completions.create(model=MODEL, messages=long, stream=True)
         assert [each async for each in stream]  # more than a minute's, let in when all are there
