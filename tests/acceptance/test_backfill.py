@@ -71,6 +71,16 @@ def test_it_is_paused_changed_resumed_and_cancelled(jobctl: CommandLine) -> None
     assert "it is over" in jobctl.fails("backfill", "set", backfill, "--rate", "1")
 
 
+def test_jobs_that_had_begun_are_listed_when_the_others_are_cancelled(jobctl: CommandLine) -> None:
+    lines = '{"n": 1}\n' * 5
+    backfill = started(jobctl, "file", "-", "--type", "work", "--rate", "1", stdin=lines)
+    with jobctl.worker(), jobctl.started("scheduler"):
+        while jobctl.json("backfill", "show", backfill)["jobs"].get("succeeded", 0) < 1:
+            pass
+        told = jobctl.ok("backfill", "cancel", backfill, "--jobs")
+    assert re.search(r"succeeded +work +20", told)
+
+
 def test_a_dry_run_shows_the_jobs_and_leaves_nothing(jobctl: CommandLine) -> None:
     shown = json.loads(
         jobctl.ok(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchyard.broker.times import format_local
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -15,7 +18,15 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    print_json,
+    say,
+    table,
+)
 from switchyard.cli.engine.backfill import sources
 from switchyard.cli.engine.backfill.view import BackfillDisplay
 from switchyard.cli.engine.bulk.commands import (
@@ -29,7 +40,11 @@ from switchyard.cli.engine.bulk.rates import NewRateOption, new_rate
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
+    from switchyard.services.engine.records.results import JobSummary
 
+MAX_LISTED = 20
+"""Jobs that had begun, of a backfill that is cancelled with its jobs."""
+MAX_COUNTED = 100_000
 app = typer.Typer(
     no_args_is_help=True,
     help="Backfills (bulk publishing): start, list, show, watch, pause, resume, cancel, set.",
@@ -108,28 +123,55 @@ def cancel(
 ) -> None:
     """End a backfill permanently.
 
-    Jobs that it has published still run, unless --jobs is given.
+    Jobs that it has published still run, unless --jobs is given. Then those are listed that had
+    begun before.
     """
     from switchyard.services.engine.backfill.starting import Backfills
     from switchyard.services.engine.bulk.control import require_bulk
+    from switchyard.services.engine.records.requests import JobFilter
+    from switchyard.services.engine.records.states import State
 
     quiet_logs()
     settings = load_settings()
 
-    async def work() -> tuple[str, int]:
+    async def work() -> tuple[str, int, list[JobSummary], int]:
         async with open_ledger(settings) as ledger:
             backfills = Backfills.from_settings(
                 settings, load_registry(settings, include), ledger, include
             )
             full_id = (await require_bulk(ledger, operation_id, *VIEW.kinds)).id
-            return full_id, await backfills.cancel(full_id, jobs=jobs)
+            number = await backfills.cancel(full_id, jobs=jobs)
+            if not jobs or as_json:
+                return full_id, number, [], 0
+            begun = (JobFilter(operation_id=full_id), {State.RUNNING, State.SUCCEEDED, State.DEAD})
+            return (
+                full_id,
+                number,
+                await ledger.job_reads.matching_jobs(*begun, limit=MAX_LISTED),
+                await ledger.job_reads.count_matching(*begun, at_most=MAX_COUNTED),
+            )
 
-    operation_id, number = run(work())
+    operation_id, number, begun, total = run(work())
     if as_json:
         from switchyard.api.models.backfills import CancelledBackfill
         from switchyard.services.engine.records.bulk import BulkState
 
         state = BulkState.CANCELLED
         print_json(CancelledBackfill(id=operation_id, state=state, cancelled_jobs=number))
-    else:
-        say(f"{operation_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))
+        return
+    say(f"{operation_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))
+    if begun:
+        _show_begun(operation_id, begun, total)
+
+
+def _show_begun(operation_id: str, begun: Sequence[JobSummary], total: int) -> None:
+    rows = table("JOB", "STATE", "TYPE", "BEGAN")
+    for job in begun:
+        began = "" if job.started_at is None else format_local(job.started_at)
+        add_row(rows, cell(job.id), job.state, cell(job.job_type), began)
+    console().print(rows)
+    more = "+" if total == MAX_COUNTED else ""
+    told = f"{pluralize(total, 'job')}{more} had begun before"
+    if total > len(begun):
+        told += f"; all: `jobctl jobs list --operation {operation_id}`"
+    say(told)
