@@ -206,6 +206,9 @@ async def test_a_change_that_the_type_does_not_take_is_refused_at_the_door(
     await bury(system, "wrong-2", "hot.noop", {"n": 1})
     await system.ledger.dead_letters.index_dead([letter("raw-2", body=b"no job")])
     page = (await api.client.get(f"{DEAD}/letters/wrong-2/edit")).text
+    await bury(system, "odd", "hot.noop", {"text": "a\u202eb"})
+    edited = await api.client.get(f"{DEAD}/letters/odd/edit")
+    assert 'name="f.text" value="a\u202eb"' in edited.text  # not changed by being looked at
     form = {"csrf": _token(page)}
     for wrong in ('{"n": "x"}', "[1]", "{", "[" * 100_000):
         sent = await api.client.post(

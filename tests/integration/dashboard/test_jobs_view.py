@@ -7,7 +7,7 @@ from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, connected, serving
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
-from tests.support.made import letter
+from tests.support.made import letter, message, new_job
 from tests.support.system import System
 
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -113,3 +113,16 @@ async def test_buttons_are_for_those_who_may(system: System) -> None:
         assert refused.status_code == 403
         record = await system.ledger.job_reads.require(job_id)
         assert record.state is State.QUEUED
+
+
+async def test_no_text_from_elsewhere_steers_how_a_page_reads(
+    system: System, api: RunningApi
+) -> None:
+    source = "nightly\x1b[2J\u202egnp"
+    payload = {"text": f"{source}\x85"}
+    await system.ledger.jobs.record(new_job(message("odd", payload=payload, source=source)))
+    for path in ("jobs/odd", "jobs"):
+        page = await api.client.get(f"/dashboard/{path}")
+        assert page.status_code == 200
+        assert not {"\x1b", "\x85", "\u202e"} & set(page.text), path
+        assert "nightly\\x1b[2J\\u202egnp" in page.text

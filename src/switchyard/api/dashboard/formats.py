@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.broker.wording import size_in_words
+from switchyard.services.common.printable import printable, printable_json
 
 NOTHING = "–"
 
@@ -95,7 +96,26 @@ def percent(part: float | None) -> str:
 
 def as_json(value: object) -> str:
     """Write a payload or a result as people read it."""
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+class Exact(str):
+    """A text that a form sends back, and so stands in it as it is."""
+
+    __slots__ = ()
+
+
+def exact(value: object) -> object:
+    """Leave a form's value as it is."""
+    return Exact(value) if isinstance(value, str) else value
+
+
+def shown(value: object) -> object:
+    """Return what stands in a page for a value: text from elsewhere without characters that would
+    steer how the text around it reads. HTML of ours, and what a form sends back, stays as it is."""
+    if isinstance(value, str) and not isinstance(value, Exact) and not hasattr(value, "__html__"):
+        return printable(value)
+    return value
 
 
 def code_parts(text: str) -> list[tuple[str, bool]]:
@@ -112,4 +132,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "percent": percent,
     "json": as_json,
     "code_parts": code_parts,
+    "exact": exact,
 }

@@ -88,6 +88,7 @@ class Renderer:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=formats.shown,
         )
         self._environment.filters.update(formats.FILTERS)
         self.assets = Assets()

@@ -3,7 +3,8 @@
 Payloads, titles, file names, error texts come from anybody. Printed as they are, an escape sequence
 in them clears the screen, renames the window or writes into the clipboard, and a character that
 turns the direction of writing makes a line read as another. All that is printed passes here: on
-its way to the terminal in cli/base/output.py, on its way to the log in services/common/logs.py.
+its way to the terminal in cli/base/output.py, to the log in services/common/logs.py, to a page in
+api/dashboard/formats.py.
 """
 
 from __future__ import annotations
