@@ -77,7 +77,7 @@ WRONG: dict[str, dict[str, object]] = {
     "PATH=VALUE": {"action": "rerun", "filter": {"payload": "no path"}},
     "2026-01-05": {"action": "rerun", "filter": {"since": 5}},
     "letters": {"action": "rerun", "filter": {"ids": ["a b"]}},
-    "not permitted": {"action": "rerun", "filter": {"lane": "hot"}, "change": {"jq": "."}},
+    "no such field": {"action": "rerun", "filter": {"lane": "hot"}, "change": {"jq": "."}},
 }
 """What is said, by word, of orders that can't be meant."""
 

@@ -449,7 +449,7 @@ def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRec
         **_fields(columns),
         payload=json.loads(columns["payload"]),
         envelope=envelope,
-        tags=envelope["metadata"].get("tags", {}),
+        tags=envelope.get("metadata", {}).get("tags", {}),
         result=None if result is None else json.loads(result),
         timeline=timeline,
         checkpoint_at=columns.get("kept_at"),
