@@ -69,8 +69,12 @@ STOP_WORDS_BY_LANGUAGE = {
     "russian": frozenset(_RUSSIAN.split()),
 }
 """By the languages' names in English, in lower case."""
-_OWN_LETTERS = frozenset({"arabic", "russian"})
-"""Languages whose stop words are no words of the others."""
+_ENGLISH_TOO = """
+ante car comment con den die dos encore era fur han hat hay man mas mit nun par pendant plus pour
+sans sea sera sin solo son sur tout vers war
+"""
+"""Stop words of other languages that say something in English: they are left out only of a text
+that is in their language."""
 _MIN_STOP_WORDS = 2
 """Different stop words of a language that tell that a text is in it: one may be a word of another,
 as `sea` and `die` are in English, `war` in German and `or` in French."""
@@ -86,11 +90,14 @@ def languages_of(words: Iterable[str]) -> frozenset[str]:
 
 def stop_words_among(words: Iterable[str]) -> frozenset[str]:
     """Return those of a text's words that say nothing of its subject: the stop words of its
-    language; of those in Latin letters, English's where nothing tells which that is, or English is
-    one of two."""
+    language. Where none is told, or English, those of others, too, that say nothing in English."""
     different = frozenset(words)
     languages = languages_of(different)
     if not languages or "english" in languages:
-        languages = frozenset({"english"})
-    lists = (STOP_WORDS_BY_LANGUAGE[name] for name in languages | _OWN_LETTERS)
-    return frozenset(word for each in lists for word in each & different)
+        return different & _ENGLISH_OR_UNKNOWN
+    return different & frozenset[str]().union(*(STOP_WORDS_BY_LANGUAGE[each] for each in languages))
+
+
+_ENGLISH_OR_UNKNOWN = STOP_WORDS_BY_LANGUAGE["english"] | (
+    frozenset[str]().union(*STOP_WORDS_BY_LANGUAGE.values()) - frozenset(_ENGLISH_TOO.split())
+)
