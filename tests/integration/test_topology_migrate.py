@@ -154,6 +154,7 @@ async def test_a_backfill_goes_on_meanwhile(
         assert await numbers(system.ledger) == list(range(MANY))
 
 
+@pytest.mark.long
 async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
     own_node: Callable[..., LocalNode],
 ) -> None:
