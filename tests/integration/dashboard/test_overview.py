@@ -102,6 +102,7 @@ async def test_a_page_is_used_by_the_keyboard_alone(api: RunningApi, browser: Br
     def use() -> None:
         browser.open(f"{api.url}/dashboard")
         browser.find(".lanes [data-row]")
+        browser.await_text("scheduler-none", "[data-region=live_findings]")  # rows, that come later
         browser.press("j")
         first = browser.run("return document.activeElement.matches('[data-row]')")
         assert first
