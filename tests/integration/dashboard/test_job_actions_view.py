@@ -53,6 +53,30 @@ async def test_all_that_match_are_counted_moved_followed_and_moved_back(
         assert {(await system.record(each)).lane for each in ids} == {"hot"}
 
 
+async def test_the_new_jobs_of_a_rerun_are_found_from_its_page(
+    system: System, api: RunningApi
+) -> None:
+    old = await system.publish("hot.noop", source="user")
+    await system.ledger.jobs.cancel(old, system.ledger.clock.time())
+    link = f"{JOBS}/act?source=user"
+    counted = (await api.client.get(link)).text
+    assert 'value="rerun" required checked' in counted  # nothing else can be done to it
+    (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', counted))
+    async with acting(system):
+        started = await api.client.post(link, data={"csrf": csrf, "action": "rerun"})
+        place = started.headers["Location"]
+
+        async def completed() -> bool:
+            return "Its new jobs" in (await api.client.get(place)).text
+
+        await eventually(completed)
+    (new_jobs,) = re.findall(
+        rf'href="({JOBS}\?operation=[^"]+)"', (await api.client.get(place)).text
+    )
+    listed = re.findall(rf'href="{JOBS}/([0-9a-f-]{{36}})"', (await api.client.get(new_jobs)).text)
+    assert [(await system.record(each)).rerun_of for each in listed] == [old]
+
+
 async def test_who_may_only_read_sees_no_action_and_can_start_none(
     system: System, api: RunningApi
 ) -> None:

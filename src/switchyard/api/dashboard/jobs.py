@@ -83,6 +83,7 @@ async def _asked(
     period: Annotated[str, Query(max_length=10)] = "",
     slower: Annotated[str, Query(max_length=20)] = "",
     error: PlainText = None,
+    operation: PlainText = None,
     tags: Annotated[str | None, Query(alias="tag", max_length=500, pattern=patterns.PLAIN)] = None,
 ) -> AskedJobs:
     """Read the filters. Raises Problem."""
@@ -96,6 +97,7 @@ async def _asked(
             since=now - PERIODS[period] if period in PERIODS else None,
             slower_than=parse_seconds(slower) if slower.strip() else None,
             error=(error or "").strip() or None,
+            operation_id=(operation or "").strip() or None,
             tags=dict(parse_tag(each) for each in (tags or "").split()[:MAX_TAGS]),
         )
     except ValueError as wrong:
@@ -108,6 +110,7 @@ async def _asked(
         "period": period,
         "slower": slower,
         "error": error or "",
+        "operation": operation or "",
         "tag": tags or "",
     }
     return AskedJobs(fields, wanted)

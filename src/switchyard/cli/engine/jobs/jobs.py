@@ -93,7 +93,7 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
             cell(job.id),
             cell(" ".join([job.routing_key, *tag_texts(job.tags)])),
             styled(job.state) + _running_at(job),
-            f"{_tries(job)}/{job.max_attempts}",
+            f"{job.begun_attempts}/{job.max_attempts}",
             age(job.created_at),
             cell(job.error_message or job.reason),
         )
@@ -286,11 +286,6 @@ def _join_hint(join: JoinRecord, dead: list[str]) -> str:
     )
 
 
-def _tries(job: JobSummary) -> int:
-    """Count attempts begun: those used up, and the one that runs or has just succeeded."""
-    return job.attempts + (job.state in ("running", "succeeded"))
-
-
 def _running_at(job: JobSummary) -> str:
     """Return the percentage to show behind the state of a running job; empty if it reports none."""
     said = job.progress
@@ -311,7 +306,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("id", job.id),
             ("job", job.routing_key),
             ("state", job.state + (f" ({job.reason})" if job.reason else "")),
-            ("tries", f"{_tries(job)} of {job.max_attempts}"),
+            ("tries", f"{job.begun_attempts} of {job.max_attempts}"),
             ("redriven", pluralize(job.redrives, "time") if job.redrives else ""),
             ("crashes", str(job.crashes or "")),
             ("payload of version", _version(job)),

@@ -208,6 +208,11 @@ class JobSummary:
         """Whether it has neither begun nor ended, nor waits for other jobs."""
         return self.state in WAITING
 
+    @property
+    def begun_attempts(self) -> int:
+        """Attempts used up, and the one that runs or has just succeeded."""
+        return self.attempts + (self.state in (State.RUNNING, State.SUCCEEDED))
+
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(JobSummary):
