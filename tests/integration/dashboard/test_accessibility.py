@@ -44,6 +44,9 @@ async def _filled(system: System, api: RunningApi) -> list[str]:
     plan = {"source": "documents", "job_type": "noop", "options": {}}
     await completed(system, api, 1)
     backfill = (await api.client.post("/backfills", json=plan)).json()["id"]
+    order = {"action": "rerun", "filter": {"job_type": "ingest_document"}}
+    started = await api.client.post("/jobs/actions", json=order)
+    action = started.headers["Location"].rpartition("/")[2]
     document = f"documents/{document_id}"
     names = [
         *("", "jobs", "jobs/dead-1", "dead", f"dead/groups/{group}", "dead/letters/dead-1"),
@@ -51,6 +54,7 @@ async def _filled(system: System, api: RunningApi) -> list[str]:
         *("backfills/new?source=arxiv", "workers", "schedules", "schedules/nightly", "limits"),
         *("llm", "documents", document, f"{document}/pages/1?q=rise"),
         *("documents/search?q=tides", "login", "jobs/nobody"),
+        *("jobs/act?type=ingest_document", "jobs/actions", f"jobs/actions/{action}"),
     ]
     return [f"/dashboard/{name}".rstrip("/") for name in names]
 
