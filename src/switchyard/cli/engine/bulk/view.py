@@ -6,6 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import cell, echo, print_json, say, styled
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -72,3 +76,63 @@ class BulkDisplay(BulkListing[T]):
     @abstractmethod
     def succeeded(self, operation: T) -> bool:
         """Tell whether it has done all that it was asked to."""
+
+
+class RecordDisplay(BulkDisplay["BulkOperation"]):
+    """A kind of operation of which its record tells all that is shown."""
+
+    counted: str
+    """The count of what it has done."""
+    other_counts: Sequence[str]
+    """Further ones, which are told where they are not 0."""
+
+    def participle(self, operation: BulkOperation) -> str:
+        """Return what that is which it counts, as a participle."""
+        return self.counted
+
+    def facts(self, operation: BulkOperation) -> list[tuple[str, str]]:
+        """Return what is told first of each: names and values."""
+        return [
+            ("state", str(operation.state)),
+            ("note", operation.note or ""),
+            ("why", operation.reason or ""),
+            ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
+            ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
+        ]
+
+    def one_line(self, operation: BulkOperation) -> str:
+        """Describe how far it is in one line, for a log file."""
+        counts = operation.counts
+        number = f"{counts.get(self.counted, 0):,}"
+        parts = [f"{styled(operation.state)} {number} {self.participle(operation)}"]
+        parts += [f"{counts[name]:,} {name}" for name in self.other_counts if counts.get(name)]
+        if operation.note:
+            parts.append(cell(operation.note))
+        return " · ".join(parts)
+
+    def is_over(self, operation: BulkOperation) -> bool:
+        from switchyard.services.engine.records.bulk import ACTIVE
+
+        return operation.state not in ACTIVE
+
+    def succeeded(self, operation: BulkOperation) -> bool:
+        from switchyard.services.engine.records.bulk import BulkState
+
+        return operation.state is BulkState.COMPLETED
+
+    def report_start(self, operation: BulkOperation, *, as_json: bool) -> None:
+        """Say how to follow one that a scheduler runs."""
+        if as_json:
+            print_json(self.public(operation))
+            return
+        say(f"watch it with `{self.command} watch {operation.id}`; a scheduler runs it")
+        echo(operation.id)
+
+    def require_success(self, operation: BulkOperation) -> None:
+        """Raise CommandFailed for one that has not done all that it was asked to, with how to go
+        on."""
+        if not self.succeeded(operation):
+            raise CommandFailed(
+                f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on "
+                f"with `{self.command} resume {operation.id}`"
+            )

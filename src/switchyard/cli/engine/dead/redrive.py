@@ -208,15 +208,10 @@ async def begin(
             ledger, spec, created_by=current_user(), reason=why, rate=rate, hold=hold
         )
 
-    if not background:
-        report(spec, await run_redrive(settings, registry, ledger, start), as_json=as_json)
-        return
-    operation = await start(None)
-    if as_json:
-        print_json(RedriveDisplay().public(operation))
+    if background:
+        RedriveDisplay().report_start(await start(None), as_json=as_json)
     else:
-        say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
-        echo(operation.id)
+        report(spec, await run_redrive(settings, registry, ledger, start), as_json=as_json)
 
 
 async def run_redrive(
@@ -245,11 +240,12 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     from switchyard.services.engine.records.bulk import BulkState
     from switchyard.services.engine.redrive.spec import RedriveProgress
 
+    display = RedriveDisplay()
     progress = RedriveProgress.from_operation(operation)
     seen = progress.redriven + progress.dropped + progress.invalid
     missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:
-        print_json(RedriveDisplay().public(operation))
+        print_json(display.public(operation))
     else:
         for note in progress.notes:
             say(note)
@@ -258,11 +254,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
         echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
         if progress.redriven > 1:
             say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")
-    if operation.state is not BulkState.COMPLETED:
-        raise CommandFailed(
-            f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on with "
-            f"`jobctl dead redrives resume {operation.id}`"
-        )
+    display.require_success(operation)
     _fail_for(missing, progress.invalid)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from switchyard.cli.base.durations import age
 from switchyard.cli.base.output import cell, inline_json, print_rows, say, styled
-from switchyard.cli.engine.bulk.view import BulkDisplay
+from switchyard.cli.engine.bulk.view import RecordDisplay
 
 if TYPE_CHECKING:
     from switchyard.api.models.dead import RedriveView
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.bulk import BulkOperation
 
 
-class RedriveDisplay(BulkDisplay["BulkOperation"]):
+class RedriveDisplay(RecordDisplay):
     """Redrives, for the commands that all operations have."""
 
     noun = "redrive"
@@ -23,6 +23,8 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
     none = "No redrives. Start one: `jobctl dead redrive --help`"
     columns = ("ID", "STATE", "REDRIVEN", "DONE", "FAILED", "BY", "AGE", "WHAT")
     right = ("REDRIVEN", "DONE", "FAILED")
+    counted = "redriven"
+    other_counts = ("succeeded", "failed", "unfinished")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -63,11 +65,7 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
             [
                 ("id", operation.id),
                 ("what", operation.title),
-                ("state", str(operation.state)),
-                ("note", operation.note or ""),
-                ("why", operation.reason or ""),
-                ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
-                ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
+                *self.facts(operation),
                 ("redriven", f"{progress.redriven:,}{total}"),
                 ("succeeded", f"{progress.succeeded:,}"),
                 ("failed again", f"{progress.failed:,}" if progress.failed else ""),
@@ -80,23 +78,3 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
         )
         for note in progress.notes:
             say(note)
-
-    def one_line(self, operation: BulkOperation) -> str:
-        """Describe how far it is in one line, for a log file."""
-        counts = operation.counts
-        parts = [f"{styled(operation.state)} {counts.get('redriven', 0):,} redriven"]
-        names = ("succeeded", "failed", "unfinished")
-        parts += [f"{counts[name]:,} {name}" for name in names if counts.get(name)]
-        if operation.note:
-            parts.append(cell(operation.note))
-        return " · ".join(parts)
-
-    def is_over(self, operation: BulkOperation) -> bool:
-        from switchyard.services.engine.records.bulk import ACTIVE
-
-        return operation.state not in ACTIVE
-
-    def succeeded(self, operation: BulkOperation) -> bool:
-        from switchyard.services.engine.records.bulk import BulkState
-
-        return operation.state is BulkState.COMPLETED

@@ -42,7 +42,7 @@ from switchyard.cli.engine.bulk.rates import (
     new_rate,
     optional_rate,
 )
-from switchyard.cli.engine.bulk.view import BulkDisplay
+from switchyard.cli.engine.bulk.view import RecordDisplay
 from switchyard.cli.engine.dead.changes import (
     AttemptsOption,
     JqOption,
@@ -264,7 +264,7 @@ def act(
             if dry_run:
                 report_plan(meant, plan, as_json=as_json)
             elif plan.matched == 0:
-                say(f"No job that can be {_DONE[meant.action.value]} fits.")
+                say(f"No job that can be {meant.action.participle} fits.")
             else:
                 if asks and plan.matched > 1:
                     _confirm(meant, plan)
@@ -286,14 +286,11 @@ def act(
                 )
             if missing:
                 raise CommandFailed(
-                    f"{missing} of these ids can't be {_DONE[meant.action.value]}: no such job, or "
+                    f"{missing} of these ids can't be {meant.action.participle}: no such job, or "
                     "in another state; see `jobctl jobs show ID`"
                 )
 
     run(work())
-
-
-_DONE = {"cancel": "cancelled", "rerun": "rerun", "move": "moved"}
 
 
 def _confirm(spec: ActionSpec, plan: ActionPlan) -> None:
@@ -328,7 +325,7 @@ def report_plan(spec: ActionSpec, plan: ActionPlan, *, as_json: bool) -> None:
         return
     for line in _examples(plan):
         echo(line)
-    echo(f"{_summary(plan)} would be {_DONE[spec.action.value]}: {spec.title}")
+    echo(f"{_summary(plan)} would be {spec.action.participle}: {spec.title}")
 
 
 async def begin(
@@ -347,12 +344,7 @@ async def begin(
 
     display = ActionDisplay()
     if background:
-        operation = await start(None)
-        if as_json:
-            print_json(display.public(operation))
-        else:
-            say(f"watch it with `{display.command} watch {operation.id}`; a scheduler runs it")
-            echo(operation.id)
+        display.report_start(await start(None), as_json=as_json)
         return
     operation = await run_here(
         ledger,
@@ -367,7 +359,6 @@ async def begin(
 def report(operation: BulkOperation, *, as_json: bool) -> None:
     """Say how an action ended. Raises CommandFailed unless it is completed."""
     from switchyard.services.engine.actions.spec import ActionProgress
-    from switchyard.services.engine.records.bulk import BulkState
 
     display = ActionDisplay()
     progress = ActionProgress.from_operation(operation)
@@ -376,21 +367,17 @@ def report(operation: BulkOperation, *, as_json: bool) -> None:
     else:
         for note in progress.notes:
             say(note)
-        parts = [f"{progress.done:,} {_DONE[operation.kind]}"]
+        parts = [f"{progress.done:,} {display.participle(operation)}"]
         if progress.stopping:
             parts.append(f"of these, {progress.stopping:,} ran: their workers stop them")
         if progress.skipped:
             parts.append(f"{progress.skipped:,} left as they are")
         echo("; ".join(parts))
         say(f"The record: `{display.command} show {operation.id}`")
-    if operation.state is not BulkState.COMPLETED:
-        raise CommandFailed(
-            f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on with "
-            f"`{display.command} resume {operation.id}`"
-        )
+    display.require_success(operation)
 
 
-class ActionDisplay(BulkDisplay["BulkOperation"]):
+class ActionDisplay(RecordDisplay):
     """Bulk actions, for the commands that all operations have."""
 
     noun = "bulk action"
@@ -398,6 +385,8 @@ class ActionDisplay(BulkDisplay["BulkOperation"]):
     none = "No bulk actions. Start one: `jobctl jobs cancel`, `rerun` or `move` with a filter."
     columns = ("ID", "STATE", "DONE", "SKIPPED", "BY", "AGE", "WHAT", "WHY")
     right = ("DONE", "SKIPPED")
+    counted = "done"
+    other_counts = ("skipped", "succeeded", "failed", "unfinished")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -415,6 +404,11 @@ class ActionDisplay(BulkDisplay["BulkOperation"]):
         from switchyard.api.views.job_actions import view_action
 
         return view_action(operation)
+
+    def participle(self, operation: BulkOperation) -> str:
+        from switchyard.services.engine.records.job_actions import JobAction
+
+        return JobAction(operation.kind).participle
 
     def row(self, operation: BulkOperation) -> Sequence[str]:
         return (
@@ -445,12 +439,8 @@ class ActionDisplay(BulkDisplay["BulkOperation"]):
             [
                 ("id", operation.id),
                 ("what", f"{operation.kind}: {operation.title}"),
-                ("state", str(operation.state)),
-                ("note", operation.note or ""),
-                ("why", operation.reason or ""),
-                ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
-                ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
-                (_DONE[operation.kind], f"{progress.done:,}{total}"),
+                *self.facts(operation),
+                (self.participle(operation), f"{progress.done:,}{total}"),
                 *((name, f"{number:,}") for name, number in numbers.items() if number),
                 ("spec", inline_json(dict(operation.spec))),
             ]
@@ -460,26 +450,6 @@ class ActionDisplay(BulkDisplay["BulkOperation"]):
         if operation.kind == "rerun":
             say(f"Its new jobs: `jobctl jobs list --operation {operation.id}`")
         say(f"Its jobs: `jobctl jobs list --acted-by {operation.id}`")
-
-    def one_line(self, operation: BulkOperation) -> str:
-        """Describe how far it is in one line, for a log file."""
-        counts = operation.counts
-        parts = [f"{styled(operation.state)} {counts.get('done', 0):,} {_DONE[operation.kind]}"]
-        names = ("skipped", "succeeded", "failed", "unfinished")
-        parts += [f"{counts[name]:,} {name}" for name in names if counts.get(name)]
-        if operation.note:
-            parts.append(cell(operation.note))
-        return " · ".join(parts)
-
-    def is_over(self, operation: BulkOperation) -> bool:
-        from switchyard.services.engine.records.bulk import ACTIVE
-
-        return operation.state not in ACTIVE
-
-    def succeeded(self, operation: BulkOperation) -> bool:
-        from switchyard.services.engine.records.bulk import BulkState
-
-        return operation.state is BulkState.COMPLETED
 
 
 app = typer.Typer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -12,7 +12,7 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.dead.changes import Change
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.bulk import BulkHold, BulkOperation
+from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, NotedProgress
 from switchyard.services.engine.records.job_actions import TAKES, JobAction
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobSummary
@@ -61,7 +61,7 @@ class ActionSpec:
         state = self.which.state
         if state is not None and state not in TAKES[self.action]:
             states = ", ".join(sorted(TAKES[self.action]))
-            raise InvalidAction(f"no {state} job can be {_DONE[self.action]}: only {states}")
+            raise InvalidAction(f"no {state} job can be {self.action.participle}: only {states}")
         if self.limit is not None and self.limit < 1:
             raise InvalidAction("limit must be 1 or more")
         if self.action is JobAction.MOVE:
@@ -128,11 +128,8 @@ class ActionSpec:
         return ", ".join(parts)
 
 
-_DONE = {JobAction.CANCEL: "cancelled", JobAction.RERUN: "rerun", JobAction.MOVE: "moved"}
-
-
 @dataclass(frozen=True, slots=True)
-class ActionProgress:
+class ActionProgress(NotedProgress):
     """How far an action has come: the counts in its record."""
 
     total: int | None = None
@@ -149,18 +146,6 @@ class ActionProgress:
     """New jobs of a rerun that have died."""
     unfinished: int = 0
     """New jobs of a rerun that have not ended."""
-    notes: tuple[str, ...] = ()
-    """Why jobs were skipped; the first 20."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"notes": list(self.notes)}
-
-    @classmethod
-    def from_operation(cls, operation: BulkOperation) -> ActionProgress:
-        counts = {
-            name: operation.counts[name] for name in cls.__slots__ if name in operation.counts
-        }
-        return cls(**{**counts, "notes": tuple(counts.get("notes", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +203,6 @@ async def start_action(
         max_open=HALT_WINDOW if spec.halt_on is not None else None,
         hold=hold,
     )
-
-
-async def require_action(ledger: Ledger, operation_id: str) -> BulkOperation:
-    """Return a bulk action. Raises UnknownBulkOperation, AmbiguousId."""
-    operation = await bulk_control.require_bulk(ledger, operation_id)
-    if operation.kind not in KINDS:
-        raise bulk_control.UnknownBulkOperation(
-            f"{operation.id} is a {operation.kind}, and no bulk action on jobs"
-        )
-    return operation
 
 
 def undoing(operation: BulkOperation, *, remote: bool) -> ActionSpec:

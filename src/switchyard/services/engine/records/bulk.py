@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
 MIN_RATE = 0.001
@@ -46,6 +46,26 @@ ENDED = frozenset({BulkState.COMPLETED, BulkState.CANCELLED})
 
 AT_LAST = ENDED | {BulkState.HALTED, BulkState.FAILED}
 """Nothing more happens by itself: worth telling somebody."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotedProgress:
+    """How far an operation has come, as the counts in its record say; with notes for people."""
+
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Why some were left out; the first 20."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"notes": list(self.notes)}
+
+    @classmethod
+    def from_operation(cls, operation: BulkOperation) -> Self:
+        counts = {
+            each.name: operation.counts[each.name]
+            for each in fields(cls)
+            if each.name in operation.counts
+        }
+        return cls(**{**counts, "notes": tuple(counts.get("notes", ()))})
 
 
 def notice_id_of(operation_id: str) -> str:

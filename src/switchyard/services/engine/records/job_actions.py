@@ -20,6 +20,11 @@ class JobAction(StrEnum):
     MOVE = "move"
     """Give it another lane or priority."""
 
+    @property
+    def participle(self) -> str:
+        """What a job is to which it was done: `cancelled`, `rerun`, `moved`."""
+        return {"cancel": "cancelled", "rerun": "rerun", "move": "moved"}[self.value]
+
 
 MOVABLE = frozenset({State.SCHEDULED, State.JOINING, State.PAUSED, State.PENDING, State.QUEUED})
 """A job that waits for a retry is in a queue that brings it back to its old lane."""

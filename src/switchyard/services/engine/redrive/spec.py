@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from switchyard.broker.wording import pluralize
@@ -15,7 +15,12 @@ from switchyard.services.engine.jobs.local_fields import named
 from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.requests import InvalidRequest, RequestFieldError
-from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.engine.records.bulk import (
+    BulkHold,
+    BulkOperation,
+    BulkState,
+    NotedProgress,
+)
 from switchyard.services.engine.records.states import RedriveOutcome
 
 KIND = "redrive"
@@ -108,7 +113,7 @@ class RedriveSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveProgress:
+class RedriveProgress(NotedProgress):
     """How far a redrive has come; its cursor and counts in the record."""
 
     total: int | None = None
@@ -123,18 +128,6 @@ class RedriveProgress:
     undone: int = 0
     unfinished: int = 0
     """Redriven, and not at their end yet, as far as was looked."""
-    notes: tuple[str, ...] = ()
-    """Why letters were dropped or not valid; the first 20."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"notes": list(self.notes)}
-
-    @classmethod
-    def from_operation(cls, operation: BulkOperation) -> RedriveProgress:
-        counts = {
-            name: operation.counts[name] for name in cls.__slots__ if name in operation.counts
-        }
-        return cls(**{**counts, "notes": tuple(counts.get("notes", ()))})
 
 
 def only_in_ledger(number: int) -> str:
