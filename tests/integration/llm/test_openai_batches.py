@@ -336,3 +336,19 @@ async def test_lines_are_read_the_same_wherever_the_reader_begins(system: System
     for at, (_, end) in enumerate(found[:-1]):
         rest = [each async for each in raw_lines(storage, "openai/x.jsonl", start=end)]
         assert rest == found[at + 1 :]
+
+
+async def test_a_file_is_kept_for_as_long_as_its_owner_says(client: openai.AsyncOpenAI) -> None:
+    async def kept(seconds: Any) -> int:
+        file = await client.files.create(
+            file=("in.jsonl", jsonl(asked("one"))),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": seconds},
+        )
+        assert file.expires_at is not None
+        return file.expires_at - file.created_at
+
+    assert await kept(7200) == 7200
+    for wrong in (3599, 10**9 + 1, "000000003600" + "9" * 20, "9" * 5_000, "x"):
+        with pytest.raises(openai.BadRequestError, match="3600 to 1,000,000,000"):
+            await kept(wrong)

@@ -107,8 +107,9 @@ def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
     seconds = form.fields.get("expires_after[seconds]")
     if seconds is None:
         return file
-    if not (seconds.isascii() and seconds.isdecimal() and 3600 <= int(seconds[:12]) <= 10**9):
-        text = "seconds must be at least 3600"
+    is_number = seconds.isascii() and seconds.isdecimal() and len(seconds) <= 10
+    if not (is_number and 3600 <= int(seconds) <= 10**9):
+        text = "seconds must be 3600 to 1,000,000,000"
         raise invalid(RequestFieldError(("expires_after", "seconds"), text))
     expires_at = file.created_at + int(seconds)
     return replace(file, expires_at=min(expires_at, file.expires_at or expires_at))

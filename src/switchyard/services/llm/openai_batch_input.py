@@ -7,7 +7,6 @@ parameters are not valid fails alone.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -21,6 +20,7 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.files.errors import NotStored, StorageError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.files import pieces_of
 from switchyard.services.engine.backfill.sources import (
     Cursor,
     Item,
@@ -42,8 +42,6 @@ MAX_CUSTOM_ID = 512
 """Characters."""
 MAX_ERRORS = 100
 """Complaints about an input that are told."""
-PIECE_BYTES = 16 * 1024
-"""Of a file, after which others of the process get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +71,17 @@ async def raw_lines(
     """Yield the lines of a file, each with the place behind it; None for one that is longer than
     MAX_LINE_BYTES. Raises StorageError."""
     rest, end, is_long = bytearray(), start, False
-    async with aclosing(storage.stream_async(key, start=start)) as parts:  # type: ignore[type-var]
-        async for part in parts:
-            for at in range(0, len(part), PIECE_BYTES):
-                first, *others = part[at : at + PIECE_BYTES].split(b"\n")
-                rest += first
-                for other in others:
-                    end += len(rest) + 1
-                    yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), end
-                    rest, is_long = bytearray(other), False
-                if len(rest) > MAX_LINE_BYTES:  # it is not kept
-                    end, is_long = end + len(rest), True
-                    rest = bytearray()
-                await asyncio.sleep(0)
+    async with aclosing(pieces_of(storage, key, start=start)) as pieces:
+        async for piece in pieces:
+            first, *others = piece.split(b"\n")
+            rest += first
+            for other in others:
+                end += len(rest) + 1
+                yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), end
+                rest, is_long = bytearray(other), False
+            if len(rest) > MAX_LINE_BYTES:  # it is not kept
+                end, is_long = end + len(rest), True
+                rest = bytearray()
     if rest or is_long:
         yield (None if is_long else bytes(rest)), end + len(rest)
 

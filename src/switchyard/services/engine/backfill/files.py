@@ -6,7 +6,8 @@ import asyncio
 import csv
 import json
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,6 +66,15 @@ async def store_input(
             f"the file is not in the charset that it is declared to be in: {error.reason}"
         ) from error
     return key
+
+
+async def pieces_of(storage: Storage, key: str, *, start: int) -> AsyncGenerator[bytes, None]:
+    """Yield a file in pieces of PIECE_BYTES, from a place on. Raises StorageError."""
+    async with aclosing(storage.stream_async(key, start=start)) as parts:  # type: ignore[type-var]
+        async for part in parts:
+            for at in range(0, len(part), PIECE_BYTES):
+                yield part[at : at + PIECE_BYTES]
+                await asyncio.sleep(0)
 
 
 class FileOptions(BaseModel):
@@ -157,7 +167,7 @@ class FileSource(Source):
         rest = bytearray()
         row = _Row()
         try:
-            async for piece in self._pieces(offset):
+            async for piece in pieces_of(self.context.storage, self.options.key, start=offset):
                 first, *others = piece.split(b"\n")
                 rest += first
                 if len(rest) > 64 * MAX_RECORD_BYTES:
@@ -180,12 +190,6 @@ class FileSource(Source):
             raise SourceUnreachable(f"the storage does not answer: {error}") from error
         if last := row.take() + rest:
             yield last, offset + len(rest)
-
-    async def _pieces(self, offset: int) -> AsyncIterator[bytes]:
-        async for part in self.context.storage.stream_async(self.options.key, start=offset):
-            for at in range(0, len(part), PIECE_BYTES):
-                yield part[at : at + PIECE_BYTES]
-                await asyncio.sleep(0)
 
 
 class _Row:
