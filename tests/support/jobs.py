@@ -165,6 +165,7 @@ class Script(BaseModel):
     steps: list[str]
     """What each run does, counted over all runs: `done`, `raise`, `permanent`, `retry`,
     `retry:SECONDS`, `retryable:SECONDS`, `snooze:SECONDS`, `discard`, `nonsense`, `unjsonable`,
+    `result:BYTES`,
     `huge error`, `cancelled`, `exit`. The last one is for all further runs."""
 
 
@@ -289,26 +290,28 @@ async def held_script(payload: Script, ctx: JobContext) -> Outcome:
     return end_as(payload.steps[0], None)
 
 
-def end_as(step: str, seconds: float | None) -> Any:
+def end_as(step: str, number: float | None) -> Any:
     match step:
         case "done":
             return Done({"step": "done"})
         case "retry":
-            return Retry("asked to", after=seconds)
+            return Retry("asked to", after=number)
         case "snooze":
-            return Snooze(seconds or 0)
+            return Snooze(number or 0)
         case "discard":
             return Discard("not wanted")
         case "nonsense":
             return 42
         case "unjsonable":
             return Done({"result": object()})
+        case "result":
+            return Done({"text": "x" * (int(number or 0) - len('{"text":""}'))})
         case "permanent":
             raise PermanentError("no use")
         case "retryable":
-            raise RetryableError("come back", after=seconds)
+            raise RetryableError("come back", after=number)
         case "away":
-            raise DependencyUnavailable("its server is away", after=seconds)
+            raise DependencyUnavailable("its server is away", after=number)
         case "cancelled":
             raise asyncio.CancelledError("of something that it had waited for")
         case "exit":

@@ -23,6 +23,7 @@ from tests.support.system import JOB_MODULES, open_system
 
 MODULES = (*JOB_MODULES, *JOINING_MODULES, "tests.support.limited_jobs")
 RETRY_DELAYS = (0.05, 0.1)
+LARGEST_RESULT = 20_000
 
 
 @dataclass
@@ -97,6 +98,8 @@ CASES = {
     "last-attempt": scripted(State.DEAD, "retry", "done", max_attempts=1),
     "no-outcome": scripted(State.DEAD, "nonsense"),
     "no-json": scripted(State.DEAD, "unjsonable"),
+    "largest-result": scripted(State.SUCCEEDED, f"result:{LARGEST_RESULT}"),
+    "too-large-result": scripted(State.DEAD, f"result:{LARGEST_RESULT + 1}"),
     "cancelled-library": scripted(State.SUCCEEDED, "cancelled", "done"),
     "system-exit": scripted(State.SUCCEEDED, "exit", "done"),
     "own-process": Case("hot.telling_alone", {"end": "raise"}, State.SUCCEEDED),
@@ -125,7 +128,12 @@ CASES = {
 
 @asynccontextmanager
 async def inline_mode(directory: Path) -> AsyncIterator[Mode]:
-    settings = Settings(data_dir=directory, amqp_url=None, retry_delays=RETRY_DELAYS)
+    settings = Settings(
+        data_dir=directory,
+        amqp_url=None,
+        retry_delays=RETRY_DELAYS,
+        max_result_bytes=LARGEST_RESULT,
+    )
     directory.mkdir()
     await make_ledger(settings.ledger_url)
     async with (
@@ -138,7 +146,11 @@ async def inline_mode(directory: Path) -> AsyncIterator[Mode]:
 @asynccontextmanager
 async def broker_mode(broker: TestBroker, database_url: str) -> AsyncIterator[Mode]:
     async with open_system(
-        broker, database_url, modules=MODULES, retry_delays=RETRY_DELAYS
+        broker,
+        database_url,
+        modules=MODULES,
+        retry_delays=RETRY_DELAYS,
+        max_result_bytes=LARGEST_RESULT,
     ) as system:
         await system.start_worker("llm", "embed", slots=8)
         yield Mode(system.ledger, system.jobs.publish)

@@ -59,6 +59,13 @@ class JobSettings(BaseSettings):
         '{"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
         "2}}}}` (docs/limits.md). `null` removes a limit.",
     )
+    max_result_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        ge=1024,
+        le=1024 * 1024 * 1024,
+        description="Maximum size of a job's result in bytes, as JSON. A handler that answers with "
+        "more has failed for good (`InvalidOutcome`).",
+    )
     fair_from: OrOff[int] = Field(
         default=500,
         ge=1,

@@ -90,6 +90,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
             answer,
             policy,
             now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
+            max_result_bytes=ctx.settings.max_result_bytes,
         )
     except BaseException as error:  # of what the handler has answered with
         decision, following = unwritable(message, answer, error), []

@@ -152,6 +152,7 @@ class AttemptLifecycle(Generic[J]):
             answer,
             self.follow_up.policy,
             now=self.ledger.clock.now(),
+            max_result_bytes=self.settings.max_result_bytes,
             crashes=job.crashes,
         )
 

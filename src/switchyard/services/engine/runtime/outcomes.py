@@ -70,12 +70,16 @@ def classify(
     policy: RetryPolicy,
     *,
     now: datetime,
+    max_result_bytes: int,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
     """Decide what becomes of a job whose handler has answered, or failed, with `ended`, and which
-    jobs follow from it. `now` is the ledger's time; `crashes`: workers that have died with the job
-    in them. Raises what the values that a handler answers with raise, where they have a mind of
-    their own."""
+    jobs follow from it.
+
+    `now` is the ledger's time; `max_result_bytes`: of a result that is kept, as JSON; `crashes`:
+    workers that have died with the job in them. Raises what the values that a handler answers with
+    raise, where they have a mind of their own.
+    """
     metadata = message.metadata
     # With a process of its own, it was not in the one that died.
     was_there = crashes and registry.get(message.job_type).isolation == "task"
@@ -90,13 +94,22 @@ def classify(
     if not isinstance(decision, Succeeded):
         return decision, []
     try:
-        to_json(decision.result)
+        _check_result(decision.result, max_result_bytes)
         following = children_of(
             registry, message, lane, decision.jobs, decision.then, decision.when_dead
         )
         return decision, following
     except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
         return invalid_outcome(message, error), []
+
+
+def _check_result(result: Any, max_bytes: int) -> None:
+    """Raise RowRejected for a result that is no JSON, or is larger than whoever shows it reads."""
+    if (size := len(to_json(result))) > max_bytes:
+        raise RowRejected(
+            f"the result has {size:,} bytes, more than JOBS_MAX_RESULT_BYTES allows "
+            f"({max_bytes:,}): write it to a file, and put only the file's name into the result"
+        )
 
 
 def invalid_outcome(message: JobMessage, error: Exception) -> Died:
