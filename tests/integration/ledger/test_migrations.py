@@ -14,7 +14,12 @@ import switchyard.services.engine.ledger.sql
 from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.ledger.sql.database import connect
 from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION, metadata
-from switchyard.services.engine.records.errors import LedgerError, LedgerMissing, SchemaOutdated
+from switchyard.services.engine.records.errors import (
+    LedgerError,
+    LedgerMissing,
+    ProgramOutdated,
+    SchemaOutdated,
+)
 from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.ledger import LlmLedger
@@ -22,12 +27,17 @@ from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.made import new_job
 
 
-def revisions() -> list[str]:
-    """All migrations' numbers, the first one first."""
+def migrations() -> Config:
     config = Config()
     folder = Path(switchyard.services.engine.ledger.sql.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
-    found = [each.revision for each in ScriptDirectory.from_config(config).walk_revisions()]
+    return config
+
+
+def revisions() -> list[str]:
+    """All migrations' numbers, the first one first."""
+    scripts = ScriptDirectory.from_config(migrations())
+    found = [each.revision for each in scripts.walk_revisions()]
     return found[::-1]
 
 
@@ -75,20 +85,45 @@ async def test_an_empty_database_says_what_to_run(empty_database_url: str) -> No
             await ledger.jobs.record(new_job())
 
 
-@pytest.mark.parametrize(
-    ("revision", "advice"), [("0000", "jobctl db upgrade"), ("9999", "install a newer one")]
-)
-async def test_tables_of_another_version_are_refused(
-    empty_database_url: str, revision: str, advice: str
-) -> None:
+async def test_tables_of_an_older_version_are_refused(empty_database_url: str) -> None:
     await upgrade(empty_database_url)
     database = connect(empty_database_url)
-    statement = text("UPDATE alembic_version SET version_num = :revision")
-    await database.write(lambda connection: connection.execute(statement, {"revision": revision}))
+    statement = text("UPDATE alembic_version SET version_num = '0000'")
+    await database.write(lambda connection: connection.execute(statement))
     await database.close()
     async with await Ledger.open(empty_database_url) as ledger:
-        with pytest.raises(SchemaOutdated, match=advice):
+        with pytest.raises(SchemaOutdated, match="jobctl db upgrade"):
             await ledger.check()
+
+
+@pytest.mark.parametrize(("oldest", "works"), [(SCHEMA_REVISION, True), ("9998", False)])
+async def test_newer_tables_are_used_while_they_say_that_this_program_may(
+    empty_database_url: str, oldest: str, works: bool
+) -> None:
+    """As those of the next release, which has added a column."""
+    await upgrade(empty_database_url)
+    database = connect(empty_database_url)
+
+    def migrate(connection: Connection) -> str:
+        own: str = connection.execute(text("SELECT oldest_program FROM system_id")).scalar_one()
+        connection.execute(text("ALTER TABLE jobs ADD COLUMN novelty TEXT"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("UPDATE system_id SET oldest_program = :o"), {"o": oldest})
+        return own
+
+    assert await database.write(migrate) <= SCHEMA_REVISION
+    await database.close()
+    async with await Ledger.open(empty_database_url) as ledger:
+        if works:
+            await ledger.check()
+            await upgrade(empty_database_url)  # an older program leaves them as they are
+            assert await ledger.jobs.record(new_job()) == Created("job-1")
+            assert await ledger.job_reads.get("job-1") is not None
+        else:
+            with pytest.raises(ProgramOutdated, match="install a newer one"):
+                await ledger.check()
+            with pytest.raises(ProgramOutdated):
+                await upgrade(empty_database_url)
 
 
 async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: str) -> None:
@@ -129,14 +164,16 @@ def test_the_program_knows_the_newest_migration() -> None:
 
 @pytest.mark.parametrize("before", REVISIONS[:-1])
 async def test_a_ledger_of_an_earlier_version_keeps_its_jobs(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch, before: str
+    empty_database_url: str, before: str
 ) -> None:
-    """Of the first release on: there is none before it. Skipped until there is a second version."""
-    to_head = command.upgrade
-    monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, before))
-    await upgrade(empty_database_url)
-    monkeypatch.undo()
-    database = connect(empty_database_url)
+    database = connect(empty_database_url, create=True)
+
+    def migrate(connection: Connection) -> None:
+        config = migrations()
+        config.attributes["connection"] = connection
+        command.upgrade(config, before)
+
+    await database.write(migrate)
     job = text(
         "INSERT INTO jobs (id, job_type, lane, routing_key, worker, priority, state, source, "
         "attempts, max_attempts, redrives, crashes, created_at, updated_at, payload, metadata) "

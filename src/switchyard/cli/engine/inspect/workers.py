@@ -21,7 +21,7 @@ from switchyard.cli.base.output import (
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.engine.records.results import UnknownTypeReport, WorkerRecord
+    from switchyard.services.engine.records.results import SentOnReport, WorkerRecord
 
 
 def workers(
@@ -39,7 +39,7 @@ def workers(
 
     settings = load_settings()
 
-    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[UnknownTypeReport], float]:
+    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[SentOnReport], float]:
         async with open_ledger(settings) as ledger:
             found, lacking = await ledger.workers.list_workers(), await ledger.workers.lacking()
             return found, lacking, ledger.clock.time()

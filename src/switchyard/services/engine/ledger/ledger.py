@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
-
 from switchyard.broker.closeable import AsyncCloseable
 from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
@@ -36,7 +34,7 @@ from switchyard.services.engine.ledger.sql.instrumentation import (
     TimedDatabase,
 )
 from switchyard.services.engine.ledger.sql.repository import LedgerCore
-from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
+from switchyard.services.engine.ledger.sql.tables_version import read_tables_version
 from switchyard.services.engine.ledger.system import DiskSpaceProbe, SystemRepository
 from switchyard.services.engine.ledger.table_sizes import TableSizes
 from switchyard.services.engine.ledger.workers import WorkerRepository
@@ -112,30 +110,17 @@ class Ledger(AsyncCloseable):
         self.core.database = TimedDatabase(self.core.database, observe)
 
     async def check(self) -> None:
-        """Check that the tables are there and of this version. Raises LedgerUnavailable,
-        LedgerMissing, SchemaOutdated."""
-
-        def work(connection: Connection) -> str | None:
-            revision: str | None = connection.scalar(
-                text("SELECT version_num FROM alembic_version")
-            )
-            return revision
-
+        """Check that the tables are there, and of this version or of a newer one that this program
+        may still use. Raises LedgerUnavailable, LedgerMissing, SchemaOutdated, ProgramOutdated."""
         try:
-            revision = await self.core.database.read(work)
+            found = await self.core.database.read(read_tables_version)
         except LedgerMissing:
             raise
         except SchemaOutdated as error:
             raise LedgerMissing(self.core.database.where) from error
-        if revision is None:
+        if found is None:
             raise LedgerMissing(self.core.database.where)
-        if revision < SCHEMA_REVISION:
-            raise SchemaOutdated("the ledger's tables are old: run `jobctl db upgrade`")
-        if revision > SCHEMA_REVISION:
-            raise SchemaOutdated(
-                f"the ledger's tables are of version {revision}, this program knows "
-                f"{SCHEMA_REVISION}: install a newer one"
-            )
+        found.require()
 
     @property
     def where(self) -> str:

@@ -15,9 +15,10 @@ from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
 from switchyard.services.engine.records.results import (
+    NEWER_PAYLOAD,
     UNKNOWN_TYPE,
     LoopBlock,
-    UnknownTypeReport,
+    SentOnReport,
     WorkerDeath,
     WorkerRecord,
 )
@@ -171,15 +172,24 @@ class WorkerRepository(Repository):
         return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
 
     @read
-    def lacking(self, connection: Connection) -> list[UnknownTypeReport]:
+    def lacking(self, connection: Connection) -> list[SentOnReport]:
         """Report job types that workers got jobs of, do not know, and have sent on."""
+        return self._sent_on(connection, UNKNOWN_TYPE)
+
+    @read
+    def outdated(self, connection: Connection) -> list[SentOnReport]:
+        """Report job types of whose payloads workers got newer versions than they know, and have
+        sent the jobs on."""
+        return self._sent_on(connection, NEWER_PAYLOAD)
+
+    def _sent_on(self, connection: Connection, error_type: str) -> list[SentOnReport]:
         query = (
             select(jobs.c.worker_id, jobs.c.job_type, func.count())
-            .where(jobs.c.state == State.RETRYING, jobs.c.error_type == UNKNOWN_TYPE)
+            .where(jobs.c.state == State.RETRYING, jobs.c.error_type == error_type)
             .group_by(jobs.c.worker_id, jobs.c.job_type)
             .order_by(jobs.c.worker_id, jobs.c.job_type)
         )
-        return [UnknownTypeReport(*row) for row in connection.execute(query)]
+        return [SentOnReport(*row) for row in connection.execute(query)]
 
     @write
     def _touch(self, connection: Connection, statement: str, worker_id: str) -> bool:

@@ -83,6 +83,7 @@ class Finding(StrEnum):
     CONSUMER_LOST = "consumer-lost"
     TYPES_LACKING = "types-lacking"
     TYPES_UNWORKED = "types-unworked"
+    VERSIONS_LACKING = "versions-lacking"
     TYPE_TIMES_OUT = "type-times-out"
     JOB_OVERDUE = "job-overdue"
     CANCEL_UNHEEDED = "cancel-unheeded"

@@ -76,6 +76,7 @@ INNER = (
     DoctorStep(workers.blocked, ledger=True),
     DoctorStep(workers.consuming, management="workers' consumers", ledger=True),
     DoctorStep(workers.lacking, ledger=True),
+    DoctorStep(workers.outdated, ledger=True),
     DoctorStep(jobs.timeouts, ledger=True),
     DoctorStep(jobs.overdue, ledger=True),
     DoctorStep(jobs.cancels, ledger=True),

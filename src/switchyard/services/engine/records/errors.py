@@ -79,6 +79,10 @@ class SchemaOutdated(LedgerError, Misconfigured):
     """The tables are those of another version."""
 
 
+class ProgramOutdated(SchemaOutdated):
+    """The tables are of a newer version, which this program may not use any more."""
+
+
 class LedgerMissing(SchemaOutdated):
     """There is no ledger: no such file, or a database without its tables."""
 

@@ -299,10 +299,14 @@ TIMED_OUT = "TimeLimitExceeded"
 UNKNOWN_TYPE = "UnknownJobType"
 """The error type of jobs that a worker has sent on because it does not know their type."""
 
+NEWER_PAYLOAD = "NewerPayload"
+"""The error type of jobs that a worker has sent on because it knows only older versions of their
+payload."""
+
 
 @dataclass(frozen=True, slots=True)
-class UnknownTypeReport:
-    """A job type that a worker does not know, and has got jobs of."""
+class SentOnReport:
+    """A job type that a worker does not know, or not in this version, and has got jobs of."""
 
     worker_id: str
     job_type: str

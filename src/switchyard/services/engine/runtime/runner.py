@@ -22,7 +22,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.registry import NewerPayload, UnknownJobType
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, decide
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.results import UNKNOWN_TYPE
+from switchyard.services.engine.records.results import NEWER_PAYLOAD, UNKNOWN_TYPE
 from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.lifecycle import (
@@ -200,7 +200,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         try:
             return job_type, job_type.read(message.payload, message.metadata.payload_version)
         except NewerPayload as error:
-            return Failure(NewerPayload.__name__, f"{worker}: {error}")
+            return Failure(NEWER_PAYLOAD, f"{worker}: {error}")
 
     async def _confirm(self, job: DeliveredJob, permit: Permit) -> None:
         """Check that a claimed job has its permits; give it a verdict if not. Without the ledger

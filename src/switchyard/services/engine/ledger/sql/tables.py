@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0033"
+SCHEMA_REVISION = "0034"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -257,6 +257,8 @@ system_id = Table(
     Column("name", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
+    # Programs of this version of the tables and of later ones may use them; None: only the newest.
+    Column("oldest_program", Text),
 )
 
 leases = Table(

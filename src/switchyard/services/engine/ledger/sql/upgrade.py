@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, text
 
 from switchyard.services.common.library_loading import load
 from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.ledger.sql.tables_version import has_tables, read_tables_version
 
 LOCK = 0x5377697463687964
 """PostgreSQL's advisory lock that one change of tables or their users at a time holds."""
@@ -36,10 +37,11 @@ class Upgraded:
 
 async def upgrade(url: str) -> Upgraded:
     """Create the tables, or migrate them to this program's version. Nothing happens when they
-    are up to date. Two at the same time wait for each other. Raises LedgerError.
+    are up to date, or newer and this program may use them. Two at the same time wait for each
+    other. Raises LedgerError.
 
     This alone makes a ledger where there is none."""
-    await load("alembic.command", "alembic.config")
+    await load("alembic.command", "alembic.config", "alembic.script")
     database = connect(url, create=True)
     try:
         is_new = await database.write(partial(_migrate, _name(database.where)))
@@ -67,17 +69,27 @@ def _migrate(name: str, connection: Connection) -> bool:
     # Imported here: nothing else needs it, and it takes its time.
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-    is_new = not inspect(connection).has_table("alembic_version")
+    is_new = not has_tables(connection)
+    if not is_new and (found := read_tables_version(connection)) and found.is_newer:
+        found.require()
+        return False
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     if connection.scalar(text("SELECT count(*) FROM system_id")) == 0:
         connection.execute(
-            text("INSERT INTO system_id VALUES (:id, :name, 0, :now)"),
+            text(
+                "INSERT INTO system_id (id, name, generation, created_at) "
+                "VALUES (:id, :name, 0, :now)"
+            ),
             {"id": secrets.token_hex(ID_BYTES), "name": name, "now": time.time()},
         )
+    migrations = ScriptDirectory.from_config(config).walk_revisions()
+    oldest = max(getattr(each.module, "oldest_program", "") for each in migrations)
+    connection.execute(text("UPDATE system_id SET oldest_program = :oldest"), {"oldest": oldest})
     return is_new

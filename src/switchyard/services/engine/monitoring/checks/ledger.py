@@ -34,6 +34,7 @@ from switchyard.services.engine.records.errors import (
     LedgerMissing,
     LedgerReadOnly,
     LedgerUnavailable,
+    ProgramOutdated,
     SchemaOutdated,
 )
 
@@ -77,6 +78,9 @@ def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
         case LedgerMissing():
             remedy = "where there was one, correct its address, or restore it: docs/backup.md; "
             return Finding.LEDGER_TABLES, remedy + "only for a new system `jobctl db upgrade`"
+        case ProgramOutdated():
+            remedy = "start the release that has migrated them: docs/deploy.md#upgrading"
+            return Finding.LEDGER_TABLES, remedy
         case SchemaOutdated():
             return Finding.LEDGER_TABLES, "`jobctl db upgrade`"
         case LedgerMisconfigured():

@@ -242,6 +242,25 @@ async def lacking(system: DoctorContext) -> list[Diagnostic]:
     return checks
 
 
+async def outdated(system: DoctorContext) -> list[Diagnostic]:
+    """Workers that got newer payloads than they know, and have sent these jobs on."""
+    reports = await system.need_ledger().workers.outdated()
+    if not reports:
+        return []
+    listed = some(
+        [
+            f"{each.worker_id} knows an older version of {each.job_type} than "
+            f"{pluralize(each.jobs, 'job')} that it has sent on"
+            for each in reports
+        ]
+    )
+    remedy = (
+        "end these workers and start those of the newer release; the error in `jobctl jobs show` "
+        "has both versions: docs/payloads.md#what-happens-in-a-deploy"
+    )
+    return [warning("payload versions", Finding.VERSIONS_LACKING, listed, remedy)]
+
+
 def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:
     """Return how a worker gets to know these types; `modules` names those that were registered."""
     needed = some(sorted({modules[name] for name in names if name in modules}))
