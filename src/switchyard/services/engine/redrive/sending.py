@@ -100,9 +100,9 @@ class LetterSender:
         """Make the copies of the letters that can go back. With `drop`, letters of jobs that need
         no redrive any more are taken off their place. Raises ExpressionStopped."""
         generations = await self._ledger.redrives.job_generations([letter.id for letter in batch])
-        copies: list[RedriveMessage] = []
         over: list[DeadLetterLike] = []
         redriven: list[tuple[DeadLetterLike, int]] = []
+        going: list[DeadLetterLike] = []
         for letter in batch:
             state, redrives = generations.get(letter.id, (State.DEAD, 0))
             if state in (State.SUCCEEDED, State.CANCELLED):
@@ -112,12 +112,8 @@ class LetterSender:
                 tally.note(f"{letter.id}: dropped, it was redriven before")
                 redriven.append((letter, redrives))
             else:
-                try:
-                    # A thread, as messages are large, and a jq expression may take seconds.
-                    copies.append(await asyncio.to_thread(self._copy, letter))
-                except InvalidRedrive as error:
-                    tally.invalid += 1
-                    tally.note(f"{letter.id}: not redriven: {error}")
+                going.append(letter)
+        copies = await self._copies(going, tally)
         tally.dropped += len(over) + len(redriven)
         if drop:
             await self._remove_finished(over, redriven)
@@ -195,6 +191,32 @@ class LetterSender:
             copy.letter.ack()
         tally.done += len(sent)
         return refused
+
+    async def _copies(
+        self, letters: Sequence[DeadLetterLike], tally: RedriveCounts
+    ) -> list[RedriveMessage]:
+        """Make the copies in a thread, as messages are large; what can't be made is counted."""
+        # A jq expression may take seconds for each: whoever stops waits for one only.
+        size = len(letters) if self._change.jq is None else 1
+        copies: list[RedriveMessage] = []
+        for start in range(0, len(letters), max(size, 1)):
+            for made in await asyncio.to_thread(self._made, letters[start : start + size]):
+                if isinstance(made, RedriveMessage):
+                    copies.append(made)
+                else:
+                    tally.invalid += 1
+                    tally.note(made)
+        return copies
+
+    def _made(self, letters: Sequence[DeadLetterLike]) -> list[RedriveMessage | str]:
+        """Return the copy of each letter, or why there is none."""
+        made: list[RedriveMessage | str] = []
+        for letter in letters:
+            try:
+                made.append(self._copy(letter))
+            except InvalidRedrive as error:
+                made.append(f"{letter.id}: not redriven: {error}")
+        return made
 
     def _copy(self, letter: DeadLetterLike) -> RedriveMessage:
         message, routing_key = changed(
