@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Snooze,
     )
     from switchyard.services.engine.jobs.registry import job
+    from switchyard.services.engine.jobs.secret_fields import Secret
     from switchyard.services.engine.publishing.preparing import JobRequest
     from switchyard.services.engine.publishing.publisher import JobPublisher
     from switchyard.services.engine.records.joins import JoinedJob
@@ -68,6 +69,7 @@ __all__ = [
     "PermanentError",
     "Retry",
     "RetryableError",
+    "Secret",
     "Snooze",
     "SourceClient",
     "SourceNotFound",
@@ -94,6 +96,7 @@ _HOMES = {
         "Snooze",
     ),
     "switchyard.services.engine.jobs.registry": ("job",),
+    "switchyard.services.engine.jobs.secret_fields": ("Secret",),
     "switchyard.services.llm.llm_queue": ("LLMQueue",),
     "switchyard.services.engine.publishing.preparing": ("JobRequest",),
     "switchyard.services.engine.publishing.publisher": ("JobPublisher",),

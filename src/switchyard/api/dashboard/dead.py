@@ -19,6 +19,7 @@ from switchyard.api.models.dead import NewRedrive
 from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.dead import (
     parse_message,
+    shown_body,
     view_group,
     view_letter_details,
     view_purge,
@@ -181,9 +182,9 @@ async def show_letter(state: Shared, letter_id: LetterId) -> DashboardPage:
     job = None if letter.job_id is None else await state.ledger.job_reads.get(letter.id)
     edits = await state.ledger.redrives.letter_edits(letter_id=letter.id)
     context = {
-        "letter": view_letter_details(letter, job, edits),
+        "letter": view_letter_details(state.registry, letter, job, edits),
         "has_job": job is not None,
-        "message": _shown_body(letter.body),
+        "message": _laid_out(shown_body(state.registry, letter.body)),
         "size": len(letter.body),
         "headers": _cut(json.dumps(letter.headers, indent=2, ensure_ascii=False, default=str)),
         "traceback": _cut(letter.traceback or ""),
@@ -318,7 +319,7 @@ def _fields(order: NewRedrive) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _shown_body(body: bytes) -> str:
+def _laid_out(body: bytes) -> str:
     """Lay a message out where it is JSON; else show it as it is."""
     message = parse_message(body) if len(body) <= MAX_PARSED_BYTES else None
     if message is not None:

@@ -20,8 +20,8 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.dead.changes import (
     InvalidRedrive,
     changed,
-    difference,
     merged,
+    payload_difference,
     why_no_job,
 )
 from switchyard.services.engine.dead.letters import LetterFilter
@@ -56,12 +56,12 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
     if "again" in form:
         return await _form(state, letter, stored, before, said=form)
     try:
-        after = read_fields(await _schema(state, stored), before, form)
+        after = read_fields(_schema(state, stored), before, form)
         changed(stored, _change_of(before, after).change(), state.registry, remote=True)
     except (Problem, InvalidRedrive) as error:
         said = str(error.detail if isinstance(error, Problem) else error)
         return await _form(state, letter, stored, before, said=form, trouble=said)
-    lines = difference(before, after)
+    lines = _compared(state, stored, after)
     context = {
         "letter": letter,
         "lines": lines[2 : MAX_DIFFERENCE + 2],
@@ -102,7 +102,10 @@ async def retry(
 async def _letter(
     state: ApiState, letter_id: str
 ) -> tuple[DeadLetter, StoredLetter, dict[str, Any]]:
-    """Return a letter that can be edited, and its payload. Raises Problem, UnknownLetter."""
+    """Return a letter that can be edited, and its payload as it is shown.
+
+    Raises Problem, UnknownLetter.
+    """
     letter = await state.ledger.dead_letters.require_dead(letter_id)
     stored = stored_letter(letter)
     if letter.state != DeadLetterState.WAITING:
@@ -111,14 +114,21 @@ async def _letter(
         raise Problem("invalid", f"it is too large for a form: `jobctl dead edit {letter.id}`")
     if stored.message is None:
         raise Problem("invalid", why_no_job(stored))
-    return letter, stored, dict(stored.message.payload)
+    await find_type(state.registry, state.ledger, stored.message.job_type)
+    shown = state.registry.shown_payload(stored.message.job_type, stored.message.payload)
+    return letter, stored, shown
 
 
-async def _schema(state: ApiState, stored: StoredLetter) -> Mapping[str, Any]:
+def _compared(state: ApiState, stored: StoredLetter, after: dict[str, Any]) -> list[str]:
+    if (message := stored.message) is None:
+        return []
+    return payload_difference(message.payload, after, state.registry.secrets_of(message.job_type))
+
+
+def _schema(state: ApiState, stored: StoredLetter) -> Mapping[str, Any]:
     """Return the schema of the letter's payload; an empty one where nobody knows its type."""
     name = stored.message.job_type if stored.message is not None else ""
     try:
-        await find_type(state.registry, state.ledger, name)
         payload_model = state.registry.described(name).payload_model
     except UnknownJobType:
         return {}
@@ -137,7 +147,7 @@ async def _form(
     """Show the form; with what somebody has said already, and why that can't be."""
     context = {
         "letter": letter,
-        "fields": fields_of(await _schema(state, stored), before, said),
+        "fields": fields_of(_schema(state, stored), before, said),
         "trouble": trouble,
     }
     status = 422 if trouble else 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -173,6 +173,7 @@ async def list_jobs(
 async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
     """Show everything that is known of a job, and the jobs of its run."""
     record = await state.ledger.job_reads.require(job_id)
+    record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
     run = await state.ledger.job_reads.pipeline(record.pipeline or record.id)
     letters = DeadLetterFilter(ids=frozenset({job_id}))
     dead = await state.ledger.dead_letters.list_dead(letters, limit=1)

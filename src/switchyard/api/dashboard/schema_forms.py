@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from switchyard.api.http.problems import Problem
+from switchyard.services.engine.jobs.secret_fields import HIDDEN, MARK
 
 PREFIX = "f."
 """Of the names of fields in a form, so that they meet no others."""
@@ -111,6 +112,8 @@ def _field(
     else:
         form_kind = "json"
     hint = str(given.get("description") or own.get("description") or "")
+    if MARK in given or MARK in own:
+        hint = f"{hint} {HIDDEN}: it stays as it is.".strip()
     if own.get("format") == "date":
         hint = f"{hint} A day, as in 2024-12-31.".strip()
     if "default" in given and given["default"] not in (None, "", [], {}):

@@ -103,6 +103,5 @@ async def show_dead(letter_id: LetterId, state: Shared) -> DeadLetterDetails:
     """Show a dead letter with its headers and body."""
     letter = await state.ledger.dead_letters.require_dead(letter_id)
     job = None if letter.job_id is None else await state.ledger.job_reads.get(letter.id)
-    return view_letter_details(
-        letter, job, await state.ledger.redrives.letter_edits(letter_id=letter.id)
-    )
+    edits = await state.ledger.redrives.letter_edits(letter_id=letter.id)
+    return view_letter_details(state.registry, letter, job, edits)

@@ -272,7 +272,11 @@ async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> mod
     """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await state.ledger.job_reads.require(job_id)
     return await view_job_details(
-        state.ledger, record, await _stages(record, desk), await desk.output(record)
+        state.ledger,
+        state.registry,
+        record,
+        await _stages(record, desk),
+        await desk.output(record),
     )
 
 

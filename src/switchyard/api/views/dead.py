@@ -20,9 +20,11 @@ from switchyard.api.models.dead import (
 )
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.purge import PurgeProgress
+from switchyard.services.engine.jobs.secret_fields import hidden_message
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, settled
 
 if TYPE_CHECKING:
+    from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
     from switchyard.services.engine.records.requests import LetterEdit
@@ -36,15 +38,16 @@ def view_letter(letter: DeadLetter) -> DeadLetterView:
 
 
 def view_letter_details(
-    letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]
+    registry: Registry, letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]
 ) -> DeadLetterDetails:
-    """Show a dead letter with body and headers, the attempts of its job, and its edits."""
+    """Show a dead letter with body and headers, the attempts of its job, and its edits. The
+    registry knows which fields of its payload are hidden."""
     return DeadLetterDetails.from_record(
         letter,
         group=letter.fingerprint,
-        body=letter.body.decode("utf-8", "replace"),
+        body=shown_body(registry, letter.body).decode("utf-8", "replace"),
         timeline=job.timeline if job is not None else (),
-        edits=[_view_edit(each) for each in edits],
+        edits=[_view_edit(registry, each) for each in edits],
     )
 
 
@@ -65,6 +68,11 @@ def view_group(group: DeadGroup) -> DeadGroupView:
         sample_id=sample.id,
         sample_message=sample.error_message,
     )
+
+
+def shown_body(registry: Registry, body: bytes) -> bytes:
+    """Return the body of a message as people may see it: the secrets of its payload are hidden."""
+    return hidden_message(body, registry.secrets_of)
 
 
 def parse_message(body: bytes) -> Any:
@@ -107,10 +115,10 @@ def view_purge_plan(progress: PurgeProgress) -> PurgePlan:
     return PurgePlan.from_record(progress)
 
 
-def _view_edit(edit: LetterEdit) -> LetterEditView:
+def _view_edit(registry: Registry, edit: LetterEdit) -> LetterEditView:
     return LetterEditView.from_record(
         edit,
         redrive=edit.operation_id,
-        original=parse_message(edit.original),
-        edited=parse_message(edit.edited),
+        original=parse_message(shown_body(registry, edit.original)),
+        edited=parse_message(shown_body(registry, edit.edited)),
     )

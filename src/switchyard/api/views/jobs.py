@@ -18,6 +18,7 @@ from switchyard.api.models.jobs import (
 from switchyard.api.views.pauses import pause_of, view_pause
 
 if TYPE_CHECKING:
+    from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.publishing.publisher import Published
     from switchyard.services.engine.records.results import JobRecord, JobSummary, Page
@@ -45,13 +46,15 @@ def view_job_page(page: Page[JobSummary]) -> JobPage:
 
 async def view_job_details(
     ledger: Ledger,
+    registry: Registry,
     record: JobRecord,
     stages: Mapping[str, Any] | None = None,
     output: Mapping[str, Any] | None = None,
 ) -> JobDetails:
     """Show everything that is known of a job.
 
-    `stages` as in `view_job_progress`; `output` is the part of its result in the file storage.
+    `registry` knows which fields of its payload are hidden; `stages` as in `view_job_progress`;
+    `output` is the part of its result in the file storage.
     Raises LedgerUnavailable.
     """
     pipeline = await ledger.job_reads.pipeline(record.pipeline or record.id)
@@ -60,6 +63,7 @@ async def view_job_details(
         record,
         **(stages or {}),
         job_id=record.id,
+        payload=registry.shown_payload(record.job_type, record.payload),
         metadata=record.envelope.get("metadata", {}),
         result=record.result if output is None else {**(record.result or {}), **output},
         join=await ledger.joins.join(record.id) if record.joins else None,

@@ -109,15 +109,17 @@ def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] |
         Change,
         InvalidRedrive,
         changed,
-        difference,
+        payload_difference,
         why_no_job,
     )
     from switchyard.services.engine.dead.stored import stored_letter
+    from switchyard.services.engine.jobs.secret_fields import hidden
 
     stored = stored_letter(letter)
     if stored.message is None:
         raise CommandFailed(why_no_job(stored))
-    before = stored.message.payload
+    secrets = registry.secrets_of(stored.message.job_type)
+    before = hidden(stored.message.payload, secrets)
     text = shown_json(before)
     while True:
         text = in_editor(HEADER + text).removeprefix(HEADER)
@@ -130,7 +132,7 @@ def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] |
             if yes or not confirm(f"{error}\nEdit it again?", default=True):
                 raise CommandFailed(f"not redriven: {error}") from error
             continue
-        lines = difference(before, payload)
+        lines = payload_difference(stored.message.payload, payload, secrets)
         for line in lines:
             say(line)
         return payload if lines else None

@@ -129,13 +129,14 @@ def show(
             return letter, job, await ledger.redrives.letter_edits(letter_id=full_id)
 
     settings = load_settings()
-    letter, job, edits = run(read(settings, load_registry(settings, include)))
+    registry = load_registry(settings, include)
+    letter, job, edits = run(read(settings, registry))
     if as_json:
         from switchyard.api.views.dead import view_letter_details
 
-        print_json(view_letter_details(letter, job, edits))
+        print_json(view_letter_details(registry, letter, job, edits))
         return
-    _print_letter(letter, job, edits)
+    _print_letter(registry, letter, job, edits)
 
 
 async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
@@ -166,7 +167,9 @@ def error_of(letter: DeadLetter) -> str:
     return ": ".join(parts)
 
 
-def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]) -> None:
+def _print_letter(
+    registry: Registry, letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]
+) -> None:
     print_rows(
         [
             ("id", letter.id),
@@ -198,12 +201,13 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
             f"  edited by {cell(edit.edited_by)} {age(edit.edited_at)} ago "
             f"({edit.operation_id}{undone})"
         )
-    from switchyard.api.views.dead import parse_message
+    from switchyard.api.views.dead import parse_message, shown_body
 
     _section("Body")
-    message = parse_message(letter.body)
+    body = shown_body(registry, letter.body)
+    message = parse_message(body)
     if message is None:
-        echo(letter.body.decode("utf-8", "backslashreplace"))
+        echo(body.decode("utf-8", "backslashreplace"))
     else:
         echo(shown_json(message))
     from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER

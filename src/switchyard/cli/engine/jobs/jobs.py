@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -200,10 +201,12 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
 
 async def _read_details(settings: Settings, job_id: str) -> JobDetails:
     from switchyard.api.views.jobs import view_job_details
+    from switchyard.services.engine.jobs.registry import Registry
 
-    async with open_ledger(settings) as ledger:
+    registry = Registry()
+    async with open_ledger(settings, registry) as ledger:
         job = await ledger.job_reads.require(await full_job_id(ledger, job_id))
-        return await view_job_details(ledger, job)
+        return await view_job_details(ledger, registry, job)
 
 
 async def _read_job(
@@ -220,11 +223,14 @@ async def _read_job(
     """Read the job, its pipeline, how far its join is, some dead jobs that it waits for, the limit
     in which it waits for room, the pause that holds it, and what bulk actions did to it."""
     from switchyard.api.views.pauses import pause_of
+    from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.records.states import State
 
-    async with open_ledger(settings) as ledger:
+    registry = Registry()
+    async with open_ledger(settings, registry) as ledger:
         job_id = await full_job_id(ledger, job_id)
         job = await ledger.job_reads.require(job_id)
+        job = replace(job, payload=registry.shown_payload(job.job_type, job.payload))
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
         wait = await ledger.limits.limit_wait(job_id)
         pause = await pause_of(ledger, job)

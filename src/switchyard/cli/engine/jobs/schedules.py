@@ -220,8 +220,7 @@ def history(
 
 
 def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[T]]) -> T:
-    """Do it with the schedules; job types are loaded where `include` is given: that takes a
-    while."""
+    """Do it with the schedules; modules are loaded where `include` is given: that takes a while."""
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.schedules.service import Schedules
 
@@ -230,7 +229,7 @@ def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[
     registry = Registry() if include is None else load_registry(settings, include)
 
     async def doing() -> T:
-        async with open_ledger(settings, None if include is None else registry) as ledger:
+        async with open_ledger(settings, registry) as ledger:
             return await work(Schedules(ledger, registry))
 
     return run(doing())

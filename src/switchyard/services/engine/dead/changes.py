@@ -25,6 +25,7 @@ from switchyard.services.engine.jobs.registry import (
     RemoteFieldForbidden,
     UnknownJobType,
 )
+from switchyard.services.engine.jobs.secret_fields import hidden, revealed
 
 MAX_EXPRESSION = 2_000
 """Characters of a jq expression."""
@@ -117,6 +118,7 @@ def changed(
         lane_named(lane, LANES)
         job_type = registry.described(job_type_name)
         message = altered(letter.message, letter.body, change, job_type_name)
+        message = _with_secrets(message, letter.message, registry)
         message = versioned(job_type, letter.message, message, remote=remote)
     except ValidationError as error:
         raise InvalidRedrive(describe(error)) from error
@@ -139,6 +141,15 @@ def changed(
             **more,
         ),
         routing_key,
+    )
+
+
+def _with_secrets(message: JobMessage, before: JobMessage, registry: Registry) -> JobMessage:
+    """Return a changed copy with the secrets of the message before, where the change has them only
+    as they are shown."""
+    payload = revealed(message.payload, registry.secrets_of(before.job_type), before.payload)
+    return (
+        message if payload is message.payload else message.model_copy(update={"payload": payload})
     )
 
 
@@ -255,6 +266,13 @@ def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
             raise InvalidRedrive(f"{'.'.join(path)}: {step} is not an object")
         at = inner
     at[path[-1]] = value
+
+
+def payload_difference(before: Any, after: Any, secrets: Mapping[str, Any] | None) -> list[str]:
+    """Return the difference between two payloads without their secrets. `secrets` is the schema of
+    a payload that has some; `after` may have them as they are shown."""
+    meant = revealed(after, secrets, before)
+    return difference(hidden(before, secrets), hidden(meant, secrets, before))
 
 
 def difference(before: Any, after: Any) -> list[str]:

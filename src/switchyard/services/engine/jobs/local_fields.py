@@ -97,7 +97,7 @@ def refusals(
         for name, instead in local_fields(type(given)).items()
         if name in given.model_fields_set
         and getattr(given, name) is not None
-        and not _is_same(_keys(name, type(given).model_fields[name]), raw, vouched)
+        and not _is_same(keys_of(name, type(given).model_fields[name]), raw, vouched)
     )
 
 
@@ -113,7 +113,7 @@ def named(model: type[BaseModel], part: Mapping[str, Any]) -> tuple[Refusal, ...
     return tuple(
         _refusal(name, instead)
         for name, instead in local_fields(model).items()
-        if any(part.get(key) is not None for key in _keys(name, model.model_fields[name]))
+        if any(part.get(key) is not None for key in keys_of(name, model.model_fields[name]))
     )
 
 
@@ -125,7 +125,7 @@ def local_keys(model: type[BaseModel]) -> dict[str, str]:
     return {
         key: instead
         for name, instead in local_fields(model).items()
-        for key in _keys(name, model.model_fields[name])
+        for key in keys_of(name, model.model_fields[name])
     }
 
 
@@ -140,8 +140,8 @@ def _is_same(keys: Iterable[str], raw: Mapping[str, Any], vouched: Mapping[str, 
     )
 
 
-def _keys(name: str, field: FieldInfo) -> set[str]:
-    """Every name under which the field's value may come."""
+def keys_of(name: str, field: FieldInfo) -> set[str]:
+    """Return every name under which a field's value may come."""
     return {name, *_first_steps(field.alias), *_first_steps(field.validation_alias)}
 
 

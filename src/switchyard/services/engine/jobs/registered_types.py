@@ -28,6 +28,7 @@ from switchyard.services.engine.jobs.registry import (
     UnknownJobType,
     check_job_type,
 )
+from switchyard.services.engine.jobs.secret_fields import has_mark
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.job_types import (
@@ -93,6 +94,7 @@ def _compiled(record: JobTypeRecord) -> Any:
         return jsonschema_rs.Draft202012Validator(
             dict(record.payload_schema),
             offline=True,  # nobody's schema makes this host fetch an address
+            mask="the value" if has_mark(record.payload_schema) else None,
             pattern_options=jsonschema_rs.FancyRegexOptions(
                 backtrack_limit=MAX_BACKTRACKS, size_limit=MAX_PATTERN_BYTES
             ),

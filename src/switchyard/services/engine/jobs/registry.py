@@ -35,6 +35,7 @@ from switchyard.services.common.errors import (
 )
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
+from switchyard.services.engine.jobs.secret_fields import HIDDEN, has_hidden, hidden, secret_schema
 from switchyard.services.engine.wings import job_modules, missing_wings_hint
 
 Handler = Callable[..., Any]
@@ -148,6 +149,11 @@ class JobType:
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
         """Return the payload as its model. Raises InvalidPayload; UnknownJobType where the schema
         that another process has registered can't be used."""
+        if has_hidden(payload, secret_schema(self.payload_model)):
+            raise InvalidPayload(
+                f"payload of {self.name}: {HIDDEN} is only shown in the place of a secret: give "
+                "its value"
+            )
         try:
             return self.payload_model.model_validate(payload)
         except UnknownJobType:
@@ -362,6 +368,17 @@ class Registry:
         if job_type is None:
             raise self._unknown(name)
         return job_type
+
+    def secrets_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return the JSON Schema of a type's payload where it has secrets; None where it has none,
+        or nobody knows the type."""
+        job_type = self._types.get(name) or self._registered.get(name)
+        return None if job_type is None else secret_schema(job_type.payload_model)
+
+    def shown_payload(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the payload of a type as people may see it."""
+        shown: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
+        return shown
 
     @property
     def all_described(self) -> list[JobType]:

@@ -16,6 +16,7 @@ from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.dead.scan import scanning_in_turn, waiting_ids
 from switchyard.services.engine.dead.stored import stored_letters
 from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.secret_fields import hidden
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import Sleep
 from switchyard.services.engine.redrive.sending import (
@@ -56,7 +57,8 @@ async def plan_redrive(
     batch: list[DeadLetterLike] = []
 
     async def would_go() -> None:
-        _note(await sender.prepare(batch, tally, drop=False), spec.change, tally)
+        copies = await sender.prepare(batch, tally, drop=False)
+        _note(copies, spec.change, tally, registry)
         batch.clear()
 
     async with _matching_letters(settings, ledger, spec, wait) as letters:
@@ -110,17 +112,19 @@ async def _stored(
         yield letters
 
 
-def _note(copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts) -> None:
+def _note(
+    copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts, registry: Registry
+) -> None:
     """Count the copies that would be sent."""
     tally.done += len(copies)
     for copy in copies:
         tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
         tally.note(f"{copy.letter.id}: would go to {copy.routing_key}")
         if not change.is_empty and len(tally.differences) < MAX_SHOWN:
-            tally.differences.append(_difference(copy))
+            tally.differences.append(_difference(copy, registry))
 
 
-def _difference(copy: RedriveMessage) -> LetterDifference:
+def _difference(copy: RedriveMessage, registry: Registry) -> LetterDifference:
     size = len(copy.letter.body)
     if size > MAX_COMPARED_BYTES:
         return LetterDifference(copy.letter.id, (f"not compared: it has {size:,} bytes",))
@@ -134,6 +138,9 @@ def _difference(copy: RedriveMessage) -> LetterDifference:
         if isinstance(metadata, dict):
             names = ("max_attempts", "expires_at")
             each["metadata"] = {name: metadata.get(name) for name in names}
+    secrets = registry.secrets_of(copy.message.job_type)
+    new["payload"] = hidden(new["payload"], secrets, old.get("payload"))
+    old["payload"] = hidden(old.get("payload"), registry.secrets_of(before["job_type"]))
     old["routing_key"] = copy.letter.certificate.routing_key
     new["routing_key"] = copy.routing_key
     return LetterDifference(copy.letter.id, tuple(difference(old, new)))

@@ -48,7 +48,8 @@ def due_firing(name: str, due_at: float, now: float, note: str | None = None) ->
 
 
 class Schedules:
-    """The schedules of one system. All raise LedgerError."""
+    """The schedules of one system, for people: the secrets of their payloads are hidden. All raise
+    LedgerError."""
 
     def __init__(self, ledger: Ledger, registry: Registry) -> None:
         self._ledger = ledger
@@ -67,43 +68,43 @@ class Schedules:
             raise ScheduleConflict(
                 f"there is a schedule {entry.name!r}: choose another name, or remove it first"
             )
-        return record
+        return self._shown(record)
 
     async def remove(self, name: str) -> None:
         """Forget one that was added, with its history. Raises UnknownSchedule, ScheduleConflict."""
-        record = await self.get(name)
+        record = await self._stored(name)
         if record.origin != ADDED:
             raise ScheduleConflict(f"{name} can't be removed here: {_OWNERS[record.origin]}")
         await self._ledger.schedules.remove_schedule(name, ADDED)
 
     async def pause(self, name: str) -> ScheduleRecord:
         """Let nothing be due until it is resumed. Raises UnknownSchedule."""
-        record = await self.get(name)
+        record = await self._stored(name)
         if record.paused_at is None:
             now = await self._now()
             await self._ledger.schedules.pause_schedule(name, now, record.next_at, record.fire_at)
             record = replace(record, paused_at=now)
-        return record
+        return self._shown(record)
 
     async def resume(self, name: str) -> ScheduleRecord:
         """Go on with the next due time; what was due meanwhile is not made up for.
 
         Raises UnknownSchedule, InvalidSchedule.
         """
-        record = await self.get(name)
+        record = await self._stored(name)
         if record.paused_at is not None:
             due = ScheduleEntry.from_record(record).rule().after(await self._now())
             fire_at = with_jitter(name, due, record.jitter)
             await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
-        return record
+        return self._shown(record)
 
     async def run(self, name: str, by: str) -> Firing:
         """Fire it now, paused or not: a scheduler publishes the job within a second or so.
 
         Raises UnknownSchedule, InvalidSchedule where its job would be refused.
         """
-        record = await self.get(name)
+        record = await self._stored(name)
         ScheduleEntry.from_record(record).check(self._registry, remote=record.remote)
         now = await self._now()
         firing = due_firing(name, now, now, f"at once, by {by}")
@@ -113,9 +114,18 @@ class Schedules:
     async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
         """Return all schedules by name, each with its latest firing."""
         last = await self._ledger.schedules.last_firings()
-        return [(each, last.get(each.name)) for each in await self._ledger.schedules.schedules()]
+        found = await self._ledger.schedules.schedules()
+        return [(self._shown(each), last.get(each.name)) for each in found]
 
     async def get(self, name: str) -> ScheduleRecord:
+        """Raises UnknownSchedule."""
+        return self._shown(await self._stored(name))
+
+    def _shown(self, record: ScheduleRecord) -> ScheduleRecord:
+        job_type = record.routing_key.partition(".")[2]
+        return replace(record, payload=self._registry.shown_payload(job_type, record.payload))
+
+    async def _stored(self, name: str) -> ScheduleRecord:
         """Raises UnknownSchedule."""
         record = await self._ledger.schedules.schedule(name)
         if record is None:
@@ -126,7 +136,7 @@ class Schedules:
 
     async def history(self, name: str, limit: int) -> list[Firing]:
         """Return what became of its due times, the latest first. Raises UnknownSchedule."""
-        await self.get(name)
+        await self._stored(name)
         return await self._ledger.schedules.firings(name, limit)
 
     async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:

@@ -1,0 +1,141 @@
+"""A secret of a payload is in no page, answer, command or log; its handler gets it, also after
+somebody has edited the dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.jobs.secret_fields import CHANGED, HIDDEN, Secret
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.service import Schedules
+from tests.integration.api.standing import MODULES
+from tests.support.api_server import RunningApi, connected, environment_of, serving
+from tests.support.brokers import TestBroker
+from tests.support.commands import jobctl
+from tests.support.system import System, open_system
+
+TOKEN = "geheim-4711"
+OTHER = "geheim-4712"
+
+
+class Login(BaseModel):
+    user: str
+    password: Annotated[str, Secret()]
+
+
+class Delivery(BaseModel):
+    to: str
+    login: Login
+
+
+@job("deliver_secretly", worker="llm", lanes=("hot",))
+async def deliver(payload: Delivery, ctx: JobContext) -> Outcome:
+    if payload.to == "nowhere":
+        raise PermanentError("nobody lives there")
+    return Done({"right": payload.login.password == TOKEN})
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, sqlite_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    async with open_system(
+        broker310, sqlite_url, modules=(*MODULES, __name__), data_dir=tmp_path / "data"
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def api(system: System) -> AsyncIterator[RunningApi]:
+    async with serving(system.settings) as running:
+        await connected(running)
+        yield running
+
+
+def delivery(password: str) -> dict:
+    return {"to": "nowhere", "login": {"user": "me", "password": password}}
+
+
+async def test_a_secret_is_shown_nowhere_and_survives_an_edit(
+    system: System, api: RunningApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    await system.start_worker("llm")
+    body = {"routing_key": "hot.deliver_secretly", "payload": delivery(TOKEN)}
+    job_id = (await api.client.post("/jobs", json=body)).json()["job_id"]
+    await system.wait_for_state(job_id, State.DEAD)
+    await system.wait_for_letter(job_id)
+    entry = {"name": "nightly", "cron": "0 6 * * *", "job": "hot.deliver_secretly"}
+    nightly = ScheduleEntry.from_fields(entry | {"payload": delivery(TOKEN)})
+    book = Schedules(system.ledger, system.registry)
+    await book.add(nightly, remote=False, created_by="a test")
+
+    environment = environment_of(system.settings)
+    texts = {
+        " ".join(command): (await jobctl(*command, **environment)).stdout
+        for command in (
+            ("dead", "show", job_id),
+            ("jobs", "show", job_id),
+            ("schedules", "list", "--json"),
+            ("dead", "redrive", job_id, "--dry-run", "--set", "payload.to=here"),
+        )
+    }
+    for path in (
+        f"/jobs/{job_id}",
+        f"/admin/dead/{job_id}",
+        "/schedules/nightly",
+        f"/dashboard/jobs/{job_id}",
+        f"/dashboard/dead/letters/{job_id}",
+        f"/dashboard/dead/letters/{job_id}/edit",
+        "/dashboard/schedules/nightly",
+    ):
+        texts[path] = (await api.client.get(path)).text
+    for place, text in texts.items():
+        assert "geheim" not in text, place
+        assert "nowhere" in text, place
+        assert HIDDEN in text, place
+    assert "geheim" not in caplog.text
+
+    refused = await api.client.post("/jobs", json=body | {"payload": delivery(HIDDEN)})
+    assert refused.status_code == 422
+    assert "give its value" in refused.text
+
+    token = re.search(
+        r'name="csrf" value="([^"]+)"', texts[f"/dashboard/dead/letters/{job_id}/edit"]
+    )
+    assert token is not None
+    edit = f"/dashboard/dead/letters/{job_id}"
+    login = json.dumps({"user": "me", "password": HIDDEN})
+    form = {"csrf": token[1], "f.to": "here", "f.login": login}
+    compared = (await api.client.post(f"{edit}/edit", data=form)).text
+    assert "geheim" not in compared
+    assert "here" in compared
+    other = form | {"f.login": json.dumps({"user": "me", "password": OTHER})}
+    changed = (await api.client.post(f"{edit}/edit", data=other)).text
+    assert CHANGED in changed.partition("<form")[0]
+    after = json.dumps({"to": "here", "login": {"user": "me", "password": HIDDEN}})
+    sent = await api.client.post(f"{edit}/retry", data={"csrf": token[1], "payload": after})
+    assert sent.status_code == 303
+    redrives = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
+    runner = BulkRunner(system.ledger, [redrives])
+    running = asyncio.create_task(runner.run())
+    try:
+        done = await system.wait_for_state(job_id, State.SUCCEEDED)
+    finally:
+        runner.stop()
+        await asyncio.wait_for(running, 20)
+    assert done.result == {"right": True}
+    for path in (sent.headers["location"], f"/admin/dead/{job_id}", edit):
+        assert "geheim" not in (await api.client.get(path)).text, path
