@@ -7,17 +7,18 @@ a database of its own on it. What is not installed skips the test, and fails it 
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pytest
 import structlog
 
 from switchyard.cli.system.rabbitmq_node import LocalNode
-from tests.support import time_limits
+from tests.support import forked_worker, forks, time_limits
 from tests.support.brokers import Profile, TestBroker, new_node
 from tests.support.cluster import LocalCluster
 from tests.support.costs import Costs
@@ -29,6 +30,7 @@ from tests.support.servers import Servers, shared_node, shared_postgres
 from tests.support.vhosts import Vhosts
 
 SERVERS = pytest.StashKey[Servers]()
+COLLECTOR = pytest.StashKey[forks.Collector]()
 BLOCKS = pytest.StashKey[Path]()
 MARKS = {
     "broker310": {"broker310", "own_node"},
@@ -39,6 +41,10 @@ MARKS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", action="store_true", help="list what costs processor time")
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(forks.Hooks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,21 +64,44 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SERVERS] = Servers()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Before the workers are started: they are forks of one process."""
+    config.stash[COLLECTOR] = forks.Collector(config)
+    config.stash[COLLECTOR].lend(specs)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_getremotemodule() -> ModuleType:
+    return forked_worker
+
+
+def pytest_forked(config: pytest.Config) -> None:
+    _make_reports(config)
+
+
 def _guard_loops(config: pytest.Config) -> None:
     """Find whatever of the product holds an event loop, here and in the processes of tests."""
-    number, name = tempfile.mkstemp(prefix="switchyard-loops-")
-    os.close(number)
-    reports = config.stash[BLOCKS] = Path(name)
-    os.environ[REPORTS] = name
+    _make_reports(config)
 
     def report(text: str) -> None:
-        with reports.open("a") as file:
+        with config.stash[BLOCKS].open("a") as file:
             file.write(f"in the tests' own process: {text}\n")
 
     LoopGuard(report).install()
 
 
+def _make_reports(config: pytest.Config) -> None:
+    """An empty file for what this process, and those of its tests, have to say of their loops."""
+    number, name = tempfile.mkstemp(prefix="switchyard-loops-")
+    os.close(number)
+    config.stash[BLOCKS] = Path(name)
+    os.environ[REPORTS] = name
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if collector := config.stash.get(COLLECTOR, None):
+        collector.close()
     if servers := config.stash.get(SERVERS, None):
         servers.close()
     if reports := config.stash.get(BLOCKS, None):

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import helm_python as helm
 import yaml
 
 CHART = Path(__file__).parents[2] / "charts" / "switchyard"
@@ -14,6 +13,14 @@ CHART = Path(__file__).parents[2] / "charts" / "switchyard"
 Manifest = dict[str, Any]
 Secrets = Mapping[str, Mapping[str, str]]
 """By name, then by key."""
+
+
+def helm() -> Any:
+    """Helm's library. It starts threads when it is imported, so no module of tests imports it
+    (forks.py)."""
+    import helm_python
+
+    return helm_python
 
 
 def values(example: str) -> dict[str, Any]:
@@ -27,7 +34,7 @@ def rendered(example: str) -> tuple[Manifest, ...]:
 
 
 def render(given: dict[str, Any]) -> tuple[Manifest, ...]:
-    manifests = helm.Chart.load(CHART).render(given, name="switchyard", namespace="jobs")
+    manifests = helm().Chart.load(CHART).render(given, name="switchyard", namespace="jobs")
     return tuple(
         document
         for path, text in sorted(manifests.items())

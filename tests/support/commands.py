@@ -331,7 +331,7 @@ def _tell(answer: int, number: int) -> None:
 
 def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> str:
     """Returns what the command's process is to run."""
-    _end_with_parent()
+    end_with_parent()
     os.close(answer)
     for fd, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(fd, standard)
@@ -372,7 +372,7 @@ def _end(main: Callable[[], object]) -> None:
     os._exit(code)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 

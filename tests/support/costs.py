@@ -57,6 +57,9 @@ class Costs:
     def __init__(self) -> None:
         self._before = used()
 
+    def pytest_forked(self) -> None:
+        self._before = used()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import helm_python as helm
 import pytest
 import yaml
 
@@ -17,7 +16,7 @@ from switchyard.cli.system.local_system import PROCESSES, kinds_of
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger.sql.database_users import DATABASE_ROLES
 from switchyard.services.engine.wings import job_modules
-from tests.support.chart import CHART, of_kind, pods, render, rendered, values
+from tests.support.chart import CHART, helm, of_kind, pods, render, rendered, values
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ("small", "production", "external-broker")
@@ -32,7 +31,7 @@ every_example = pytest.mark.parametrize("example", EXAMPLES)
 
 @every_example
 def test_lint_finds_nothing(example: str) -> None:
-    report = helm.lint(CHART, values=values(example), strict=True)
+    report = helm().lint(CHART, values=values(example), strict=True)
     assert (report["messages"], report["errors"]) == ([], [])
 
 
@@ -94,7 +93,7 @@ def test_what_runs_for_long_has_probes_and_what_is_replaced_time_to_finish(examp
 def test_there_is_a_deployment_for_every_kind_of_worker_and_its_lanes() -> None:
     registry = Registry.load(job_modules())
     there = {each.worker: list(registry.lanes_of(each.worker)) for each in registry}
-    default = helm.Chart.load(CHART).values["workers"]
+    default = helm().Chart.load(CHART).values["workers"]
     assert {kind: worker["lanes"] for kind, worker in default.items()} == there, (
         "a kind of worker is missing in charts/switchyard/values.yaml (and in compose.yml), "
         "or stands there and has no work"
@@ -106,7 +105,7 @@ def test_there_is_a_deployment_for_every_kind_of_worker_and_its_lanes() -> None:
 
 def test_compose_has_a_service_for_every_kind_of_worker_with_its_replicas() -> None:
     services = yaml.safe_load((ROOT / "compose.yml").read_text())["services"]
-    default = helm.Chart.load(CHART).values["workers"]
+    default = helm().Chart.load(CHART).values["workers"]
     workers = {name for name in services if name.startswith("worker-")}
     assert workers == {f"worker-{kind}" for kind in default}
     for kind, worker in default.items():
@@ -155,7 +154,7 @@ def test_each_kind_of_worker_has_as_many_processes_as_were_asked_for() -> None:
     """In compose.yml and the chart, for several machines, six of the LLM worker."""
     replicas = {
         kind: worker["replicas"]
-        for kind, worker in helm.Chart.load(CHART).values["workers"].items()
+        for kind, worker in helm().Chart.load(CHART).values["workers"].items()
     }
     assert replicas.pop("llm") == 6
     in_up = {kind: PROCESSES.get(kind, 1) for kind in kinds_of(Registry.load(job_modules()))}
@@ -165,7 +164,7 @@ def test_each_kind_of_worker_has_as_many_processes_as_were_asked_for() -> None:
 
 
 def test_replicas_are_those_that_were_asked_for() -> None:
-    default = helm.Chart.load(CHART).values
+    default = helm().Chart.load(CHART).values
     assert default["workers"]["llm"]["replicas"] == 6
     assert {default["workers"][kind]["replicas"] for kind in ("ingest", "embed", "link")} == {2}
     assert (default["api"]["replicas"], default["api"]["autoscaling"]["maxReplicas"]) == (2, 4)
@@ -336,8 +335,8 @@ def test_a_value_that_can_not_be_right_is_refused_by_name(path: str, value: Any)
     for parent in parents:
         inner = inner.setdefault(parent, {})
     inner[last] = value
-    with pytest.raises(helm.HelmError, match=re.escape(last)):
-        helm.Chart.load(CHART).validate_schema(given)
+    with pytest.raises(helm().HelmError, match=re.escape(last)):
+        helm().Chart.load(CHART).validate_schema(given)
 
 
 def test_each_process_has_the_broker_user_that_is_made_for_it_and_trusts_who_signed() -> None:
@@ -433,7 +432,7 @@ def secrets_of(container: Any) -> dict[str, set[str]]:
 def test_a_broker_of_the_operator_asks_for_the_passwords_of_its_users() -> None:
     given = values("small")
     del given["broker"]["operator"]["usersSecret"]
-    with pytest.raises(helm.HelmError, match=r"broker\.operator\.usersSecret"):
+    with pytest.raises(helm().HelmError, match=r"broker\.operator\.usersSecret"):
         render(given)
 
 
@@ -441,7 +440,7 @@ def test_a_broker_of_the_operator_asks_for_the_passwords_of_its_users() -> None:
 def test_a_secret_that_is_missing_is_asked_for_by_name(missing: str) -> None:
     given = values("external-broker")
     del given[missing]
-    with pytest.raises(helm.HelmError, match=rf"{missing}\.existingSecret"):
+    with pytest.raises(helm().HelmError, match=rf"{missing}\.existingSecret"):
         render(given)
 
 
@@ -463,7 +462,7 @@ def test_every_value_has_a_template_that_uses_it_and_no_template_uses_another() 
     opened = {"workers", "storage.volume", "api.ingress"}  # by `with` and `range`
     used |= {f"storage.volume.{name}" for name in ("enabled", "existingClaim")}
     used |= {"api.ingress.enabled"}
-    default = helm.Chart.load(CHART).values
+    default = helm().Chart.load(CHART).values
     kinds = "|".join(default["workers"])
     there = {re.sub(rf"^workers\.({kinds})\.", "workers.", leaf) for leaf in leaves(default)}
     asked = used - opened

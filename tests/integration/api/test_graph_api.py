@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import httpx
-import pyarrow.parquet as pq
 import pytest
 
 from switchyard.api.client import AsyncClient, NotFound
@@ -153,6 +152,8 @@ async def test_the_graph_at_the_terminal(
     assert len(list(nodes.iter("{http://graphml.graphdrawing.org/xmlns}node"))) == 7
     parquet = tmp_path / "edges.parquet"
     assert "7 edges" in await graph("export", str(parquet))
+    import pyarrow.parquet as pq  # it starts threads: see tests/support/forks.py
+
     rows = pq.read_table(parquet).to_pylist()
     assert {
         "source": "document:z",
