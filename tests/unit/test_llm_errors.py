@@ -19,12 +19,13 @@ from switchyard.services.llm.llm_errors import (
     LlmUnreachable,
     translate,
 )
+from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
-from switchyard.services.llm.server_client import quota_wait
+from switchyard.services.llm.whole_answers import check_completions, check_embeddings
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
-PATIENCE = {429, 503, 529}
+PATIENCE = {402, 429, 503, 529}
 AGAIN = {408, 409, 425, 500, 501, 502, 504, 507, 599}
 
 
@@ -137,10 +138,33 @@ def test_a_time_out_is_one() -> None:
     ],
 )
 def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
-    assert quota_wait(headers) == wait
+    assert ModelApi().quota_wait(headers) == wait
 
 
 def test_errors_of_requests_that_wait_for_a_server_are_known_by_name() -> None:
     """To the ledger, which counts them."""
     waiting = {each.__name__ for each in LlmUnavailable.__subclasses__() if not each("").counts}
     assert waiting == set(WAIT_FOR_SERVER)
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "words"),
+    [
+        (
+            check_embeddings,
+            {"error": "no\x1b[2J"},
+            r'2 vectors: it answered "{"error": "no\u001b[2J"}"',
+        ),
+        (
+            check_embeddings,
+            {"data": [{"embedding": [1.0]}, {"embedding": ["x"]}]},
+            '"embedding": ["x"]',
+        ),
+        (check_completions, "busy", '2 texts: it answered "busy"'),
+        (check_completions, {"choices": [{"text": "a"}, {"text": None}]}, '{"text": null}'),
+    ],
+)
+def test_what_is_no_answer_is_quoted(check: Any, answer: Any, words: str) -> None:
+    with pytest.raises(InvalidLlmResponse) as caught:
+        check(answer, 2)
+    assert words in str(caught.value)

@@ -28,6 +28,7 @@ from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.completion_reader import Completion, field_of
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmRefused, LlmUnavailable
+from switchyard.services.llm.model_api import DEFAULT_ANSWER_TOKENS
 from switchyard.services.llm.records.llm_spend import (
     BudgetState,
     CallState,
@@ -48,8 +49,6 @@ EMBEDDER = "embeddings"
 """The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
 TEMPLATE_TOKENS = 8
 """Tokens that a model's template puts around each message."""
-DEFAULT_ANSWER_TOKENS = 4_096
-"""Tokens, where a question does not say how long its answer may be."""
 
 
 class NoBudget(RetryableError):

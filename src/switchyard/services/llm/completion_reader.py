@@ -20,8 +20,10 @@ from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
     LlmCut,
     LlmDeclined,
+    LlmLimited,
     LlmRefused,
 )
+from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 MAX_ANSWER = 2_000_000
@@ -68,6 +70,8 @@ _BROKEN_OFF = frozenset(
         "insufficient_system_resource",
     }
 )
+_LIMITED = frozenset({"overloaded_error", "rate_limit_error"})
+"""Types of an error that stands for 429 or 529, in a stream that has begun."""
 _TEXT_PARTS = frozenset({"text", "output_text"})
 _THOUGHTS = ("reasoning_content", "reasoning")
 """Fields with the reasoning of a model, where the server separates it."""
@@ -129,6 +133,8 @@ class CompletionReader:
     keeps_all: bool = False
     """Whether the answer keeps all that the server sends: further choices, tool calls, … An answer
     without text is one then, too."""
+    model_api: ModelApi = field(default_factory=ModelApi)
+    """What the server speaks."""
     _passed_on: bool = False
     _filter: ThoughtFilter = field(init=False)
     _has_thoughts: bool = False
@@ -167,12 +173,14 @@ class CompletionReader:
             raise
 
     async def _read_stream(self, parts: AsyncIterator[bytes]) -> Completion:
+        chunks_of = self.model_api.stream_reader()
         try:
             async for event in event_data(parts):
                 if event.startswith(b"[DONE]"):
                     self._is_ended = True
                 elif event.strip():
-                    self._read_chunk(_parse_json(event))
+                    for chunk in chunks_of(_parse_json(event)):
+                        self._read_chunk(chunk)
         except Exception as error:
             # What follows the end of the answer is not worth another one.
             if self._finish_reason is None or not is_cut(error):
@@ -210,6 +218,10 @@ class CompletionReader:
         if error := chunk.get("error"):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
+            if field_of(error, "type") in _LIMITED:
+                limited = LlmLimited(f"the model server broke off: {reason}")
+                limited.may_cost = self._chunks > 0
+                raise limited
             raise LlmCut(f"the model server broke off: {reason}")
         self._read_metadata(chunk.get("model"), chunk.get("usage"))
         choices = chunk.get("choices")
@@ -233,6 +245,7 @@ class CompletionReader:
     def read_whole(self, completion: Any) -> Completion:
         """Read a completion that came as one JSON object. Raises InvalidLlmResponse, LlmRefused,
         LlmCut."""
+        completion = self.model_api.completion(completion)
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
             raise _without_choices(completion)

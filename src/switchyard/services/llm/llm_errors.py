@@ -1,4 +1,4 @@
-"""Errors of an OpenAI-compatible server, by what they mean for a job.
+"""Errors of a model server, by what they mean for a job.
 
 Of no concern to the job, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't
 be connected to (LlmUnreachable), no room to ask (LlmSaturated), answers that are cut or empty while
@@ -24,11 +24,14 @@ _ELSEWHERE = frozenset({401, 403, 404})
 _NO_MONEY = 600.0
 """Seconds until a server is asked again that says that its account is empty."""
 _TOO_LONG = re.compile(
-    r"context (?:length|window|size)|(?:input|prompt|request)\b.{0,40} too (?:long|large)"
+    r"context (?:length|window|size|limit)|(?:input|prompt|request)\b.{0,40} too (?:long|large)"
     r"|maximum (?:context|input|prompt|sequence|model) length|max_model_len|maximum.{0,40} tokens",
     re.IGNORECASE,
 )
 """What servers say of a request that is longer than the model's context."""
+_PAYMENT_REQUIRED = 402
+_NO_CREDIT = "credit balance is too low"
+"""What Anthropic's API says of an empty account, with 400."""
 _NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 """Errors of the HTTP client that the SDK brings: the request never reached a server."""
 
@@ -159,6 +162,8 @@ def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
         if error.code == "insufficient_quota":
             after = max(after or 0.0, _NO_MONEY)
         return LlmLimited(text, after=after)
+    if status == _PAYMENT_REQUIRED or _NO_CREDIT in text:
+        return LlmLimited(text, after=_NO_MONEY)
     if status in _RETRYABLE or status >= 500:
         failed = LlmUnavailable(text, after=retry_after(error))
         failed.may_cost = False  # nobody charges for an error of their own

@@ -23,6 +23,7 @@ from switchyard.services.llm.hedges import Hedges
 from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
     InvalidLlmResponse,
+    LlmBadRequest,
     LlmCut,
     LlmLimited,
     LlmOverloaded,
@@ -78,14 +79,21 @@ class ModelClient:
         self._hedges = hedges
         self._collector = collector
 
-    def _serving(self, model: str | None) -> list[LlmServer]:
-        """Return the servers that have a model. Raises LlmRefused where none has it."""
+    def _serving(
+        self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
+    ) -> list[LlmServer]:
+        """Return the servers that have a model, and whose API can be asked for that. Raises
+        LlmRefused where there is none."""
         serving = [each for each in self._servers if each.serves(model)]
         if not serving:
             raise LlmRefused(
                 f"no server has the model {model!r}: see JOBS_LLM_PROVIDERS", missing=True
             )
-        return serving
+        refusals = [self._clients[each.name].refusal(chat, endpoint) for each in serving]
+        able = [each for each, refusal in zip(serving, refusals, strict=True) if refusal is None]
+        if not able:
+            raise LlmBadRequest(f"{serving[0].name}: {refusals[0]}")
+        return able
 
     def _stored_question(
         self,
@@ -96,7 +104,7 @@ class ModelClient:
     ) -> dict[str, Any]:
         """Return what an answer depends on: the chat, and address and model of the servers that
         are asked while nothing is wrong."""
-        serving = self._serving(model)
+        serving = self._serving(chat, model, endpoint)
         first = min(each.order for each in serving)
         servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
         question: dict[str, Any] = {"servers": servers, "asked": chat}
@@ -207,7 +215,7 @@ class ModelClient:
         LedgerError.
         """
         deadline = time.monotonic() + within
-        serving = {each.name for each in self._serving(model)}
+        serving = {each.name for each in self._serving(chat, model, endpoint)}
         tried = set(self._clients) - serving
         last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):

@@ -25,7 +25,9 @@ MAX_REPEATS = 5
 _STATUSES = frozenset({400, 422})
 _SCHEMA_STATUSES = frozenset({400, 422, 500, 501})
 """Servers fail over a schema that their grammars do not know."""
-_SCHEMA_WORDS = re.compile(r"response_format|json_schema|json_object|schema|grammar", re.IGNORECASE)
+_SCHEMA_WORDS = re.compile(
+    r"response_format|output_config|output_format|json_object|schema|grammar", re.IGNORECASE
+)
 _MAX_COMPLAINT = 4_000
 """Characters of what the server says that are looked at."""
 _UNSUPPORTED = re.compile(

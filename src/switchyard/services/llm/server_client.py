@@ -1,4 +1,4 @@
-"""One question to an OpenAI-compatible server, and its answer.
+"""One question to a model server, and its answer.
 
 Retries come in two layers. This is layer 1: network errors alone, a few tries within seconds, so
 that one dropped connection does not cost a job its attempt. Everything else goes up to the job's
@@ -8,7 +8,6 @@ own retries. The SDK's retries are off, or attempts would multiply.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,17 +17,20 @@ from switchyard.services.common.library_loading import load
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
+from switchyard.services.llm.anthropic_api import AnthropicApi
 from switchyard.services.llm.bounded_http import bounded_http
 from switchyard.services.llm.completion_reader import Completion, CompletionReader, Timing, is_cut
 from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
     InvalidLlmResponse,
+    LlmBadRequest,
     LlmCut,
     LlmRefused,
     LlmTimeout,
     LlmUnavailable,
     translate,
 )
+from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
 from switchyard.services.llm.whole_answers import Endpoint, count_inputs
 
@@ -40,11 +42,8 @@ Reply = TypeVar("Reply")
 NETWORK_TRIES = 3
 FIRST_RETRY_DELAY = 0.5
 """Seconds before the second try; doubled for the third."""
-MAX_QUOTA_WAIT = 120.0
-"""Seconds that a header is believed: limits are by the minute, and clocks differ."""
-
-_DURATION_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+MODEL_APIS: Mapping[str, type[ModelApi]] = {"openai": ModelApi, "anthropic": AnthropicApi}
+"""By the setting `LlmServer.api`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,9 @@ class ServerClient:
         self._timeout = timeout
         self.model = server.model
         self._server_name = server.name
+        self._model_api = MODEL_APIS[server.api]()
+        key = server.api_key
+        self._headers = self._model_api.headers(key.get_secret_value() if key else None)
         self._parameters = Parameters.for_server(server)
         """As the server took them last."""
         self._unclear_changes = 0
@@ -91,6 +93,11 @@ class ServerClient:
             server.base_url, key.get_secret_value() if key else None, timeout
         ) as api:
             yield cls(api, server, timeout)
+
+    def refusal(self, chat: Mapping[str, Any], endpoint: Endpoint | None) -> str | None:
+        """Return why the server's API can't be asked for that; None where it can."""
+        path = None if endpoint is None else endpoint.path
+        return self._model_api.refusal(self._parameters.body(chat), path)
 
     async def ask(
         self,
@@ -117,6 +124,8 @@ class ServerClient:
         """
         import openai
 
+        if reason := self.refusal(chat, endpoint):
+            raise LlmBadRequest(reason)
         has_text = False
 
         def pass_on(text: str) -> None:
@@ -233,17 +242,21 @@ class ServerClient:
     ) -> ModelResponse:
         import openai
 
-        reading = CompletionReader(self.model, on_text, restart, self._begins_within, keeps_all)
+        reading = CompletionReader(
+            self.model, on_text, restart, self._begins_within, keeps_all, self._model_api
+        )
         async with await self._api.post(
-            "/chat/completions",
-            body={**body, "model": self.model},
+            self._model_api.path,
+            body={**self._model_api.request(body), "model": self.model},
+            options={"headers": self._headers},
             cast_to=object,
             stream=True,
             stream_cls=openai.AsyncStream[object],
         ) as stream:
             answer = await reading.read(stream.response)
             self._begins_within = self._begins_within or reading.began_within
-            return ModelResponse(answer, reading.timing, quota_wait(stream.response.headers))
+            wait = self._model_api.quota_wait(stream.response.headers)
+            return ModelResponse(answer, reading.timing, wait)
 
     async def _send_whole(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
         """Ask an endpoint whose answer comes whole."""
@@ -255,7 +268,7 @@ class ServerClient:
         )
         answer = await reading.read_body(response)
         endpoint.check(answer, count_inputs(body[endpoint.input_name]))
-        wait = quota_wait(response.headers)
+        wait = self._model_api.quota_wait(response.headers)
         completion = reading.completion_without_text(answer)
         return ModelResponse(replace(completion, body=answer), reading.timing, wait)
 
@@ -356,25 +369,3 @@ async def call_with_retries(
         if limit.expired():
             raise LlmTimeout(f"the model server did not answer within {within:g} s") from error
         raise
-
-
-def quota_wait(headers: Mapping[str, str]) -> float:
-    """Return the seconds until a server takes requests and tokens again, by the headers of its
-    answer; 0 while it does, or where the headers make no sense."""
-    waits = [
-        _quota_seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
-        for what in ("requests", "tokens")
-        if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
-    ]
-    return min(max(waits, default=0.0), MAX_QUOTA_WAIT)
-
-
-def _quota_seconds(text: str) -> float:
-    """Read a duration: `6m0.5s`, `20ms`, or a plain number of seconds."""
-    text = text.strip()[:40]
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
-        return float(text)
-    parts = _DURATION_PART.findall(text)
-    if "".join(number + unit for number, unit in parts) != text:
-        return 0.0
-    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from switchyard.broker import patterns
+from switchyard.services.common.printable import quoted_answer
 from switchyard.services.llm.completion_reader import field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse
 
@@ -99,11 +100,11 @@ def check_embeddings(answer: Any, count: int) -> None:
     """Raise InvalidLlmResponse where an answer has not a vector for each of `count` texts."""
     data = field_of(answer, "data")
     if not isinstance(data, list) or len(data) != count:
-        raise InvalidLlmResponse(f"the model server did not answer with {count:,} vectors")
+        raise _useless(f"{count:,} vectors", answer)
     for each in data:
         vector = field_of(each, "embedding")
         if not vector or not is_vector(vector):
-            raise InvalidLlmResponse("the model server answered something that is no vector")
+            raise _useless("a vector for each text", each)
 
 
 def is_vector(value: Any) -> bool:
@@ -117,9 +118,16 @@ def check_completions(answer: Any, count: int) -> None:
     """Raise InvalidLlmResponse where an answer has no text for each of `count` prompts."""
     choices = field_of(answer, "choices")
     if not isinstance(choices, list) or len(choices) < count:
-        raise InvalidLlmResponse(f"the model server did not answer with {count:,} texts")
-    if not all(isinstance(field_of(each, "text"), str) for each in choices):
-        raise InvalidLlmResponse("the model server answered something that is no text")
+        raise _useless(f"{count:,} texts", answer)
+    for each in choices:
+        if not isinstance(field_of(each, "text"), str):
+            raise _useless("a text for each prompt", each)
+
+
+def _useless(wanted: str, answer: Any) -> InvalidLlmResponse:
+    return InvalidLlmResponse(
+        f"the model server did not answer with {wanted}: it answered {quoted_answer(answer)}"
+    )
 
 
 EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings)

@@ -15,14 +15,20 @@ CALL_RATIO = 0.9
 """Part of an attempt for its calls, all together: the rest is for reading and writing."""
 
 
+ApiName = Literal["openai", "anthropic"]
+"""What model servers speak."""
+
+
 class LlmServer(BaseModel):
-    """One OpenAI-compatible server, of those in JOBS_LLM_PROVIDERS."""
+    """One server, of those in JOBS_LLM_PROVIDERS."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     name: str = Field(default="default", pattern=patterns.DASHED_NAME)
     """Names it in the ledger: the same in all processes."""
     base_url: str
+    api: ApiName = "openai"
+    """What it speaks: `services.llm.server_client.MODEL_APIS`."""
     model: str = "default"
     aliases: tuple[Annotated[str, Field(max_length=200, pattern=patterns.PLAIN)], ...] = ()
     """Other names under which requests may ask for the model."""
@@ -53,6 +59,12 @@ class LlmServer(BaseModel):
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
 
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        if self.batch and self.api != "openai":
+            raise ValueError("batch: only servers with the API openai get batches")
+        return self
+
     def serves(self, model: str | None) -> bool:
         """Return whether a request for this model, or for any (None), may be sent here."""
         return model is None or model == self.model or model in self.aliases
@@ -63,9 +75,14 @@ class LlmSettings(BaseSettings):
 
     llm_base_url: str | None = Field(
         default=None,
-        description="Address of an OpenAI-compatible server, for example "
+        description="Address of a language model server, for example "
         "http://localhost:8000/v1. Without one, summaries are extractive and "
         "marked as such.",
+    )
+    llm_api: ApiName = Field(
+        default="openai",
+        description="What that server speaks: OpenAI's API, or Anthropic's Messages API "
+        "(docs/llm.md#anthropic).",
     )
     llm_model: str = Field(default="default", description="Model on that server.")
     llm_api_key: SecretStr | None = Field(default=None, description="API key for that server.")
@@ -79,7 +96,7 @@ class LlmSettings(BaseSettings):
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
-        "with `name`, `base_url`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
+        "with `name`, `base_url`, `api`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
         "`batch`, `max_tokens_name`, `sends_temperature`, `schema`, `stream`, `leave_out`, "
         "`extra_body`, `context_length` (docs/llm.md).",
     )
@@ -236,6 +253,7 @@ class LlmSettings(BaseSettings):
         return (
             LlmServer(
                 base_url=self.llm_base_url,
+                api=self.llm_api,
                 model=self.llm_model,
                 api_key=self.llm_api_key,
                 max_tokens_name=self.llm_max_tokens_name,
@@ -263,6 +281,10 @@ class LlmSettings(BaseSettings):
             return None
         own_key = self.vision_api_key or (None if self.vision_base_url else self.llm_api_key)
         server = LlmServer(
-            name="vision", base_url=base_url, model=self.vision_model, api_key=own_key
+            name="vision",
+            base_url=base_url,
+            api="openai" if self.vision_base_url else self.llm_api,
+            model=self.vision_model,
+            api_key=own_key,
         )
         return self.model_copy(update={"llm_providers": (server,), "llm_base_url": None})

@@ -1,0 +1,427 @@
+"""Anthropic's Messages API, as a translation of OpenAI's chats and back.
+
+Nothing that changes what is asked gets lost in silence: what the API does not have is refused. What
+is left out, and what is changed, stands in docs/llm.md#anthropic.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.printable import quoted_answer
+from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmBadRequest
+from switchyard.services.llm.model_api import DEFAULT_ANSWER_TOKENS, MAX_QUOTA_WAIT, ModelApi
+
+if TYPE_CHECKING:
+    import openai
+
+VERSION = "2023-06-01"
+MAX_TEMPERATURE = 1.0
+"""Of this API; OpenAI's goes to 2."""
+_IMPOSSIBLE: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "modalities": (["text"],),
+    "audio": (),
+    "functions": ([],),
+    "function_call": (),
+    "web_search_options": (),
+}
+"""Parameters that change an answer and that this API does not have, with their harmless values."""
+_LEFT_OUT = frozenset(
+    {
+        *_IMPOSSIBLE,
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "store",
+        "stream_options",
+        "verbosity",
+    }
+)
+_TRANSLATED = frozenset(
+    {
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "parallel_tool_calls",
+        "response_format",
+        "stop",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "user",
+    }
+)
+_FINISH_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+_TOOL_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
+_QUOTAS = ("requests", "tokens", "input-tokens", "output-tokens")
+_COUNTS = (
+    "input_tokens",
+    "output_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+)
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class AnthropicApi(ModelApi):
+    """Anthropic's Messages API."""
+
+    path = "/messages"
+
+    def headers(self, api_key: str | None) -> Mapping[str, str | openai.Omit]:
+        import openai
+
+        key = {} if api_key is None else {"x-api-key": api_key}
+        return {"anthropic-version": VERSION, "Authorization": openai.Omit(), **key}
+
+    def refusal(self, chat: Mapping[str, Any], path: str | None) -> str | None:
+        if path is not None:
+            return f"Anthropic's API has no {path}: ask for a model of another server"
+        for name, harmless in _IMPOSSIBLE.items():
+            if (value := chat.get(name)) is not None and value not in harmless:
+                return (
+                    f"Anthropic's API does not have the parameter {name}: leave it out, or let the "
+                    "operator do so with `leave_out` in JOBS_LLM_PROVIDERS"
+                )
+        return None
+
+    def request(self, chat: Mapping[str, Any]) -> Mapping[str, Any]:
+        body = {
+            name: value
+            for name, value in chat.items()
+            if name not in _TRANSLATED and name not in _LEFT_OUT
+        }
+        limits = (chat.get("max_completion_tokens"), chat.get("max_tokens"))
+        body["max_tokens"] = next((x for x in limits if x is not None), DEFAULT_ANSWER_TOKENS)
+        system, body["messages"] = _turns(chat["messages"])
+        if system:
+            body["system"] = system
+        temperature = chat.get("temperature")
+        if temperature is not None:
+            is_number = isinstance(temperature, int | float)
+            body["temperature"] = min(temperature, MAX_TEMPERATURE) if is_number else temperature
+        stop = chat.get("stop")
+        if stop:
+            body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        if isinstance(chat.get("user"), str):
+            body["metadata"] = {"user_id": chat["user"]}
+        body |= _tools(chat)
+        if form := _output_format(chat.get("response_format")):
+            given = chat.get("output_config")
+            body["output_config"] = {**(given if isinstance(given, dict) else {}), "format": form}
+        return body
+
+    def completion(self, answer: Any) -> Any:
+        if not isinstance(answer, dict) or not isinstance(answer.get("content"), list):
+            return answer
+        texts: dict[str, list[str]] = {"text": [], "thinking": []}
+        calls = []
+        for block in answer["content"]:
+            kind = block.get("type") if isinstance(block, dict) else None
+            if kind in texts:
+                texts[kind].append(_text(block, kind))
+            elif kind == "tool_use":
+                arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+                calls.append(_call(block, arguments))
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts["text"]) or None}
+        if thoughts := "".join(texts["thinking"]):
+            message["reasoning_content"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        reason = _finish_reason(answer.get("stop_reason"))
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        return _envelope(answer, [choice], _counts(answer.get("usage")))
+
+    def stream_reader(self) -> Callable[[Any], Iterable[Any]]:
+        return _EventReader().read
+
+    def quota_wait(self, headers: Mapping[str, str]) -> float:
+        waits = [
+            _seconds_until(headers.get(f"anthropic-ratelimit-{what}-reset", ""))
+            for what in _QUOTAS
+            if headers.get(f"anthropic-ratelimit-{what}-remaining", "").strip() == "0"
+        ]
+        return min(max(waits, default=0.0), MAX_QUOTA_WAIT)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def _turns(
+    messages: Iterable[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what all messages of the system say, and the turns of user and model: neighbouring
+    messages of one side are one turn, as all results of a turn's tools must be."""
+    system: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
+    for at, message in enumerate(messages):
+        place, role = f"messages[{at}]", message.get("role")
+        blocks = _blocks(message.get("content"), place)
+        if role in ("system", "developer"):
+            system += blocks
+            continue
+        if role == "tool":
+            result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
+            blocks = [result | ({"content": blocks} if blocks else {})]
+        elif role == "assistant":
+            if not blocks and isinstance(message.get("refusal"), str):
+                blocks = _blocks(message["refusal"], place)
+            blocks += _called_tools(message.get("tool_calls"), place)
+        elif role != "user":
+            raise LlmBadRequest(f"{place}: Anthropic's API has no role {role!r}")
+        side = "assistant" if role == "assistant" else "user"
+        if turns and turns[-1]["role"] == side:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": side, "content": blocks})
+    return system, turns
+
+
+def _blocks(content: Any, place: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [
+        _block(part, f"{place}.content[{at}]")
+        for at, part in enumerate(content or ())
+        if part.get("type") != "text" or part.get("text")  # empty ones are refused
+    ]
+
+
+def _block(part: Mapping[str, Any], place: str) -> dict[str, Any]:
+    match part:
+        case {"type": "text"}:
+            return dict(part)
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+            return {"type": "image", "source": _source(url, place)}
+        case {"type": "file", "file": {"file_data": str(url)}}:
+            return {"type": "document", "source": _source(url, place)}
+    raise LlmBadRequest(
+        f"{place}: of a content part of type {str(part.get('type'))[:40]!r} nothing can be made "
+        "for Anthropic's API, which takes `text`, `image_url`, and `file` with `file_data`"
+    )
+
+
+def _source(url: str, place: str) -> dict[str, str]:
+    if url.startswith(("https://", "http://")):
+        return {"type": "url", "url": url}
+    head, comma, data = url.partition(",")
+    kind, _, encoding = head.removeprefix("data:").partition(";")
+    if not comma or not head.startswith("data:") or encoding != "base64":
+        raise LlmBadRequest(f"{place}: give an address, or data:TYPE;base64,…")
+    return {"type": "base64", "media_type": kind, "data": data}
+
+
+def _called_tools(calls: Any, place: str) -> list[dict[str, Any]]:
+    blocks = []
+    for at, call in enumerate(calls if isinstance(calls, list) else ()):
+        match call:
+            case {"id": str(call_id), "function": {"name": str(name), **more}}:
+                given = _json_or_none(more.get("arguments") or "{}")
+            case _:
+                given = None
+        if not isinstance(given, dict):
+            raise LlmBadRequest(
+                f"{place}.tool_calls[{at}]: it needs an id, and a function with a name and with "
+                "arguments that are a JSON object"
+            )
+        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
+    return blocks
+
+
+def _json_or_none(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _tools(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters for tools, and for which of them is to be called."""
+    tools, choice = chat.get("tools"), chat.get("tool_choice")
+    if not tools:
+        return {}
+    made: dict[str, Any] = {}
+    match choice:
+        case None:
+            pass
+        case str() if choice in _TOOL_CHOICES:
+            made = {"type": _TOOL_CHOICES[choice]}
+        case {"type": "function", "function": {"name": name}}:
+            made = {"type": "tool", "name": name}
+        case _:
+            raise LlmBadRequest(
+                "tool_choice: for Anthropic's API it is auto, none, required, or one function"
+            )
+    if chat.get("parallel_tool_calls") is False and made.get("type") != "none":
+        made = {"type": "auto", **made, "disable_parallel_tool_use": True}
+    listed = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+    return {"tools": listed} | ({"tool_choice": made} if made else {})
+
+
+def _tool(tool: Any, place: str) -> dict[str, Any]:
+    match tool:
+        case {"type": "function", "function": {"name": name, **more}}:
+            made = {"name": name, "input_schema": more.get("parameters") or _NO_PARAMETERS}
+            if more.get("description") is not None:
+                made["description"] = more["description"]
+            return made | ({"strict": True} if more.get("strict") is True else {})
+    raise LlmBadRequest(f"{place}: only functions with a name can be made tools of Anthropic's API")
+
+
+def _output_format(form: Any) -> dict[str, Any] | None:
+    """Return how the form of an answer is told. For any JSON there is none: as in OpenAI's API,
+    the messages have to ask for it."""
+    match form:
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return {"type": "json_schema", "schema": schema}
+        case None | {"type": "text" | "json_object"}:
+            return None
+    raise LlmBadRequest(
+        "response_format: for Anthropic's API its type is text, json_object or json_schema"
+    )
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class _EventReader:
+    """Makes OpenAI's chunks of the events of one stream."""
+
+    def __init__(self) -> None:
+        self._usage: dict[str, int] = {}
+        self._calls: dict[Any, int] = {}
+        """Numbers of the calls of tools, by those of their blocks."""
+        self._without_arguments: set[Any] = set()
+
+    def read(self, event: Any) -> Iterator[Any]:
+        """Yield the chunks that one event makes."""
+        kind = event.get("type") if isinstance(event, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidLlmResponse(
+                "the model server does not speak Anthropic's API: its stream has "
+                f"{quoted_answer(event)}"
+            )
+        place = event.get("index") if isinstance(event.get("index"), int) else None
+        match event:
+            case {"type": "error"}:
+                yield {"error": event.get("error") or event}
+            case {"type": "message_start", "message": dict() as message}:
+                self._usage |= _counts(message.get("usage"))
+                yield _envelope(message, [_choice({"role": "assistant"})], {})
+            case {"type": "content_block_start", "content_block": dict() as block} if (
+                block.get("type") == "tool_use"
+            ):
+                self._calls[place] = len(self._calls)
+                given = block.get("input")
+                if not given:
+                    self._without_arguments.add(place)
+                arguments = json.dumps(given, ensure_ascii=False) if given else ""
+                yield self._calling(place, _call(block, arguments))
+            case {"type": "content_block_start", "content_block": dict() as block}:
+                yield from _said(block.get("type"), block)
+            case {"type": "content_block_delta", "delta": {"partial_json": str(more)}}:
+                if more and place in self._calls:
+                    self._without_arguments.discard(place)
+                    yield self._calling(place, {"function": {"arguments": more}})
+            case {"type": "content_block_delta", "delta": dict() as delta}:
+                yield from _said(str(delta.get("type")).removesuffix("_delta"), delta)
+            case {"type": "content_block_stop"} if place in self._without_arguments:
+                self._without_arguments.discard(place)
+                yield self._calling(place, {"function": {"arguments": "{}"}})
+            case {"type": "message_delta", "delta": dict() as delta}:
+                self._usage |= _counts(event.get("usage"))
+                reason = _finish_reason(delta.get("stop_reason"))
+                yield _envelope({}, [_choice({}, reason)], self._usage)
+
+    def _calling(self, place: Any, call: Mapping[str, Any]) -> dict[str, Any]:
+        return {"choices": [_choice({"tool_calls": [{"index": self._calls[place], **call}]})]}
+
+
+def _said(kind: Any, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the chunk of a piece of text or of reasoning; there may be others: signatures, …"""
+    if kind == "text" and _text(block, kind):
+        yield {"choices": [_choice({"content": _text(block, kind)})]}
+    elif kind == "thinking" and _text(block, kind):
+        yield {"choices": [_choice({"reasoning_content": _text(block, kind)})]}
+
+
+def _choice(delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": reason}
+
+
+def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": arguments}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _envelope(
+    message: Mapping[str, Any], choices: list[dict[str, Any]], counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return a completion, or a chunk of one, with what a message says besides its content."""
+    given = {name: message[name] for name in ("id", "model") if isinstance(message.get(name), str)}
+    envelope: dict[str, Any] = {"created": int(time.time()), **given, "choices": choices}
+    if counts:
+        cached = counts.get("cache_read_input_tokens", 0)
+        written = counts.get("cache_creation_input_tokens", 0)
+        prompt = counts.get("input_tokens", 0) + cached + written
+        answer = counts.get("output_tokens", 0)
+        envelope["usage"] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+    return envelope
+
+
+def _counts(usage: Any) -> dict[str, int]:
+    if not isinstance(usage, dict):
+        return {}
+    return {
+        name: usage[name]
+        for name in _COUNTS
+        if type(usage.get(name)) is int and 0 <= usage[name] < 2**40
+    }
+
+
+def _finish_reason(reason: Any) -> str | None:
+    return _FINISH_REASONS.get(reason, reason) if isinstance(reason, str) else None
+
+
+def _text(block: Mapping[str, Any], name: str) -> str:
+    text = block.get(name)
+    return text if isinstance(text, str) else ""
+
+
+def _seconds_until(moment: str) -> float:
+    """Read a moment (RFC 3339), which is to come; 0 where it is none or past."""
+    try:
+        left = datetime.fromisoformat(moment.strip()[:40]) - datetime.now(UTC)
+        return max(0.0, left.total_seconds())
+    except (ValueError, TypeError):  # no moment, or one without a zone
+        return 0.0

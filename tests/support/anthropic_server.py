@@ -1,0 +1,148 @@
+"""A small HTTP server that speaks Anthropic's Messages API and can misbehave.
+
+It is as strict as the real one about what tests rely on, and answers well unless it was told
+otherwise: `server.next(api_error(529, "overloaded_error"))` is what the next request gets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support.site import Behaviour, Exchange, Request, Site
+
+MODEL = "claude"
+KEY = "sk-ant-1"
+ANSWER = "The tide rises."
+USAGE = {"input_tokens": 5, "cache_creation_input_tokens": 2, "cache_read_input_tokens": 40}
+KNOWN = {
+    *("model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stream"),
+    *("stop_sequences", "tools", "tool_choice", "metadata", "thinking", "output_config"),
+}
+"""Parameters: others are refused, as by the real one."""
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def thinking(said: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": said, "signature": "c2ln"}
+
+
+def tool_use(call_id: str, name: str, **given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+
+
+def answers(
+    *blocks: Mapping[str, Any], stop_reason: str = "end_turn", headers: Mapping[str, str] = {}
+) -> Behaviour:
+    """A message of these blocks, as a stream where one is asked for."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        if request.json.get("stream"):
+            body = b"".join(_event(each) for each in events_of(*blocks, stop_reason=stop_reason))
+            kind = "text/event-stream; charset=utf-8"
+            exchange.send(200, body, content_type=kind, headers=headers)
+            return
+        end = {"stop_reason": stop_reason, "stop_sequence": None}
+        usage = {**USAGE, "output_tokens": 7}
+        message = {**_message(), "content": blocks, **end, "usage": usage}
+        exchange.send_json(200, message, headers)
+
+    return behave
+
+
+def streams(*events: Mapping[str, Any], claimed_length: int | None = None) -> Behaviour:
+    """These events, and nothing more."""
+    body = b"".join(map(_event, events))
+    return lambda exchange, _: exchange.send(
+        200, body, content_type="text/event-stream", claimed_length=claimed_length
+    )
+
+
+def api_error(status: int, kind: str, message: str = "no", **headers: str) -> Behaviour:
+    """An error in the API's form."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
+    return lambda exchange, _: exchange.send_json(status, body, named)
+
+
+def events_of(*blocks: Mapping[str, Any], stop_reason: str = "end_turn") -> list[dict[str, Any]]:
+    """The events of a stream: texts in two pieces, arguments in two, and signs of life between."""
+    usage = {**USAGE, "output_tokens": 1}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**_message(), "content": [], "usage": usage}},
+        {"type": "ping"},
+    ]
+    for at, block in enumerate(blocks):
+        kind = block["type"]
+        empty = {"text": "", "thinking": "", "tool_use": {}}[kind]
+        field = "input" if kind == "tool_use" else kind
+        whole = json.dumps(block["input"]) if kind == "tool_use" else block[field]
+        if whole == "{}":
+            whole = ""
+        name = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}[kind]
+        delta = "input_json_delta" if kind == "tool_use" else f"{kind}_delta"
+        start = {key: value for key, value in block.items() if key != "signature"} | {field: empty}
+        events.append({"type": "content_block_start", "index": at, "content_block": start})
+        half = len(whole) // 2
+        for piece in (whole[:half], whole[half:]):
+            more = {"type": delta, name: piece}
+            events.append({"type": "content_block_delta", "index": at, "delta": more})
+        if "signature" in block:
+            more = {"type": "signature_delta", "signature": block["signature"]}
+            events.append({"type": "content_block_delta", "index": at, "delta": more})
+        events.append({"type": "content_block_stop", "index": at})
+    end = {"stop_reason": stop_reason, "stop_sequence": None}
+    events.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": 7}})
+    events.append({"type": "message_stop"})
+    return events
+
+
+class AnthropicServer(Site):
+    """Use as a context manager; `url` is what `base_url` takes."""
+
+    @property
+    def url(self) -> str:
+        return f"{self.origin}/v1"
+
+    def handle(self, exchange: Exchange, request: Request) -> None:
+        refusal = _refusal(request)
+        if refusal is not None:
+            self.next(api_error(*refusal))
+        super().handle(exchange, request)
+
+    def answer(self, exchange: Exchange, request: Request) -> None:
+        answers(text(ANSWER))(exchange, request)
+
+
+def _refusal(request: Request) -> tuple[int, str, str] | None:
+    """What is wrong with a request."""
+    if request.path != "/v1/messages":
+        return 404, "not_found_error", "Not found"
+    if request.headers.get("x-api-key") != KEY or "authorization" in request.headers:
+        return 401, "authentication_error", "invalid x-api-key"
+    if "anthropic-version" not in request.headers:
+        return 400, "invalid_request_error", "anthropic-version: header is required"
+    body = request.json
+    unknown = sorted(body.keys() - KNOWN)
+    if unknown:
+        return 400, "invalid_request_error", f"{unknown[0]}: Extra inputs are not permitted"
+    if "max_tokens" not in body:
+        return 400, "invalid_request_error", "max_tokens: Field required"
+    if not 0 <= body.get("temperature", 0) <= 1:
+        return 400, "invalid_request_error", "temperature: range: 0..1"
+    roles = [each["role"] for each in body["messages"]]
+    if not set(roles) <= {"user", "assistant"} or roles[:1] != ["user"]:
+        return 400, "invalid_request_error", f"messages: roles {roles}"
+    return None
+
+
+def _message() -> dict[str, Any]:
+    return {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-1"}
+
+
+def _event(event: Mapping[str, Any]) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()

@@ -1,0 +1,228 @@
+"""OpenAI's chats in the form of Anthropic's API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import pytest
+
+from switchyard.services.common.settings.llm import ApiName
+from switchyard.services.llm.anthropic_api import AnthropicApi
+from switchyard.services.llm.llm_errors import LlmBadRequest
+from switchyard.services.llm.server_client import MODEL_APIS
+
+API = AnthropicApi()
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "tide", "arguments": '{"at": "Brest"}'},
+}
+TOOL = {"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}
+PNG = "data:image/png;base64,AAAA"
+
+
+def said(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The body that is made of a chat, without its `max_tokens`."""
+    body = dict(API.request({"messages": messages, **more}))
+    body.pop("max_tokens")
+    return body
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def user(content: Any = "hello") -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def test_each_api_of_the_settings_is_spoken() -> None:
+    assert set(get_args(ApiName)) == MODEL_APIS.keys()
+
+
+def test_a_conversation_with_tools_is_said_in_turns() -> None:
+    body = said(
+        {"role": "system", "content": "Be short."},
+        user("High?"),
+        {"role": "assistant", "content": "I look.", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "high"},
+        {"role": "tool", "tool_call_id": "c2", "content": ""},
+        {"role": "developer", "content": [text("Be kind.")]},
+        user([text(""), text("And now?")]),
+        {"role": "assistant", "content": None, "refusal": "No."},
+    )
+    calls = [
+        {"type": "tool_use", "id": each, "name": "tide", "input": {"at": "Brest"}}
+        for each in ("c1", "c2")
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": [text("high")]},
+        {"type": "tool_result", "tool_use_id": "c2"},
+    ]
+    assert body == {
+        "system": [text("Be short."), text("Be kind.")],
+        "messages": [
+            {"role": "user", "content": [text("High?")]},
+            {"role": "assistant", "content": [text("I look."), *calls]},
+            {"role": "user", "content": [*results, text("And now?")]},
+            {"role": "assistant", "content": [text("No.")]},
+        ],
+    }
+
+
+def test_pictures_and_documents_are_sent() -> None:
+    cached = {**text("See:"), "cache_control": {"type": "ephemeral"}}
+    content = [
+        cached,
+        {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,BBBB"}},
+    ]
+    picture = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    document = {"type": "base64", "media_type": "application/pdf", "data": "BBBB"}
+    (turn,) = said(user(content))["messages"]
+    assert turn["content"] == [
+        cached,
+        {"type": "image", "source": picture},
+        {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+        {"type": "document", "source": document},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"temperature": 1.7, "top_k": 3}, {"temperature": 1.0, "top_k": 3}),
+        ({"stop": "END"}, {"stop_sequences": ["END"]}),
+        ({"stop": ["a", "b"], "top_p": 0.5}, {"stop_sequences": ["a", "b"], "top_p": 0.5}),
+        (
+            {"user": "me", "seed": 7, "store": True, "n": 1, "logprobs": False},
+            {"metadata": {"user_id": "me"}},
+        ),
+        ({"thinking": {"type": "adaptive"}}, {"thinking": {"type": "adaptive"}}),
+        ({"response_format": {"type": "json_object"}}, {}),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {}}},
+                "output_config": {"effort": "low"},
+            },
+            {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}}},
+        ),
+        ({"tool_choice": "required"}, {}),
+        (
+            {"tools": [TOOL], "tool_choice": "required"},
+            {
+                "tools": [{"name": "tide", "input_schema": {"type": "object"}}],
+                "tool_choice": {"type": "any"},
+            },
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "description": "d", "strict": True},
+                    }
+                ],
+                "parallel_tool_calls": False,
+            },
+            {
+                "tools": [
+                    {
+                        "name": "f",
+                        "description": "d",
+                        "strict": True,
+                        "input_schema": {"type": "object", "properties": {}},
+                    }
+                ],
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            },
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "tide"}}},
+            {
+                "tools": [{"name": "tide", "input_schema": {"type": "object"}}],
+                "tool_choice": {"type": "tool", "name": "tide"},
+            },
+        ),
+    ],
+)
+def test_parameters_are_translated(given: dict[str, Any], made: dict[str, Any]) -> None:
+    body = said(user(), **given)
+    del body["messages"]
+    assert body == made
+    assert API.refusal(given, None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [({}, 4096), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 5, "max_tokens": None}, 5)],
+)
+def test_an_answer_has_a_limit(given: dict[str, Any], most: int) -> None:
+    assert API.request({"messages": [user()], **given})["max_tokens"] == most
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"logit_bias": {"1": 2}},
+        {"presence_penalty": 0.5},
+        {"functions": [{}]},
+    ],
+)
+def test_what_the_api_does_not_have_is_refused(given: dict[str, Any]) -> None:
+    (name,) = given
+    assert f"the parameter {name}:" in str(API.refusal(given, None))
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "error"),
+    [
+        (
+            user([{"type": "input_audio", "input_audio": {}}]),
+            {},
+            r"messages\[0\].content\[0\].*'input_audio'",
+        ),
+        (
+            user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
+            {},
+            "data:TYPE;base64",
+        ),
+        ({"role": "function", "content": "x"}, {}, "no role 'function'"),
+        (
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}],
+            },
+            {},
+            "JSON object",
+        ),
+        ({"role": "assistant", "content": "", "tool_calls": ["x"]}, {}, "JSON object"),
+        (user(), {"tools": [{"type": "custom"}]}, r"tools\[0\]"),
+        (user(), {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (user(), {"response_format": {"type": "grammar"}}, "response_format"),
+    ],
+)
+def test_what_can_not_be_said_is_refused(
+    message: dict[str, Any], more: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(LlmBadRequest, match=error):
+        said(message, **more)
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds", "least", "most"),
+    [("0", 30, 25, 30), ("3", 30, 0, 0), ("0", 9_999, 120, 120), ("0", -5, 0, 0)],
+)
+def test_what_is_left_is_read_from_the_headers(
+    left: str, seconds: int, least: float, most: float
+) -> None:
+    reset = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+    named = {"remaining": left, "reset": reset.replace("+00:00", "Z")}
+    headers = {f"anthropic-ratelimit-input-tokens-{name}": value for name, value in named.items()}
+    assert least <= API.quota_wait(headers) <= most
+    assert API.quota_wait(dict.fromkeys(headers, "soon")) == 0
