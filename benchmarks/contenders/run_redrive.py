@@ -4,6 +4,7 @@ run_redrive bury COUNT      make so many dead letters of 20 causes, indexed
 run_redrive scan            go through all of them; group them
 run_redrive redrive         send all of them back, unthrottled
 run_redrive group           send those of one cause back
+run_redrive remove          take those out of the queue that were sent back from the index
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from switchyard.cli.engine.bulk.run_here import give_way
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.indexed import LeftoverRemover
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.jobs.registry import Registry
@@ -102,6 +104,14 @@ async def redrive(
     return {"redriven": RedriveProgress.from_operation(ended).redriven, "seconds": seconds}
 
 
+async def remove(ledger: Ledger, settings: Settings) -> object:
+    started = time.perf_counter()
+    await LeftoverRemover(settings, ledger).run()
+    seconds = time.perf_counter() - started
+    assert not await ledger.redrives.count_leftovers()
+    return {"seconds": seconds}
+
+
 async def main() -> None:
     configure("warning")
     settle_memory()  # both as `jobctl dead redrive` does
@@ -114,6 +124,8 @@ async def main() -> None:
                 answer = await bury(ledger, settings, registry, int(sys.argv[2]))
             case "scan":
                 answer = await scan(ledger, settings)
+            case "remove":
+                answer = await remove(ledger, settings)
             case "group":
                 [first, *_] = await ledger.dead_letters.dead_groups()
                 which = LetterFilter(group=first.fingerprint)

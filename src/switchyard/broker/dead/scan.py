@@ -105,6 +105,11 @@ class QueuedDeadLetter:
     def is_settled(self) -> bool:
         return self.delivery.is_settled
 
+    @property
+    def left_behind(self) -> int:
+        """0: to acknowledge it takes it out."""
+        return 0
+
     def ack(self) -> bool:
         """Take it out of the queue, and those that say the same. False when the channel is gone: it
         is back in its place."""
@@ -182,6 +187,11 @@ class _ScanBatch:
         await self._channel.cancel(self._tag)
         await self._channel.queue_declare(self._queue, passive=True)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the channel is gone: the broker may not have had what was sent on it last."""
+        return self._channel.closed.done()
+
     def give_back(self) -> int:
         """Return what was not acknowledged, in order; how many that is."""
         return self._requeue(self.deliveries[: self._own])
@@ -214,9 +224,14 @@ class Scan:
         self._pieces: list[_ScanBatch] = []
         self.total = 0
         """Messages that waited in the queue when the scan began."""
+        self.is_alone = False
+        """Whether nobody else had a consumer then, who could hold some."""
+        self.is_settled = False
+        """Whether the broker has seen every acknowledgement: known once the scan has ended."""
 
     async def start(self) -> None:
-        self.total = await self.depth(self._queue)
+        size = await waiting_in(self._channel, self._queue)
+        self.total, self.is_alone = size.ready, size.consumers == 0
 
     async def letters(self) -> AsyncIterator[QueuedDeadLetter]:
         """Yield the letters that waited when the scan began. Raises BrokerUnavailable when the
@@ -263,6 +278,7 @@ class Scan:
                 number = give_back(piece)
                 if number and len(self._pieces) > 1:
                     await self._until(waiting + number)
+        self.is_settled = not any(piece.is_lost for piece in self._pieces)
 
     async def _until(self, waiting: int) -> None:
         """Wait until so many are back: what another channel returns must come behind them."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from switchyard.broker.dead.scan import QueuedDeadLetter, Scan, scanning
 from switchyard.broker.settings import BrokerSettings
@@ -16,6 +17,7 @@ from switchyard.services.engine.dead.displaced import classify_displaced
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import DEAD_SCAN, Sleep
 from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.requests import LeftoverLetter
 from switchyard.services.engine.records.results import DeadLetter, JobRecord
 
 BATCH_SIZE = 200
@@ -50,11 +52,15 @@ def wait_in(session: BulkSession) -> Sleep:
 
 class LetterScan:
     """A scan that tells apart letters of a job and foreign copies that only carry its id, merges
-    the letters of one death, and recognises jobs that are displaced through nobody's fault."""
+    the letters of one death, recognises jobs that are displaced through nobody's fault, and takes
+    letters out of the queue that were redriven from the index."""
 
-    def __init__(self, scan: Scan, ledger: Ledger) -> None:
+    def __init__(self, scan: Scan, ledger: Ledger, leftovers: Sequence[LeftoverLetter]) -> None:
         self._scan = scan
         self._ledger = ledger
+        self._leftovers = {each.letter_id: each for each in leftovers}
+        self._removed: Counter[str] = Counter()
+        self._is_complete = False
         self.total = scan.total
         """Letters that waited when it began."""
         self.scanned = 0
@@ -75,9 +81,34 @@ class LetterScan:
         for each in await classify_displaced(self._ledger, batch):
             if self._is_news(each):
                 yield each
+        self._is_complete = self.scanned == self.total and self._scan.is_alone
+
+    @property
+    def removed(self) -> list[LeftoverLetter]:
+        """Leftovers that are not in the queue any more, once the scan has ended."""
+        if self._is_complete:
+            return list(self._leftovers.values())
+        return [
+            replace(self._leftovers[letter_id], copies=copies)
+            for letter_id, copies in self._removed.items()
+        ]
+
+    def _is_leftover(self, letter: QueuedDeadLetter) -> bool:
+        """Tell whether the letter was redriven from the index, and lies here all the same."""
+        known = self._leftovers.get(letter.id)
+        return (
+            known is not None
+            and letter.message is not None
+            and letter.redrives <= known.redrives
+            and self._removed[letter.id] < known.copies
+        )
 
     def _is_news(self, letter: QueuedDeadLetter) -> bool:
         self.scanned += 1
+        if self._is_leftover(letter):
+            self._removed[letter.id] += 1
+            letter.ack()
+            return False
         first = self._deaths.setdefault(letter.death, letter)
         if first is letter:
             return True
@@ -103,11 +134,13 @@ async def scanning_in_turn(
 
     Raises BrokerUnavailable, LedgerUnavailable.
     """
-    async with (
-        ledger.leases.holding_lease(DEAD_SCAN, wait),
-        scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
-    ):
-        yield LetterScan(scan, ledger)
+    async with ledger.leases.holding_lease(DEAD_SCAN, wait):
+        leftovers = await ledger.redrives.leftover_letters()
+        async with scanning(settings.require_amqp_url(), profile=settings.profile) as scan:
+            letters = LetterScan(scan, ledger, leftovers)
+            yield letters
+        if scan.is_settled:  # else they may be back in their places
+            await ledger.redrives.forget_leftovers(letters.removed)
 
 
 @dataclass(frozen=True, slots=True)

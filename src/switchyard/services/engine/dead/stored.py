@@ -23,6 +23,8 @@ class StoredLetter:
     id: str
     body: bytes
     certificate: DeadLetterInfo
+    left_behind: int = 0
+    """Messages of it in `jobs.dead`, where it was read from the index all the same."""
 
     @cached_property
     def message(self) -> JobMessage | None:

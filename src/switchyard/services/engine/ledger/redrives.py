@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, text, update
+from sqlalchemy import Connection, Row, case, delete, func, select, text, update
 
 from switchyard.broker.lanes import queue_name
 from switchyard.services.engine.ledger.bulk_operations import keep_hold
@@ -18,14 +19,21 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import (
     dead_letters,
     jobs,
+    leftover_letters,
     letter_edits,
     redriven_letters,
 )
-from switchyard.services.engine.records.requests import LetterEdit, NewJob, RedrivenCopy
+from switchyard.services.engine.records.requests import (
+    LeftoverLetter,
+    LetterEdit,
+    NewJob,
+    RedrivenCopy,
+)
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import RedriveOutcome, State
 
 _COPIES: sql.Columns = {"id": "text", "redrives": "integer"}
+_LEFTOVERS: sql.Columns = {"letter_id": "text", "redrives": "integer", "copies": "integer"}
 
 
 class RedriveRepository(Repository):
@@ -56,9 +64,15 @@ class RedriveRepository(Repository):
         found = connection.execute(query, keys)
         return {row.id: queue_name(row.lane, row.worker) for row in found}
 
-    async def note_redriven(self, copies: Sequence[RedrivenCopy], now: float) -> None:
+    async def note_redriven(
+        self,
+        copies: Sequence[RedrivenCopy],
+        now: float,
+        leftovers: Sequence[LeftoverLetter] = (),
+    ) -> None:
         """Record that the broker has these copies: their jobs are queued again unless a worker has
-        already started them, and their letters no longer wait unless the jobs have died again."""
+        already started them, and their letters no longer wait unless the jobs have died again.
+        `leftovers`: see `note_leftovers`."""
         if not copies:
             return
         redriven = [
@@ -75,6 +89,46 @@ class RedriveRepository(Repository):
         def work(connection: Connection) -> None:
             self._writer.run(connection, redriven)
             connection.execute(letters, parameters)
+            _note_leftovers(connection, leftovers)
+
+        await self._database.write(work)
+
+    # --- letters that are over, and not out of the queue yet ---------------------------------
+
+    async def note_leftovers(self, leftovers: Sequence[LeftoverLetter]) -> None:
+        """Record letters that are over and whose messages are still in `jobs.dead`: whoever goes
+        through it next takes them out."""
+        if leftovers:
+            await self._database.write(lambda connection: _note_leftovers(connection, leftovers))
+
+    @read
+    def leftover_letters(self, connection: Connection) -> list[LeftoverLetter]:
+        """Return all of them."""
+        query = select(leftover_letters)
+        return [LeftoverLetter(*row) for row in connection.execute(query)]
+
+    @read
+    def count_leftovers(self, connection: Connection) -> int:
+        """Return how many messages of them are in `jobs.dead`."""
+        query = select(func.coalesce(func.sum(leftover_letters.c.copies), 0))
+        return int(connection.scalar(query) or 0)
+
+    async def forget_leftovers(self, removed: Sequence[LeftoverLetter]) -> None:
+        """Record that so many messages of letters have gone from `jobs.dead`."""
+        if not removed:
+            return
+        dialect = self._database.dialect
+        gone = text(
+            f"UPDATE leftover_letters SET copies = leftover_letters.copies - r.copies "
+            f"FROM {sql.rows_source(dialect, _LEFTOVERS)} "
+            "WHERE leftover_letters.letter_id = r.letter_id"
+        )
+        rows = sorted((each.letter_id, each.redrives, each.copies) for each in removed)
+        parameters = sql.rows_parameters(dialect, _LEFTOVERS, rows)
+
+        def work(connection: Connection) -> None:
+            connection.execute(gone, parameters)
+            connection.execute(delete(leftover_letters).where(leftover_letters.c.copies <= 0))
 
         await self._database.write(work)
 
@@ -298,6 +352,25 @@ class RedriveRepository(Repository):
         return await self._database.read(
             lambda connection: [to_record(row) for row in connection.execute(query)]
         )
+
+
+def _note_leftovers(connection: Connection, leftovers: Sequence[LeftoverLetter]) -> None:
+    if not leftovers:
+        return
+    insert = sql.insert_into(connection, leftover_letters)
+    # Written twice it is still one; of a letter that was left before, there is one more.
+    is_same = leftover_letters.c.redrives == insert.excluded.redrives
+    before = case((is_same, 0), else_=leftover_letters.c.copies)
+    connection.execute(
+        insert.on_conflict_do_update(
+            index_elements=["letter_id"],
+            set_={
+                "redrives": insert.excluded.redrives,
+                "copies": insert.excluded.copies + before,
+            },
+        ),
+        [asdict(each) for each in sorted(leftovers, key=lambda each: each.letter_id)],
+    )
 
 
 def _edit_columns(edit: LetterEdit) -> dict[str, Any]:

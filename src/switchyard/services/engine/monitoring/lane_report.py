@@ -142,7 +142,10 @@ async def _unlisted(settings: Settings, ledger: Ledger) -> int:
         return 0
     depths = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
     there = depths[DEAD_QUEUE]
-    return 0 if there is None else there.ready - await ledger.dead_letters.count_messages()
+    if there is None:
+        return 0
+    listed = await ledger.dead_letters.count_messages()
+    return there.ready - listed - await ledger.redrives.count_leftovers()
 
 
 async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:

@@ -362,6 +362,17 @@ class RedrivenCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftoverLetter:
+    """A letter that is over, and whose messages are in `jobs.dead` all the same."""
+
+    letter_id: str
+    redrives: int
+    """Of the letter."""
+    copies: int
+    """Messages that are to be taken out of the queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class LetterEdit:
     """A letter that goes back changed: what it was and what it is."""
 

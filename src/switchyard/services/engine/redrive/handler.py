@@ -17,6 +17,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import queue_depths
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.indexed import indexed_in_turn
 from switchyard.services.engine.dead.jq_program import ExpressionStopped
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in, waiting_ids
@@ -100,7 +101,35 @@ class RedriveHandler:
     def _source(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AbstractAsyncContextManager[AsyncGenerator[DeadLetterLike, None]]:
-        return self._stored(spec, run) if spec.from_ledger else self._waiting(spec, run)
+        if spec.from_ledger:
+            return self._stored(spec, run)
+        # An edit of a letter is taken back by what the queue has.
+        return self._indexed(spec, run) if spec.change.is_empty else self._waiting(spec, run)
+
+    @asynccontextmanager
+    async def _indexed(
+        self, spec: RedriveSpec, run: RedriveRun
+    ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
+        async with indexed_in_turn(
+            self._settings,
+            self._ledger,
+            spec.which,
+            run.moment,
+            wait_in(run.session),
+            limit=spec.limit,
+        ) as found:
+            if found is not None:
+
+                async def fitting() -> AsyncGenerator[DeadLetterLike, None]:
+                    async for letter in found:
+                        if run.is_ours(letter):
+                            yield letter
+
+                async with aclosing(fitting()) as letters:
+                    yield letters
+                return
+        async with self._waiting(spec, run) as letters:
+            yield letters
 
     @asynccontextmanager
     async def _waiting(

@@ -16,7 +16,12 @@ from switchyard.services.engine.dead.changes import Change, InvalidRedrive, chan
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.requests import LetterEdit, NewJob, RedrivenCopy
+from switchyard.services.engine.records.requests import (
+    LeftoverLetter,
+    LetterEdit,
+    NewJob,
+    RedrivenCopy,
+)
 from switchyard.services.engine.records.states import DeadLetterState, State
 
 BATCH = 200
@@ -127,9 +132,12 @@ class LetterSender:
         if over:
             ids = [letter.id for letter in over]
             await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+            await self._ledger.redrives.note_leftovers(_leftovers(over))
         if redriven:  # a later letter of the same job, which the index may have, stays as it is
             await self._ledger.redrives.note_redriven(
-                [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven], moment
+                [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven],
+                moment,
+                _leftovers([letter for letter, _ in redriven]),
             )
         for letter in (*over, *(letter for letter, _ in redriven)):
             letter.ack()
@@ -173,6 +181,7 @@ class LetterSender:
             Outgoing(copy.message, copy.routing_key) for copy in copies
         )
         sent: list[RedriveMessage] = []
+        parked: list[DeadLetterLike] = []
         refused: list[tuple[RedriveMessage, PublishError]] = []
         for copy, result in zip(copies, results, strict=True):
             if isinstance(result, Accepted):
@@ -183,9 +192,12 @@ class LetterSender:
             if isinstance(result, LaneFull) and result.dead_lettered:
                 # The copy is a dead letter itself now: one of the two is enough.
                 copy.letter.ack()
+                parked.append(copy.letter)
+        await self._ledger.redrives.note_leftovers(_leftovers(parked))
         await self._ledger.redrives.note_redriven(
             [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
             self._ledger.clock.time(),
+            _leftovers([copy.letter for copy in sent]),
         )
         for copy in sent:
             copy.letter.ack()
@@ -235,6 +247,15 @@ class LetterSender:
         )
         job = NewJob(message, lane, worker, routing_key) if is_other else None
         return RedriveMessage(letter, message, routing_key, queue_name(lane, worker), job)
+
+
+def _leftovers(letters: Sequence[DeadLetterLike]) -> list[LeftoverLetter]:
+    """Return what these letters leave in `jobs.dead` when they are acknowledged."""
+    return [
+        LeftoverLetter(letter.id, letter.redrives, letter.left_behind)
+        for letter in letters
+        if letter.left_behind
+    ]
 
 
 class QueueCapacity:

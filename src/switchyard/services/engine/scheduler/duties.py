@@ -22,6 +22,7 @@ from switchyard.services.engine.backfill.handler import BackfillHandler
 from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkHandler
+from switchyard.services.engine.dead.indexed import REMOVAL_INTERVAL, LeftoverRemover
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer
 from switchyard.services.engine.dead.purge import PurgeHandler
 from switchyard.services.engine.identity.broker import advance_broker
@@ -64,6 +65,8 @@ class SchedulerIntervals:
     case that the broker has lost them; otherwise the ledger lets only one copy run."""
     displaced: float = RETURN_INTERVAL
     """Between looks for what the broker threw out of full lanes."""
+    leftovers: float = REMOVAL_INTERVAL
+    """Between looks for letters that were redriven from the index and are still on the broker."""
     answers: float = 600.0
     """Between looks for answers of models and catalogues that are too old, or too many."""
     client_batches: float = 5.0
@@ -159,6 +162,8 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("index of dead letters", indexer.run)
     yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)
     yield PeriodicDuty("displaced jobs", returner.run)
+    remover = LeftoverRemover(settings, ledger)
+    yield PeriodicDuty("redriven letters", remover.run, intervals.leftovers)
     yield PeriodicDuty("schedules", schedules.run)
     yield PeriodicDuty(
         "wake jobs that wait for limits",

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0034"
+SCHEMA_REVISION = "0035"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -184,6 +184,14 @@ _partial(
     redriven_letters.c.operation_id,
     redriven_letters.c.letter_id,
     where="outcome IS NULL",
+)
+
+leftover_letters = Table(
+    "leftover_letters",
+    metadata,
+    Column("letter_id", Text, primary_key=True),
+    Column("redrives", Integer, nullable=False),
+    Column("copies", Integer, nullable=False),
 )
 
 letter_edits = Table(

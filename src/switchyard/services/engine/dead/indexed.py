@@ -1,0 +1,122 @@
+"""Dead letters of `jobs.dead`, read from the index: for the few of a long queue.
+
+To find them in the queue, all that is in it has to be gone through. The index has their bodies, so
+it does as well, where it surely lists what the queue has. What is taken from the index stays in the
+queue as a leftover, noted in the ledger: whoever goes through the queue next takes it out
+(`LetterScan`), and the scheduler does so soon (`LeftoverRemover`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import structlog
+
+from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.depths import ask_queues
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.scan import scanning_in_turn
+from switchyard.services.engine.dead.stored import StoredLetter, stored_letter
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.dead_letters import REFUSED
+from switchyard.services.engine.ledger.leases import DEAD_SCAN, Sleep
+
+MIN_QUEUE = 5_000
+"""Messages in `jobs.dead`, at least, for which the index is asked: fewer are gone through within a
+second."""
+MAX_SHARE = 0.25
+"""Of these, the largest part that is read from the index: of more, going through the queue costs
+little for each, and leaves nothing behind."""
+PAGE = 200
+"""Letters read from the index at a time."""
+REMOVAL_INTERVAL = 60.0
+"""Seconds between looks for leftovers."""
+REST_RATIO = 20.0
+"""How many times as long as a removal the rest after it is, at least: going through a long queue
+costs the broker something."""
+
+IndexedLetters = AsyncGenerator[StoredLetter, None]
+
+
+@asynccontextmanager
+async def indexed_in_turn(
+    settings: BrokerSettings,
+    ledger: Ledger,
+    which: LetterFilter,
+    moment: datetime,
+    wait: Sleep,
+    *,
+    limit: int | None = None,
+) -> AsyncIterator[IndexedLetters | None]:
+    """Open the letters that match and wait, oldest first, while nobody else goes through the queue;
+    None where that must be gone through. At most `limit` will be taken. Waits and raises as
+    `scanning_in_turn` does."""
+    async with ledger.leases.holding_lease(DEAD_SCAN, wait):
+        waiting = await ledger.dead_letters.count_dead(which.for_index("waiting", moment))
+        wanted = waiting if limit is None else min(waiting, limit)
+        if not await _index_suffices(settings, ledger, wanted):
+            yield None
+            return
+        async with aclosing(_indexed(ledger, which, moment)) as letters:
+            yield letters
+
+
+async def _index_suffices(settings: BrokerSettings, ledger: Ledger, wanted: int) -> bool:
+    """Tell whether so many letters are few of many, and the index lists what the queue has: as many
+    messages, and none on its way to the index."""
+    if wanted == 0:
+        return False
+    sizes = await ask_queues(settings.require_amqp_url(), (DEAD_QUEUE, DEAD_LOG_QUEUE))
+    dead, log = sizes[DEAD_QUEUE], sizes[DEAD_LOG_QUEUE]
+    if dead is None or log is None or log.ready or dead.ready < MIN_QUEUE:
+        return False
+    if wanted > dead.ready * MAX_SHARE:
+        return False
+    listed = await ledger.dead_letters.count_messages()
+    return listed + await ledger.redrives.count_leftovers() == dead.ready
+
+
+async def _indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
+    wanted = which.for_index("waiting", moment)
+    # The group is the one that the index has, and people see.
+    others = replace(which, group=None)
+    after: tuple[float, str] | None = None
+    while page := await ledger.dead_letters.letters_in(
+        wanted, states=("waiting",), after=after, limit=PAGE
+    ):
+        for letter in page:
+            stored = replace(stored_letter(letter), left_behind=letter.copies)
+            if letter.reason != REFUSED and others.matches(stored, moment):
+                yield stored
+        after = (page[-1].dead_at, page[-1].id)
+
+
+@dataclass
+class LeftoverRemover:
+    """Takes leftovers out of `jobs.dead`; part of the scheduler."""
+
+    settings: BrokerSettings
+    ledger: Ledger
+    rests_until: float = 0.0
+    """By the monotonic clock."""
+
+    async def run(self) -> None:
+        """Go through the queue once, if there are any. Raises BrokerUnavailable,
+        LedgerUnavailable."""
+        if time.monotonic() < self.rests_until or not await self.ledger.redrives.count_leftovers():
+            return
+        began = time.monotonic()
+        async with scanning_in_turn(self.settings, self.ledger) as scan:
+            began = time.monotonic()
+            async for _ in scan.letters():
+                pass
+        ended = time.monotonic()
+        self.rests_until = ended + REST_RATIO * (ended - began)
+        structlog.get_logger("dead letters").info(
+            "redriven letters removed from jobs.dead", letters=len(scan.removed)
+        )
