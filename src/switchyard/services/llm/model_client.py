@@ -24,7 +24,9 @@ from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
     InvalidLlmResponse,
     LlmBadRequest,
+    LlmContextTooLong,
     LlmCut,
+    LlmDeclined,
     LlmLimited,
     LlmOverloaded,
     LlmRefused,
@@ -218,6 +220,7 @@ class ModelClient:
         serving = {each.name for each in self._serving(chat, model, endpoint)}
         tried = set(self._clients) - serving
         last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
+        declined: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
@@ -227,6 +230,8 @@ class ModelClient:
                 # would be a time-out of the server, and an attempt of the job.
                 admission = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
             except LlmSaturated as error:
+                if declined is not None:  # asked again, it would be, and might cost, once more
+                    raise declined from error
                 if isinstance(last, LlmRefused):  # another server may not refuse the request
                     raise
                 # The answer of a server says more than that the others have no room.
@@ -243,11 +248,14 @@ class ModelClient:
                 last = error
                 tried.add(admission.server.name)
             except LlmRefused as error:
-                if not error.elsewhere:
-                    raise
                 last = error
                 tried.add(admission.server.name)
-        raise last or LlmTimeout(f"no model server answered within {within:g} s")
+                if isinstance(error, LlmDeclined):
+                    declined = declined or error
+                if not error.elsewhere:
+                    refuser = next(x for x in self._servers if x.name == admission.server.name)
+                    tried |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
+        raise declined or last or LlmTimeout(f"no model server answered within {within:g} s")
 
     async def _take_slot(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
         if self._gate is not None:
@@ -323,6 +331,20 @@ class ModelClient:
                     raise LlmOverloaded(
                         f"{failure}; it had other calls and gets fewer now", after=SHORT_PAUSE
                     ) from failure
+
+
+def takes_over(server: LlmServer, error: LlmRefused, refuser: LlmServer) -> bool:
+    """Return whether a server may answer what another one has refused so: the same model would
+    refuse it again."""
+    is_other = server.model != refuser.model
+    match error:
+        case LlmContextTooLong():
+            if server.context_length and refuser.context_length:
+                is_other = server.context_length > refuser.context_length
+            return is_other and "context_length" in server.takes_over
+        case LlmDeclined():
+            return is_other and "content_filter" in server.takes_over
+    return False
 
 
 def _outcome_of_response(response: ModelResponse) -> CallOutcome:

@@ -18,6 +18,9 @@ CALL_RATIO = 0.9
 ApiName = Literal["openai", "anthropic"]
 """What model servers speak."""
 
+Refusal = Literal["context_length", "content_filter"]
+"""Of a request: too long for the model, or declined by it or by a filter."""
+
 
 class LlmServer(BaseModel):
     """One server, of those in JOBS_LLM_PROVIDERS."""
@@ -56,6 +59,8 @@ class LlmServer(BaseModel):
     """Parameters that are sent besides, unless a request has them."""
     context_length: int | None = Field(default=None, ge=256, le=100_000_000)
     """Tokens of a request and its answer together."""
+    takes_over: tuple[Refusal, ...] = ("context_length", "content_filter")
+    """Why a request that another server has refused is asked here."""
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
 
@@ -98,7 +103,7 @@ class LlmSettings(BaseSettings):
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
         "with `name`, `base_url`, `api`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
         "`batch`, `max_tokens_name`, `sends_temperature`, `schema`, `stream`, `leave_out`, "
-        "`extra_body`, `context_length` (docs/llm.md).",
+        "`extra_body`, `context_length`, `takes_over` (docs/llm.md).",
     )
     llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(
         default=None,
