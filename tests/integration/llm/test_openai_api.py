@@ -515,3 +515,82 @@ async def test_a_text_is_continued(api: RunningApi, llm: LlmServer, stream: bool
     assert found.completion_tokens == 3
     assert llm.requests[-1].path == "/v1/completions"
     assert llm.requests[-1].json == asked
+
+
+RESPONSE: dict[str, Any] = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1,
+    "status": "completed",
+    "model": "m",
+    "output": [
+        {"id": "r1", "type": "reasoning", "summary": []},
+        {
+            "id": "m1",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "The sea rises.", "annotations": []}],
+        },
+        {"id": "f1", "type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"},
+    ],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "usage": {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 14,
+    },
+}
+
+
+async def test_a_response_is_the_servers_where_one_has_them(system: System, llm: LlmServer) -> None:
+    with LlmServer() as other:
+        own = Provider(name="own", base_url=llm.url, model=MODEL)
+        more = Provider(name="more", base_url=other.url, model=MODEL, order=1, responses=True)
+        system.settings = system.settings.model_copy(update={"llm_providers": (own, more)})
+        other.next(says(json.dumps({"status": "in_progress", "output": []}).encode()))
+        other.always(says(json.dumps(RESPONSE).encode()))
+        async with served(system) as api, client_of(api) as client:
+            create = client.responses.with_raw_response.create
+            asked: Any = {"model": MODEL, "instructions": "Be short.", "max_output_tokens": 9}
+            raw = await create(input="High?", extra_body={"odd": 1}, **asked)
+            answer = raw.parse()
+            assert answer.output_text == "The sea rises."
+            assert answer.usage is not None
+            assert answer.usage.input_tokens_details.cached_tokens == 4
+            sent = other.requests[-1].json
+            assert (other.requests[-1].path, sent) == (
+                "/v1/responses",
+                {**asked, "input": "High?", "odd": 1},
+            )
+            record = await system.ledger.job_reads.get(raw.headers["x-job-id"])
+            assert record is not None
+            assert record.result is not None
+            assert record.result["usage"] == {
+                "prompt_tokens": 9,
+                "completion_tokens": 5,
+                "cached_tokens": 4,
+            }
+            again = await create(input="High?", extra_body={"odd": 1}, **asked)
+            assert again.headers["x-cache"] == "HIT"
+
+            async with client.responses.stream(model=MODEL, input=CHAT) as events:
+                text = [x.delta async for x in events if x.type == "response.output_text.delta"]
+                final = await events.get_final_response()
+            assert text == ["The sea rises."]
+            assert [each.type for each in final.output] == ["reasoning", "message", "function_call"]
+            with pytest.raises(openai.BadRequestError, match="X-Job-Background"):
+                await client.responses.create(model=MODEL, input="a", background=True)
+        assert llm.requests == []
+        assert len(other.requests) == 3
+
+
+async def test_where_no_server_has_responses_the_setting_is_named(queued_api: RunningApi) -> None:
+    async with client_of(queued_api) as client:
+        with pytest.raises(openai.NotFoundError, match='"responses": true') as caught:
+            await client.responses.create(model=MODEL, input="a")
+    assert caught.value.code == "responses_not_supported"

@@ -19,7 +19,7 @@ from switchyard.api.state import ApiState, Shared
 from switchyard.services.engine.access.api_keys import Principal
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.system import KeyAllowance, KeyLimits
-from switchyard.services.llm.budget_account import max_usage_of
+from switchyard.services.llm.budget_account import ANSWER_LIMITS, max_usage_of
 from switchyard.services.llm.ledger import LlmLedger
 
 NO_RETRY = {"x-should-retry": "false"}
@@ -136,8 +136,7 @@ def _estimate(body: Mapping[str, Any]) -> int:
     """Estimate the tokens of a request: those of its question, and of its answer where it says how
     long that may be."""
     usage = max_usage_of(body)
-    names = ("max_tokens", "max_completion_tokens")
-    answer = usage["completion_tokens"] if any(body.get(each) for each in names) else 0
+    answer = usage["completion_tokens"] if any(body.get(each) for each in ANSWER_LIMITS) else 0
     return usage["prompt_tokens"] + answer
 
 

@@ -35,7 +35,7 @@ from switchyard.api.llm.key_limits import (
     limits_of,
 )
 from switchyard.api.llm.llm import refusals, request_queue
-from switchyard.api.llm.openai_chunks import ChunkWriter, text_chunks
+from switchyard.api.llm.openai_chunks import ChunkWriter, response_events, text_chunks
 from switchyard.api.middleware.access import Place, needs, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState, Shared
@@ -53,11 +53,14 @@ from switchyard.services.llm.openai_form import (
     EMBEDDINGS,
     ENDPOINTS,
     REFUSALS,
+    RESPONSES,
     TEXTS,
     completion_of,
     embeddings_of,
+    response_of,
     text_completion_of,
 )
+from switchyard.services.llm.whole_answers import NEEDS_RESPONSES
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
@@ -70,6 +73,10 @@ STREAMED = (
     '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
     "data: [DONE]\n\n"
 )
+RESPONSE_EVENT = (
+    "event: response.output_text.delta\n"
+    'data: {"type": "response.output_text.delta", "delta": "The tide rises."}\n\n'
+)
 ANSWER_HEADERS: dict[str, Any] = {
     "X-Job-Id": {"description": "The job that asked the model.", "schema": {"type": "string"}},
     "X-Cache": {
@@ -81,6 +88,13 @@ ANSWER_HEADERS: dict[str, Any] = {
         "schema": {"type": "string"},
     },
 }
+
+_Body = (
+    models.ChatCompletionRequest
+    | models.EmbeddingsBody
+    | models.CompletionRequest
+    | models.ResponsesBody
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +277,42 @@ async def create_completion(
     return Response(b"".join(chunks), headers=headers, media_type=MEDIA_TYPE)
 
 
+@router.post(
+    "/responses",
+    dependencies=[needs(Scope.PUBLISH)],
+    response_model=dict[str, Any],
+    responses={
+        200: {
+            "description": "A response, or a stream of its events.",
+            "headers": ANSWER_HEADERS,
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": RESPONSE_EVENT}},
+        },
+        **responses(*_PROBLEMS),
+    },
+)
+async def create_response(
+    body: models.ResponsesBody,
+    state: Shared,
+    request: Request,
+    wishes: Annotated[_Wishes, Depends(wishes_of)],
+) -> Any:
+    """Answer as OpenAI's Responses API does, by a server that has it."""
+    check_model_allowed(limits_of(request), body.model)
+    check_model(state.settings, body.model)
+    if not any(x.responses and x.serves(body.model) for x in state.settings.llm_servers):
+        code = "responses_not_supported"
+        raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
+    given = {"input": body.input}
+    result = await _answered_whole(RESPONSES, body, given, wishes, state, request)
+    if result is None:
+        return Response()  # nobody reads it
+    headers = answer_headers(result, state.settings)
+    answer = response_of(result)
+    if not body.stream:
+        return JsonResponse(answer, headers=headers)
+    return Response(b"".join(response_events(answer)), headers=headers, media_type=MEDIA_TYPE)
+
+
 @router.get(
     "/models",
     dependencies=[needs(Scope.PUBLISH, Scope.READ), Counted],
@@ -345,7 +395,7 @@ async def _finished(
 
 async def _answered_whole(
     url: str,
-    body: models.EmbeddingsBody | models.CompletionRequest,
+    body: models.EmbeddingsBody | models.CompletionRequest | models.ResponsesBody,
     texts: Mapping[str, Any],
     wishes: _Wishes,
     state: ApiState,
@@ -359,7 +409,7 @@ async def _answered_whole(
 
 
 async def _admit(
-    body: models.ChatCompletionRequest | models.EmbeddingsBody | models.CompletionRequest,
+    body: _Body,
     given: Mapping[str, Any],
     state: ApiState,
     request: Request,
@@ -376,7 +426,7 @@ async def _admit(
 
 def _payload_of(
     url: str,
-    body: models.ChatCompletionRequest | models.EmbeddingsBody | models.CompletionRequest,
+    body: _Body,
     given: Mapping[str, Any],
     wishes: _Wishes,
 ) -> dict[str, Any]:

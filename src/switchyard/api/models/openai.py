@@ -105,6 +105,25 @@ class CompletionRequest(_WholeRequest):
     )
 
 
+class ResponsesBody(_WholeRequest):
+    """A request in the form of OpenAI's Responses API."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"model": "large", "input": "What is a tide?"}}
+    )
+
+    input: whole_answers.ResponsesInput = Field(description="A text, or items.")
+    stream: bool | None = Field(
+        default=None, description="Answer as server-sent events, when the answer is complete."
+    )
+
+    @model_validator(mode="after")
+    def _is_finite(self) -> Self:
+        if not is_finite(self.input):
+            raise ValueError("NaN and infinity are not JSON")
+        return self
+
+
 class ServedModel(ApiModel):
     """A model that requests can name."""
 

@@ -47,6 +47,8 @@ BYTES_PER_TOKEN = 3
 TOKENS_PER_PICTURE = 1_500
 EMBEDDER = "embeddings"
 """The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
+ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Parameters that limit an answer, of all endpoints."""
 TEMPLATE_TOKENS = 8
 """Tokens that a model's template puts around each message."""
 
@@ -71,8 +73,8 @@ def requester_of(ctx: JobContext) -> Requester:
     )
 
 
-def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
-    """Estimate the most tokens that a question and its answer may have."""
+def max_usage_of(chat: Mapping[str, Any], *, has_answer: bool = True) -> dict[str, int]:
+    """Estimate the most tokens that a question and its answer may have; vectors are no answer."""
     pictures = 0
 
     def text_of(content: Any) -> Any:
@@ -86,9 +88,9 @@ def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
     messages = [
         {**each, "content": text_of(each.get("content"))} for each in chat.get("messages", ())
     ]
-    others = [chat.get(name) for name in ("response_format", "tools", "functions")]
+    others = [chat.get(name) for name in ("response_format", "tools", "functions", "instructions")]
     length = len(json.dumps([messages, *others], ensure_ascii=False).encode())
-    limits = [chat.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    limits = [chat.get(name) for name in ANSWER_LIMITS]
     most = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
     answers = [each for each in (chat.get("n"), chat.get("best_of")) if _is_count(each)]
     prompts = count_inputs(chat.get("prompt"))
@@ -96,7 +98,7 @@ def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
     prompt_tokens += len(messages) * TEMPLATE_TOKENS
     return {
         "prompt_tokens": prompt_tokens + pictures * TOKENS_PER_PICTURE,
-        "completion_tokens": 0 if "input" in chat else most * max(answers, default=1) * prompts,
+        "completion_tokens": most * max(answers, default=1) * prompts if has_answer else 0,
     }
 
 
@@ -148,11 +150,17 @@ class BudgetAccount:
 
     @asynccontextmanager
     async def charged_call(
-        self, server: LlmServer, chat: Mapping[str, Any], by: Requester
+        self,
+        server: LlmServer,
+        chat: Mapping[str, Any],
+        by: Requester,
+        *,
+        has_answer: bool = True,
     ) -> AsyncIterator[CallCharge]:
         """Reserve the cost of the call that is made within the context, and record it afterwards.
         Raises NoBudget, LedgerError, before anything is paid for."""
-        async with self._accounted(self.estimate(server, chat, by)) as charge:
+        call = self.estimate(server, chat, by, has_answer=has_answer)
+        async with self._accounted(call) as charge:
             yield charge
 
     @asynccontextmanager
@@ -190,10 +198,16 @@ class BudgetAccount:
         await asyncio.shield(self._end(call, ended, charge))
 
     def estimate(
-        self, server: LlmServer, chat: Mapping[str, Any], by: Requester, *, batch: bool = False
+        self,
+        server: LlmServer,
+        chat: Mapping[str, Any],
+        by: Requester,
+        *,
+        batch: bool = False,
+        has_answer: bool = True,
     ) -> LlmCall:
         """Return a call that is to be made, with the most that it can cost."""
-        usage = max_usage_of(chat)
+        usage = max_usage_of(chat, has_answer=has_answer)
         price = self._prices.of(server.model)
         cost = None if price is None else price.cost(usage, batch=batch)
         name = server.model

@@ -75,7 +75,8 @@ _LIMITED = frozenset({"overloaded_error", "rate_limit_error"})
 _TEXT_PARTS = frozenset({"text", "output_text"})
 _THOUGHTS = ("reasoning_content", "reasoning")
 """Fields with the reasoning of a model, where the server separates it."""
-_COUNTS = ("prompt_tokens", "completion_tokens")
+_COUNTS = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
+"""Counts by their names here; with those of OpenAI's Responses API."""
 _CALLS = ("tool_calls", "function_call", "audio")
 """Fields of a message that are an answer without text."""
 
@@ -399,11 +400,11 @@ class CompletionReader:
     def _read_metadata(self, model: object, usage: object) -> None:
         if isinstance(model, str) and model:
             self._model = readable(model[:200])
-        for name in _COUNTS:
+        for name, other_name in _COUNTS.items():
+            self._set_usage(name, field_of(usage, other_name))
             self._set_usage(name, field_of(usage, name))
-        self._set_usage(
-            "cached_tokens", field_of(field_of(usage, "prompt_tokens_details"), "cached_tokens")
-        )
+        for name in ("input_tokens_details", "prompt_tokens_details"):
+            self._set_usage("cached_tokens", field_of(field_of(usage, name), "cached_tokens"))
 
     def _set_usage(self, name: str, value: object) -> None:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40:

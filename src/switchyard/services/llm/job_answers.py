@@ -30,6 +30,7 @@ from switchyard.services.llm.whole_answers import (
     EMBEDDINGS,
     EmbeddingsRequest,
     Endpoint,
+    ResponsesRequest,
     TextCompletionRequest,
 )
 
@@ -55,7 +56,7 @@ async def answer_request(
 
 
 async def answer_whole(
-    request: EmbeddingsRequest | TextCompletionRequest,
+    request: EmbeddingsRequest | TextCompletionRequest | ResponsesRequest,
     endpoint: Endpoint,
     ctx: JobContext,
     *,

@@ -16,8 +16,10 @@ from switchyard.services.llm.llm_requests import (
 )
 from switchyard.services.llm.whole_answers import (
     EMBEDDINGS,
+    RESPONSES,
     TEXT_COMPLETIONS,
     EmbeddingsRequest,
+    ResponsesRequest,
     TextCompletionRequest,
 )
 
@@ -73,6 +75,15 @@ async def complete_text(payload: TextCompletionRequest, ctx: JobContext) -> Outc
 
     within = CALL_RATIO * LONG_ANSWER_TIMEOUT
     return Done(await answer_whole(payload, TEXT_COMPLETIONS, ctx, within=within))
+
+
+@job("create_response", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
+async def create_response(payload: ResponsesRequest, ctx: JobContext) -> Outcome:
+    """Answer by OpenAI's Responses API, as a server's `/responses` does."""
+    from switchyard.services.llm.job_answers import answer_whole
+
+    within = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    return Done(await answer_whole(payload, RESPONSES, ctx, within=within))
 
 
 async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:

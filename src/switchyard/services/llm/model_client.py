@@ -39,7 +39,7 @@ from switchyard.services.llm.llm_errors import (
 from switchyard.services.llm.records.llm_spend import Requester
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
 from switchyard.services.llm.stored_answers import Answers
-from switchyard.services.llm.whole_answers import Endpoint
+from switchyard.services.llm.whole_answers import EMBEDDINGS, Endpoint
 
 SLOT_TIMEOUT = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
@@ -303,7 +303,12 @@ class ModelClient:
         if output is not None:
             output.begin()  # another server may have begun
         try:
-            async with self._account.charged_call(admission.server, asked.chat, asked.by) as charge:
+            async with self._account.charged_call(
+                admission.server,
+                asked.chat,
+                asked.by,
+                has_answer=asked.endpoint is not EMBEDDINGS,
+            ) as charge:
                 response = await self._clients[admission.server.name].ask(
                     asked.chat,
                     within=within,

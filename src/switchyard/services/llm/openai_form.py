@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # it brings what runs jobs
     from switchyard.services.llm.llm_queue import LlmResult
 
 CHATS, TEXTS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 REFUSALS: Mapping[str | None, str] = {
     LlmDeclined.__name__: "content_filter",
     LlmContextTooLong.__name__: "context_length_exceeded",
@@ -52,6 +53,7 @@ ENDPOINTS: Mapping[str, OpenAiEndpoint] = {
     CHATS: OpenAiEndpoint("chat_completion", "messages"),
     TEXTS: OpenAiEndpoint("complete_text", "prompt"),
     EMBEDDINGS: OpenAiEndpoint("create_embeddings", "input"),
+    RESPONSES: OpenAiEndpoint("create_response", "input"),
 }
 
 
@@ -70,6 +72,13 @@ def completion_of(result: LlmResult) -> dict[str, Any]:
 def text_completion_of(result: LlmResult) -> dict[str, Any]:
     """Return the server's continuation of a text with the fields that clients expect."""
     return _with_defaults(result, "cmpl", "text_completion")
+
+
+def response_of(result: LlmResult) -> dict[str, Any]:
+    """Return the server's answer by the Responses API with the fields that clients expect."""
+    answer = _with_defaults(result, "resp", "response")
+    answer.setdefault("created_at", answer.pop("created"))
+    return answer
 
 
 def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:

@@ -32,7 +32,12 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
-from switchyard.services.llm.whole_answers import Endpoint, count_inputs
+from switchyard.services.llm.whole_answers import (
+    NEEDS_RESPONSES,
+    RESPONSES,
+    Endpoint,
+    count_inputs,
+)
 
 if TYPE_CHECKING:
     import openai
@@ -68,6 +73,7 @@ class ServerClient:
         self._timeout = timeout
         self.model = server.model
         self._server_name = server.name
+        self._has_responses = server.responses
         self._model_api = MODEL_APIS[server.api]()
         key = server.api_key
         self._headers = self._model_api.headers(key.get_secret_value() if key else None)
@@ -96,6 +102,8 @@ class ServerClient:
 
     def refusal(self, chat: Mapping[str, Any], endpoint: Endpoint | None) -> str | None:
         """Return why the server's API can't be asked for that; None where it can."""
+        if endpoint is RESPONSES and not self._has_responses:
+            return NEEDS_RESPONSES
         path = None if endpoint is None else endpoint.path
         return self._model_api.refusal(self._parameters.body(chat), path)
 

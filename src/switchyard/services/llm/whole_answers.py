@@ -1,4 +1,5 @@
-"""Endpoints of OpenAI's API whose answers come whole: embeddings, and completions of a text.
+"""Endpoints of OpenAI's API whose answers come whole: embeddings, completions of a text, and the
+Responses API.
 
 The SDK does not check what a server sends, so all of it is checked here; `bounded_http` bounds its
 size. What else is in an answer stays as it is.
@@ -9,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.common.printable import quoted_answer
@@ -28,6 +29,11 @@ TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKEN, strict=True)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)]
 Input = str | Texts | Tokens | TokenLists
+ResponsesInput = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_INPUTS)]
+)
+_ENDED_RESPONSES = ("completed", "incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,22 @@ class TextCompletionRequest(WholeRequest):
         return {**self.extra, "prompt": self.prompt}
 
 
+class ResponsesRequest(WholeRequest):
+    """Asks by OpenAI's Responses API."""
+
+    input: ResponsesInput = Field(description="A text, or items: messages, results of tools, …")
+
+    @model_validator(mode="after")
+    def _is_answered_at_once(self) -> Self:
+        if self.extra.get("background"):
+            raise ValueError("background: the job waits for the answer; ask with X-Job-Background")
+        return self
+
+    def body(self) -> dict[str, Any]:
+        """Return the parameters of the API."""
+        return {**self.extra, "input": self.input}
+
+
 def count_inputs(given: object) -> int:
     """Return of how many texts an input consists."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
@@ -124,6 +146,17 @@ def check_completions(answer: Any, count: int) -> None:
             raise _useless("a text for each prompt", each)
 
 
+def check_response(answer: Any, count: int) -> None:
+    """Raise InvalidLlmResponse where an answer is no response that has come to its end."""
+    if field_of(answer, "status") == "failed":
+        message = field_of(field_of(answer, "error"), "message")
+        raise InvalidLlmResponse(f"the model server failed: it answered {quoted_answer(message)}")
+    output = field_of(answer, "output")
+    is_output = isinstance(output, list) and all(isinstance(each, dict) for each in output)
+    if not is_output or field_of(answer, "status") not in _ENDED_RESPONSES:
+        raise _useless("a response that has ended", answer)
+
+
 def _useless(wanted: str, answer: Any) -> InvalidLlmResponse:
     return InvalidLlmResponse(
         f"the model server did not answer with {wanted}: it answered {quoted_answer(answer)}"
@@ -132,6 +165,11 @@ def _useless(wanted: str, answer: Any) -> InvalidLlmResponse:
 
 EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings)
 TEXT_COMPLETIONS = Endpoint("/completions", "prompt", check_completions)
+RESPONSES = Endpoint("/responses", "input", check_response)
+NEEDS_RESPONSES = (
+    'no server with this model has /responses: where one has, set "responses": true in '
+    "JOBS_LLM_PROVIDERS"
+)
 
 
 def input_tokens(body: Mapping[str, Any], bytes_per_token: int) -> int:

@@ -59,15 +59,19 @@ class LlmServer(BaseModel):
     """Parameters that are sent besides, unless a request has them."""
     context_length: int | None = Field(default=None, ge=256, le=100_000_000)
     """Tokens of a request and its answer together."""
+    responses: bool = False
+    """It has OpenAI's Responses API (`/responses`)."""
     takes_over: tuple[Refusal, ...] = ("context_length", "content_filter")
     """Why a request that another server has refused is asked here."""
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
 
     @model_validator(mode="after")
-    def _check_batch(self) -> Self:
+    def _check_api(self) -> Self:
         if self.batch and self.api != "openai":
             raise ValueError("batch: only servers with the API openai get batches")
+        if self.responses and self.api != "openai":
+            raise ValueError("responses: only servers with the API openai have that one")
         return self
 
     def serves(self, model: str | None) -> bool:
@@ -103,7 +107,7 @@ class LlmSettings(BaseSettings):
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
         "with `name`, `base_url`, `api`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
         "`batch`, `max_tokens_name`, `sends_temperature`, `schema`, `stream`, `leave_out`, "
-        "`extra_body`, `context_length`, `takes_over` (docs/llm.md).",
+        "`extra_body`, `context_length`, `takes_over`, `responses` (docs/llm.md).",
     )
     llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(
         default=None,
