@@ -122,10 +122,10 @@ class CompletionAssembler:
         for part in more:
             index = part.get("index") if isinstance(part, dict) else None
             before = next(
-                (each for each in kept if isinstance(each, dict) and each.get("index") == index),
+                (x for x in reversed(kept) if isinstance(x, dict) and x.get("index") == index),
                 None,
             )
-            if index is None or before is None:
+            if index is None or before is None or _is_next_call(before, part):
                 kept.append(self._kept(part, levels))
             else:
                 self._join(before, part, levels)
@@ -142,6 +142,14 @@ class CompletionAssembler:
             return [self._kept(each, levels - 1) for each in value]
         self._count(len(value) if isinstance(value, str) else 1)
         return value
+
+
+def _is_next_call(before: dict[str, Any], part: dict[str, Any]) -> bool:
+    """Return whether a piece begins another call of a tool than the one of the same number: Ollama
+    numbers all of them 0. A new id alone says nothing: vLLM has made one for each piece."""
+    function, known_id, new_id = part.get("function"), before.get("id"), part.get("id")
+    is_named = isinstance(function, dict) and bool(function.get("name"))
+    return is_named and bool(known_id) and bool(new_id) and known_id != new_id
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:

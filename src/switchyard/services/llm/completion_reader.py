@@ -216,7 +216,8 @@ class CompletionReader:
     def _read_chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
             raise _without_choices(chunk)
-        if error := chunk.get("error"):
+        # Older releases of vLLM send the error itself as the chunk.
+        if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
             if field_of(error, "type") in _LIMITED:
