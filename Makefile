@@ -98,6 +98,12 @@ fault-run: venv test-deps ## Break a running system at random (ARGS="--minutes 1
 join-run: venv test-deps ## Join a thousand jobs while processes are killed (ARGS="--runs 20"; ARGS=--help)
 	@$(BIN)/python -m tests.support.join_run $(ARGS)
 
+.PHONY: test-clients
+test-clients: venv test-deps ## Run LangChain's and Instructor's clients, in an environment of their own, against /v1
+	@$(VENV)-clients/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-clients
+	@$(VENV)-clients/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/clients.txt
+	@SWITCHYARD_CLIENTS=$(VENV)-clients/bin/python $(BIN)/python -m pytest -n0 -q tests/integration/llm/test_foreign_clients.py
+
 .PHONY: cluster
 cluster: venv test-deps ## Run three RabbitMQ 4.3 nodes as one cluster until Ctrl-C, and print its addresses
 	@$(BIN)/python -m tests.support.cluster $(ARGS)
@@ -154,6 +160,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra api --extra llm --extra jq --extra s3 -o requirements/slim.txt >/dev/null
 	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
+	@printf '%s\n' instructor langchain-openai | $(COMPILE_ONLY) $(ARGS) - -o requirements/clients.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null
 

@@ -51,6 +51,13 @@ BENCH_MODULES = {
     "taskiq_aio_pika": "taskiq-aio-pika",
 }
 """By module, the distribution that brings it: they are installed for benchmarks alone."""
+CLIENT_MODULES = {
+    "instructor": "instructor",
+    "langchain_core": "langchain-openai",
+    "langchain_openai": "langchain-openai",
+}
+"""The same of those for `make test-clients` alone."""
+ELSEWHERE = BENCH_MODULES | CLIENT_MODULES
 
 
 def _names(requirements: Iterable[str]) -> set[str]:
@@ -95,7 +102,7 @@ def distributions_of(folder: str) -> frozenset[str]:
     modules = {name.partition(".")[0] for name in names - shared}
     found = {_of_opentelemetry(name) for name in shared}
     for module in modules - OURS - sys.stdlib_module_names:
-        found |= _names([BENCH_MODULES[module]] if module in BENCH_MODULES else known[module])
+        found |= _names([ELSEWHERE[module]] if module in ELSEWHERE else known[module])
     return frozenset(found)
 
 
@@ -103,7 +110,7 @@ def distributions_of(folder: str) -> frozenset[str]:
     ("folder", "declared"),
     [
         ("src", RUNTIME | OCR | TRACING),
-        ("tests", RUNTIME | OCR | TRACING | DEV),
+        ("tests", RUNTIME | OCR | TRACING | DEV | set(CLIENT_MODULES.values())),
         ("benchmarks", RUNTIME | OCR | TRACING | DEV | BENCH),
     ],
 )

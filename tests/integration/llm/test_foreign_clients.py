@@ -1,0 +1,67 @@
+"""Unchanged programs of LangChain and Instructor in front of the lanes: `make test-clients`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api_server import connected, serving
+from tests.support.llm_server import ANSWER, DIMENSIONS, MODEL, LlmServer, answers, embeds, streams
+from tests.support.site import Exchange, Request
+from tests.support.system import System
+
+PYTHON = "SWITCHYARD_CLIENTS"
+"""The interpreter of the environment with these clients."""
+PROGRAM = Path(__file__).parents[2] / "support" / "foreign_clients.py"
+TIDE = {"port": "Brest", "metres": 4.5}
+
+
+def answer_as_asked(exchange: Exchange, request: Request) -> None:
+    """Call the tool that is offered, unless its result is there; give JSON where that is asked for;
+    say something otherwise."""
+    if request.path.endswith("/embeddings"):
+        embeds()(exchange, request)
+        return
+    asked = request.json
+    tools = asked.get("tools", ())
+    if tools and asked["messages"][-1]["role"] != "tool":
+        given = TIDE if tools[0]["function"]["name"] == "Tide" else {"port": "Brest"}
+        function = {"name": tools[0]["function"]["name"], "arguments": json.dumps(given)}
+        call = {"index": 0, "id": "call_1", "type": "function", "function": function}
+        streams({"tool_calls": [call]}, reason="tool_calls")(exchange, request)
+        return
+    answers(json.dumps(TIDE) if "response_format" in asked else ANSWER)(exchange, request)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(PYTHON not in os.environ, reason="make test-clients")
+async def test_unchanged_programs_of_other_clients_are_answered(
+    system: System, llm: LlmServer
+) -> None:
+    llm.always(answer_as_asked)
+    await system.start_worker("llm")
+    async with serving(system.settings) as api:
+        await connected(api)
+        arguments = (str(PROGRAM), f"{api.url}/v1", "a-key", MODEL)
+        program = await asyncio.create_subprocess_exec(
+            os.environ[PYTHON], *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        written, _ = await program.communicate()
+    assert program.returncode == 0
+    told: Any = json.loads(written)
+    assert told["langchain"] == {
+        "chain": ANSWER,
+        "streamed": ANSWER,
+        "batch": [ANSWER, ANSWER],
+        "async": ANSWER,
+        "calls": [["tide_at", {"port": "Brest"}]],
+        "after": ANSWER,
+        "structured": TIDE,
+        "vectors": [DIMENSIONS, DIMENSIONS],
+    }
+    assert told["instructor"] == {"TOOLS": TIDE, "JSON": TIDE}
