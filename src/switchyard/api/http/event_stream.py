@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import SwitchyardError
 
 MEDIA_TYPE = "text/event-stream"
@@ -70,11 +71,10 @@ class EventStream(Response):
         finally:
             if self._closing is not None:
                 self._closing()
-            for each in tasks:
-                each.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in ends:
-            if isinstance(error, Exception) and not isinstance(error, OSError):
+            await end_tasks(*tasks)
+        for each in tasks:
+            error = None if each.cancelled() else each.exception()
+            if error is not None and not isinstance(error, OSError):
                 raise error
         if sending.cancelled() and self._begun:
             # Not cut off, for whom that would be a reason to come again at once.

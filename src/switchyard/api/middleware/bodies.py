@@ -118,7 +118,8 @@ class _LimitedBody:
             held.release()  # the part before has been written
         patience = min(self._settings.api_idle_timeout, self._deadline - time.monotonic())
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, patience))
+            async with asyncio.timeout(max(0.0, patience)):
+                message = await self._receive()
         except TimeoutError as error:
             raise Problem(
                 "request-timeout", "send faster", headers={"Connection": "close"}

@@ -149,7 +149,8 @@ class _ScanBatch:
         while len(self.deliveries) < self.size:
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._arrived.wait()
                 idle = 0
                 continue
             except TimeoutError:

@@ -273,7 +273,8 @@ class Publisher(AsyncCloseable):
             if time.monotonic() - began >= self._timeout:
                 raise no_room(self._timeout)
             with suppress(TimeoutError):  # look again whether it is blocked or closed
-                await asyncio.wait_for(channel.room(self._window), CONFIRM_TIMEOUT)
+                async with asyncio.timeout(CONFIRM_TIMEOUT):
+                    await channel.room(self._window)
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         result = await self._result_of(job, sent)

@@ -75,7 +75,8 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     transport = connection.kwargs["transport_factory"] = TappedTransport()
     try:
         with raising_broker_unavailable(f"{_CANT_CONNECT}{address_of(url)}"), library_calls():
-            await asyncio.wait_for(connection.connect(), timeout)
+            async with asyncio.timeout(timeout):
+                await connection.connect()
     except BrokerUnavailable as error:
         await closed(connection)
         close_reason = transport.tap.close_reason if transport.tap is not None else ""

@@ -158,7 +158,8 @@ class LLMQueue:
             background.start("event feed", feed.run)
             try:
                 try:
-                    await asyncio.wait_for(feed.is_listening.wait(), SUBSCRIBE_TIMEOUT)
+                    async with asyncio.timeout(SUBSCRIBE_TIMEOUT):
+                        await feed.is_listening.wait()
                 except TimeoutError:
                     log.warning("job events not received yet")
                 fair_from = settings.fair_from

@@ -169,7 +169,8 @@ class Subscription:
         if not self._waiting and not self.is_over:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait()
             except TimeoutError:
                 return None
         if not self._waiting:

@@ -245,7 +245,8 @@ class LanePressure(AsyncCloseable):
 
     async def _within(self, work: Awaitable[T]) -> T:
         with raising_broker_unavailable("can't ask the broker"):
-            return await asyncio.wait_for(work, ASK_TIMEOUT)
+            async with asyncio.timeout(ASK_TIMEOUT):
+                return await work
 
     async def _depths(
         self, connection: Connection, limits: Mapping[str, int]

@@ -75,7 +75,8 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         for refresh in self._looks:
             try:
-                await asyncio.wait_for(refresh(), REFRESH_TIMEOUT)
+                async with asyncio.timeout(REFRESH_TIMEOUT):
+                    await refresh()
             except Exception as error:  # a scrape tells what it can
                 self._log.warning("metrics not refreshed", error=str(error) or type(error).__name__)
         return generate_latest(self._registry)

@@ -25,7 +25,8 @@ async def keep_beating(
     while True:
         if not is_busy():
             with suppress(TimeoutError):
-                await asyncio.wait_for(began.wait(), idle - busy)
+                async with asyncio.timeout(idle - busy):
+                    await began.wait()
         began.clear()
         await asyncio.sleep(busy)
         await beat()

@@ -326,9 +326,11 @@ class Scheduler:
     async def _pause(self) -> None:
         """Rest for a turn, and for longer while nothing is due."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), self._pace.turn)
+            async with asyncio.timeout(self._pace.turn):
+                await self._stopping.wait()
         if not self.is_active.is_set() or self._stopping.is_set():
             return
         next_at = min(self._renews_at, self._turns_at)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._due.wait(), max(0.0, next_at - time.monotonic()))
+            async with asyncio.timeout(max(0.0, next_at - time.monotonic())):
+                await self._due.wait()

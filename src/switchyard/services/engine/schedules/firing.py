@@ -94,7 +94,8 @@ class ScheduleRunner:
             return
         pause = CLOCK_CHECK_INTERVAL if self._settings.schedules is None else FILE_CHECK_INTERVAL
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._when_due.wait(), pause)
+            async with asyncio.timeout(pause):
+                await self._when_due.wait()
         self._when_due.clear()
 
     async def turn(self) -> int:
