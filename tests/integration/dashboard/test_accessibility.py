@@ -54,6 +54,7 @@ async def _filled(system: System, api: RunningApi) -> list[str]:
         *("backfills/new?source=arxiv", "workers", "schedules", "schedules/nightly", "limits"),
         *("llm", "documents", document, f"{document}/pages/1?q=rise"),
         *("documents/search?q=tides", "login", "jobs/nobody"),
+        *("jobs/new", "jobs/new?type=scripted", "jobs/new?like=dead-1"),
         *("jobs/act?type=ingest_document", "jobs/actions", f"jobs/actions/{action}"),
     ]
     return [f"/dashboard/{name}".rstrip("/") for name in names]

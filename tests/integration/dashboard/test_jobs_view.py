@@ -62,6 +62,65 @@ async def test_a_job_is_found_cancelled_and_published_again(
     assert copy.payload == {INJECTION: INJECTION}
 
 
+async def test_a_new_job_is_published_by_a_form_of_its_type_and_another_one_like_it(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await system.start_worker("llm")
+
+    def publish() -> None:
+        browser.open(f"{api.url}/dashboard/jobs")
+        browser.click("a[href$='/jobs/new']")
+        browser.find("#type").send_keys("scripted")
+        browser.click("main form button")
+        browser.find("[name='f.steps']").send_keys('["retry"')
+        browser.find("[name=tags]").send_keys("team=search")
+        browser.find("[name=lane]").send_keys("backfill")
+        browser.click("main form button")
+        browser.await_text("no JSON", "[role=alert]")
+        assert browser.find("[name=lane]").get_attribute("value") == "backfill"
+        browser.find("[name='f.steps']").clear()
+        browser.find("[name='f.steps']").send_keys('["permanent"]')
+        browser.click("main form button")
+        browser.await_text("dead", "#job-title")
+        browser.click("a[href*='/jobs/new?like=']")
+        assert browser.find("[name=tags]").get_attribute("value") == "team=search"
+        steps = browser.find("[name='f.steps']")
+        assert json.loads(steps.get_attribute("value") or "") == ["permanent"]
+        steps.clear()
+        steps.send_keys('["done"]')
+        browser.click("main form button")
+        browser.await_text("succeeded", "#job-title")
+
+    await asyncio.to_thread(publish)
+    found = (await system.ledger.job_reads.list_jobs(limit=10)).items
+    assert [(each.state, each.lane, each.tags) for each in found] == [
+        (State.SUCCEEDED, "backfill", {"team": "search"}),
+        (State.DEAD, "backfill", {"team": "search"}),
+    ]
+
+
+async def test_a_new_job_that_nobody_takes_is_not_published(
+    system: System, api: RunningApi
+) -> None:
+    new = "/dashboard/jobs/new"
+    page = (await api.client.get(new, params={"type": "noop"})).text
+    token = page.partition('name="csrf" value="')[2].partition('"')[0]
+    form = {"csrf": token, "lane": "hot", "f.n": "1"}
+    for wrong, why in (
+        ({"lane": "nowhere"}, "nowhere"),
+        ({"priority": "-1"}, "from 0 to"),
+        ({"priority": "11"}, "priority"),
+        ({"tags": "no tag"}, "tag"),
+        ({"f.n": "one"}, "n: "),
+    ):
+        sent = await api.client.post(new, params={"type": "noop"}, data=form | wrong)
+        assert sent.status_code == 422, wrong
+        assert why in sent.text.partition('role="alert"')[2][:500], wrong
+    for nobody in ({"type": "nobodys"}, {"like": "0b0f6c1e"}):
+        assert (await api.client.get(new, params=nobody)).status_code == 404, nobody
+    assert (await system.ledger.job_reads.list_jobs(limit=1)).items == ()
+
+
 async def test_a_list_stays_up_to_date_and_an_id_is_found_by_its_beginning(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
@@ -108,6 +167,8 @@ async def test_buttons_are_for_those_who_may(system: System) -> None:
         assert login.status_code == 303
         page = await api.client.get(f"/dashboard/jobs/{job_id}")
         assert "/cancel" not in page.text
+        assert "/jobs/new" not in page.text
+        assert (await api.client.get("/dashboard/jobs/new")).status_code == 403
         token = page.text.partition('name="csrf" value="')[2].partition('"')[0]
         refused = await api.client.post(f"/dashboard/jobs/{job_id}/cancel", data={"csrf": token})
         assert refused.status_code == 403

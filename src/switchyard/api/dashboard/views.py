@@ -16,6 +16,7 @@ from switchyard.api.dashboard import (
     jobs,
     limits,
     llm,
+    new_job,
     overview,
     pauses,
     schedules,
@@ -39,7 +40,14 @@ VIEWS = (
     llm.router,
     documents.router,
 )
-ROUTERS = (signing_in.router, pauses.router, dead_edit.router, job_actions.router, *VIEWS)
+ROUTERS = (
+    signing_in.router,
+    pauses.router,
+    dead_edit.router,
+    job_actions.router,
+    new_job.router,
+    *VIEWS,
+)
 
 
 @asynccontextmanager

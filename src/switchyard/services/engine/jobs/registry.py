@@ -140,6 +140,11 @@ class JobType:
             given = dict(made)
         return given
 
+    def shown(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a payload as people may see it."""
+        shown: dict[str, Any] = hidden(dict(payload), secret_schema(self.payload_model))
+        return shown
+
     def can_read(self, version: int) -> bool:
         """Tell whether payloads of a version can be read here; if not, their workers can."""
         if self.is_registered:
@@ -377,8 +382,8 @@ class Registry:
 
     def shown_payload(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Return the payload of a type as people may see it."""
-        shown: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
-        return shown
+        job_type = self._types.get(name) or self._registered.get(name)
+        return dict(payload) if job_type is None else job_type.shown(payload)
 
     @property
     def all_described(self) -> list[JobType]:

@@ -1,0 +1,144 @@
+"""A new job of a type, by a form made from the type's schema; empty, or filled with what another
+job has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Query, Request, Response
+
+from switchyard.api.dashboard import jobs
+from switchyard.api.dashboard.jobs import VIEW
+from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
+from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
+from switchyard.api.dashboard.sessions import form_fields
+from switchyard.api.engine.jobs import prepared, published
+from switchyard.api.http.problems import Problem
+from switchyard.api.middleware.access import source_of
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
+from switchyard.broker.lanes import LANES
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.jobs.registry import JobType
+from switchyard.services.engine.jobs.secret_fields import revealed, secret_schema
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.requests import parse_tag
+from switchyard.services.engine.records.results import JobRecord
+
+router = Pages(jobs.router.view)
+PUBLISH = [allows(Scope.PUBLISH)]
+LikeJob = Annotated[str, Query(pattern=rf"^$|{patterns.JOB_ID}")]
+OWN_FIELDS = ("lane", "priority", "tags")
+"""Of the form, beside those of the payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The type of a new job, and the job whose values it begins with."""
+
+    job_type: JobType
+    like: JobRecord | None
+
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        """The payload of that job as people may see it."""
+        job_type = self.job_type
+        return {} if self.like is None else job_type.shown(self.like.payload)
+
+    def payload(self, form: Mapping[str, str]) -> dict[str, Any]:
+        """Return the payload that the form says, with the secrets of the other job where they were
+        left as they are shown. Raises Problem."""
+        model = self.job_type.payload_model
+        said = read_fields(model.model_json_schema(), self.shown, form)
+        before = {} if self.like is None else self.like.payload
+        payload: dict[str, Any] = revealed(said, secret_schema(model), before)
+        return payload
+
+
+@router.get("/new", dependencies=PUBLISH)
+async def show_form(
+    state: Shared,
+    name: Annotated[str, Query(alias="type", max_length=200)] = "",
+    like: LikeJob = "",
+) -> DashboardPage:
+    """Show the form of a new job; first the choice of its type."""
+    if not name.strip() and not like:
+        types = [each.name for each in state.registry.all_described]
+        return DashboardPage("new_job_type.html", {"types": types}, title="New job")
+    return _form(await _wanted(state, name, like))
+
+
+@router.post("/new", dependencies=PUBLISH)
+async def publish(
+    request: Request,
+    state: Shared,
+    name: Annotated[str, Query(alias="type", max_length=200)] = "",
+    like: LikeJob = "",
+) -> Response:
+    """Publish the job; where it can't be, show the form again, with the reason."""
+    wanted = await _wanted(state, name, like)
+    form = await form_fields(request)
+    broker = state.require_broker()
+    try:
+        order = _request(wanted, form, source=source_of(request, None))
+        job = await prepared(broker, order, by_routing_key=True)
+    except (Problem, InvalidInput, ValueError) as error:
+        said = str(error.detail if isinstance(error, Problem) else error)
+        return _form(wanted, said=form, trouble=said)
+    accepted = await published(broker, job)
+    return done(f"{VIEW}/{accepted.job_id}", "Published.")
+
+
+def _request(wanted: Wanted, form: Mapping[str, str], *, source: str) -> JobRequest:
+    """Make the request. Raises Problem, ValueError."""
+    priority = form.get("priority", "").strip()
+    if priority and not priority.isdecimal():
+        raise ValueError(f"the priority must be a number from 0 to {MAX_PRIORITY}")
+    return JobRequest(
+        f"{form.get('lane', '')}.{wanted.job_type.name}",
+        wanted.payload(form),
+        priority=int(priority) if priority else None,
+        source=source,
+        tags=dict(parse_tag(each) for each in form.get("tags", "").split()),
+    )
+
+
+async def _wanted(state: ApiState, name: str, like: str) -> Wanted:
+    """Raises UnknownJobType, UnknownJob."""
+    record = await state.ledger.job_reads.require(like) if like else None
+    name = record.job_type if record is not None else name.strip()
+    await find_type(state.registry, state.ledger, name)
+    return Wanted(state.registry.described(name), record)
+
+
+def _form(
+    wanted: Wanted, *, said: Mapping[str, str] | None = None, trouble: str = ""
+) -> DashboardPage:
+    """Show the form; with what somebody has said already, and why that can't be."""
+    job_type, like = wanted.job_type, wanted.like
+    lanes = [each.name for each in LANES if each.name in job_type.lanes]
+    given = {"lane": lanes[0], "priority": "", "tags": ""}
+    if like is not None:
+        tags = " ".join(f"{name}={value}" for name, value in like.tags.items())
+        given = {"lane": like.lane, "priority": str(like.priority), "tags": tags}
+    if said is not None:
+        given |= {name: said.get(name, "") for name in OWN_FIELDS}
+    schema = job_type.payload_model.model_json_schema()
+    fields = {name: text for name, text in (said or {}).items() if name.startswith(PREFIX)}
+    context = {
+        "type": job_type.name,
+        "about": str(schema.get("description", ""))[:500],
+        "like": like,
+        "lanes": lanes,
+        "given": given,
+        "max_priority": MAX_PRIORITY,
+        "fields": fields_of(schema, wanted.shown, None if said is None else fields),
+        "trouble": trouble,
+    }
+    status = 422 if trouble else 200
+    return DashboardPage("new_job.html", context, title=f"New {job_type.name}", status=status)
