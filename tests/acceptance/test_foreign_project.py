@@ -6,16 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -23,6 +19,14 @@ from packaging.utils import canonicalize_name
 
 from tests.acceptance.conftest import ROOT, clean_environment
 from tests.support.brokers import TestBroker
+from tests.support.installing import (
+    Jobctl,
+    build_wheel,
+    make_environment,
+    pip,
+    share_libraries,
+    site_of,
+)
 
 OUR_FOLDERS = ("api", "broker", "cli", "services")
 MY_TASKS = """
@@ -120,51 +124,6 @@ for extra, program in json.loads(sys.stdin.read()).items():
 
 
 @dataclass
-class Jobctl:
-    """The command of an installation, run in a folder."""
-
-    program: Path
-    environment: dict[str, str]
-    folder: Path
-
-    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.program, *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=90,
-        )
-
-    def ok(self, *arguments: str, stdin: str = "") -> str:
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.ok(*arguments, "--json"))
-
-    @contextmanager
-    def started(self, *arguments: str) -> Iterator[None]:
-        log = self.folder / f"{arguments[0]}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [self.program, *arguments],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=file,
-                stderr=file,
-            )
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
-
-
-@dataclass
 class Installation:
     """Switchyard's wheel in an environment of its own, with our dependencies beside it."""
 
@@ -189,41 +148,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone.mkdir()
     shutil.copy(ROOT / "pyproject.toml", clone)
     shutil.copytree(ROOT / "src", clone / "src", ignore=shutil.ignore_patterns("*.egg-info"))
-    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(base), str(clone))
-    (made,) = base.glob("switchyard-*.whl")
-    return made
-
-
-def _environment(base: Path) -> tuple[Path, Path]:
-    """Make an environment; the folders of its programs and of its packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", base / "env"], check=True)
-    return base / "env/bin", _site(base / "env")
-
-
-def _site(environment: Path) -> Path:
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(environment)}))
+    return build_wheel(clone, base)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installation:
     """In an environment that has packages of our folders' names."""
-    programs, site = _environment(tmp_path_factory.mktemp("foreign"))
-    # A .pth file in a directory that a .pth file names is not read: our clone is not in the path.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    programs, site = make_environment(tmp_path_factory.mktemp("foreign"))
+    share_libraries(site)
     for name in OUR_FOLDERS:
         (site / name).mkdir()
         (site / name / "__init__.py").write_text(f"OWNER = 'somebody else, in {name}'\n")
     made = Installation(programs, site, {})
     made.there_before = made.files()
-    _pip("--python", str(made.bin / "python"), "install", "--no-deps", str(wheel))
+    pip("--python", str(made.bin / "python"), "install", "--no-deps", str(wheel))
     return made
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """The programs of an environment that has the wheel and what it requires without any extra."""
-    programs, site = _environment(tmp_path_factory.mktemp("core"))
-    _pip("--python", str(programs / "python"), "install", "--no-deps", str(wheel))
+    programs, site = make_environment(tmp_path_factory.mktemp("core"))
+    pip("--python", str(programs / "python"), "install", "--no-deps", str(wheel))
     (ours,) = metadata.distributions(name="switchyard", path=[str(site)])
     _link(_required(ours.requires or []), site)
     return programs
@@ -232,7 +178,7 @@ def core(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 @pytest.fixture(scope="module")
 def of_extras(core: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By extra, a folder with the packages that it brings besides the core's."""
-    (ours,) = metadata.distributions(name="switchyard", path=[str(_site(core.parent))])
+    (ours,) = metadata.distributions(name="switchyard", path=[str(site_of(core.parent))])
     folders = {}
     for extra in (name for name in ours.metadata.get_all("Provides-Extra") or () if name in USES):
         folders[extra] = tmp_path_factory.mktemp(extra)
@@ -264,11 +210,6 @@ def _required(lines: Iterable[str], extra: str = "") -> set[str]:
                 seen.add((each.name, wanted))
                 left += [(more, wanted) for more in metadata.requires(each.name) or []]
     return {canonicalize_name(name) for name, _ in seen}
-
-
-def _pip(*arguments: str) -> None:
-    quiet = ("--quiet", "--disable-pip-version-check")
-    subprocess.run([sys.executable, "-m", "pip", *quiet, *arguments], check=True)
 
 
 @pytest.mark.long
@@ -411,7 +352,7 @@ def test_the_engine_runs_with_its_own_dependencies_alone(
 
 @pytest.mark.long
 def test_the_core_is_light(core: Path) -> None:
-    site = _site(core.parent)
+    site = site_of(core.parent)
     names = {each.name for each in metadata.distributions(path=[str(site)])} - {"switchyard"}
     sizes = [
         Path(folder, name).stat().st_size

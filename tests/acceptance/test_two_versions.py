@@ -1,0 +1,156 @@
+"""A rolling deploy: the last release and this one on one ledger and one broker, under load."""
+
+import asyncio
+import json
+import re
+import sys
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from switchyard.services.engine.ledger.sql.database import connect
+from tests.acceptance.conftest import RETRY_DELAYS, ROOT, clean_environment
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.installing import Jobctl, install_last_release
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+PAGE = ROOT / "docs" / "payloads.md"
+FIRST = {"title": "Trees", "pages": "7"}
+PATIENT = 180
+"""Seconds: on a busy machine each of these programs takes long to start."""
+THIRD = {"name": "Trees", "language": "en"}
+PUBLISH = """
+import asyncio, json, sys
+from switchyard import JobPublisher, JobRequest
+
+
+async def main():
+    payload, stop = json.loads(sys.argv[1]), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(15, stop.set)
+    async with JobPublisher.opened() as jobs:
+        while not stop.is_set():
+            for key in ("hot.make_report", "backfill.make_report"):
+                job = await jobs.publish(JobRequest(key, payload))
+                print("accepted", job.job_id, flush=True)
+            await asyncio.sleep(0.2)
+
+
+asyncio.run(main())
+"""
+"""Publishes until SIGTERM, and writes down what was accepted."""
+
+
+@pytest.fixture(scope="module")
+def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_last_release(tmp_path_factory.mktemp("last-release"))
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+async def test_both_versions_work_on_one_ledger_and_broker_while_one_replaces_the_other(
+    last_release: Path,
+    broker310: TestBroker,
+    database: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """By the steps of docs/deploy.md. The old programs have the first payloads of
+    docs/payloads.md, the new ones the third; one old worker is killed, and another started on the
+    migrated tables."""
+    file = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    url = file if database == "sqlite" else request.getfixturevalue("empty_postgres_url")
+    environment = clean_environment(
+        amqp_url=broker310.amqp_url,
+        management_url=broker310.management_url,
+        database_url=url,
+        data_dir=str(tmp_path / "data"),
+        modules="reports",
+        retry_delays=",".join(map(str, RETRY_DELAYS)),
+    )
+    old = Jobctl(last_release, environment, tmp_path / "old")
+    new = Jobctl(Path(sys.executable).parent / "jobctl", environment, tmp_path / "new")
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    for command, program in zip((old, new), programs, strict=True):
+        command.folder.mkdir()
+        by_whom = program.replace("return Done({", "return Done({'by': switchyard.__file__, ")
+        (command.folder / "reports.py").write_text(f"import switchyard\n{by_whom}")
+        (command.folder / "publish.py").write_text(PUBLISH)
+
+    def python(command: Jobctl) -> Jobctl:
+        return replace(command, program=command.program.parent / "python")
+
+    async def ok(command: Jobctl, *arguments: str) -> None:
+        await asyncio.to_thread(command.ok, *arguments)
+
+    await ok(old, "db", "upgrade")
+    await ok(old, "topology", "apply")
+    async with aclosing(Questions(url)) as ledger:
+        with ExitStack() as running:
+            start = running.enter_context
+            killed = start(old.started("worker", "reports"))
+            ending = [start(old.started("worker", "reports")), start(old.started("scheduler"))]
+            publishing = [start(python(old).started("publish.py", json.dumps(FIRST)))]
+            await eventually(ledger.who_finished, PATIENT, "the old ones work")
+
+            await ok(new, "db", "upgrade")
+            await ok(new, "topology", "apply")
+            killed.kill()
+            ending.append(start(old.started("worker", "reports")))
+            publishing.append(start(python(new).started("publish.py", json.dumps(THIRD))))
+            await eventually(ledger.two_have_sent_on, PATIENT, "both old workers send jobs on")
+
+            for _ in range(2):
+                start(new.started("worker", "reports"))
+            await eventually(ledger.is_shared, PATIENT, "both work side by side")
+            start(new.started("scheduler"))
+            for process in (*publishing, *ending):
+                process.terminate()
+                assert await asyncio.to_thread(process.wait, PATIENT) == 0
+            logs = [(each.folder / "publish.py.log").read_text() for each in (old, new)]
+            accepted = set(re.findall("^accepted (.+)$", "\n".join(logs), flags=re.MULTILINE))
+            await eventually(ledger.is_done, PATIENT, "all jobs end")
+        assert await ledger.states() == dict.fromkeys(accepted, "succeeded")
+        of_this_checkout = {Path(each).is_relative_to(ROOT) for each in await ledger.who_finished()}
+        assert of_this_checkout == {True, False}
+    left = await broker310.management.get("/queues/{vhost}")
+    assert not {each["name"]: each["messages"] for each in left if each.get("messages")}
+
+
+class Questions:
+    """What the ledger says of all jobs, whichever version's it is."""
+
+    def __init__(self, url: str) -> None:
+        self._database = connect(url)
+
+    async def aclose(self) -> None:
+        await self._database.close()
+
+    async def states(self) -> dict[str, str]:
+        return dict(await self._rows("SELECT id, state FROM jobs"))
+
+    async def is_done(self) -> bool:
+        return await self._rows("SELECT id FROM jobs WHERE state <> 'succeeded'") == []
+
+    async def two_have_sent_on(self) -> bool:
+        """Whether two workers have jobs that wait for a newer one."""
+        query = "SELECT DISTINCT worker_id FROM jobs WHERE error_type = 'NewerPayload'"
+        return len(await self._rows(query)) == 2
+
+    async def who_finished(self) -> set[str]:
+        """The files of the programs that finished jobs."""
+        rows = await self._rows("SELECT result FROM jobs WHERE state = 'succeeded'")
+        return {str(json.loads(row[0])["by"]) for row in rows}
+
+    async def is_shared(self) -> bool:
+        return len(await self.who_finished()) == 2
+
+    async def _rows(self, query: str) -> list[Any]:
+        def read(connection: Connection) -> list[Any]:
+            return [tuple(row) for row in connection.execute(text(query))]
+
+        return await self._database.read(read)
