@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -11,6 +12,7 @@ import pytest
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.schedules import ScheduleRepository
+from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
@@ -26,7 +28,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Time) -> None:
-    await add(system, entry(payload={"n": 7}, priority=3, max_attempts=5))
+    await add(system, entry(payload={"n": 7}, priority=3, max_attempts=5, tags={"team": "search"}))
     firing = runner(system)
     assert await firing.turn() == 0
     time.now += 30
@@ -37,7 +39,29 @@ async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Ti
     record = await system.record(fired.job_id)
     assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 7}, 3)
     assert (record.source, record.max_attempts) == ("schedule tidy", 5)
+    found = await system.ledger.job_reads.list_jobs(JobFilter(tags={"team": "search"}))
+    assert [job.id for job in found.items] == [fired.job_id]
     assert await system.ready("hot.llm") == 1
+
+
+async def test_the_payload_stays_of_the_version_that_it_was_written_in(
+    system: System, time: Time
+) -> None:
+    await add(system, entry())
+    await add(system, entry("explicit", payload_version=1))
+    # The next release: its scheduler fires, and its workers upgrade.
+    noop = system.registry.get("noop")
+    newer = replace(noop, version=noop.version + 1, upgrades=((noop.version, dict),))
+    system.registry = Registry([newer])
+    await add(system, entry("written-now"))
+    time.now += 30
+    assert await runner(system).turn() == 3
+    versions = {}
+    for name in ("tidy", "explicit", "written-now"):
+        (fired,) = await book(system).history(name, 10)
+        record = await system.record(fired.job_id or "")
+        versions[name] = record.envelope["metadata"].get("payload_version", 1)
+    assert versions == {"tidy": 1, "explicit": 1, "written-now": 2}
 
 
 async def test_a_schedule_with_much_in_flight_steps_back_behind_others(

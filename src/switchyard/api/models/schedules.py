@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from switchyard.api.models.base import ApiModel, RequestModel, Timestamp, is_finite
 from switchyard.broker import patterns
-from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.message import MAX_PAYLOAD_VERSION, MAX_PRIORITY, Tags
 from switchyard.services.engine.records.schedules import FiringOutcome
 
 
@@ -46,6 +46,15 @@ class NewSchedule(RequestModel):
     payload: dict[str, Any] = Field(default_factory=dict)
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    tags: Tags = Field(
+        default_factory=dict, description="Of its jobs and their follow-up jobs, at most 16."
+    )
+    payload_version: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_PAYLOAD_VERSION,
+        description="Version of the payload. Default: the job type's present one.",
+    )
     jitter: float = Field(
         default=0,
         ge=0,
@@ -94,6 +103,10 @@ class ScheduleView(ApiModel):
     payload: dict[str, Any]
     priority: int | None
     max_attempts: int | None
+    tags: dict[str, str] = Field(description="Of its jobs and their follow-up jobs.")
+    payload_version: int | None = Field(
+        description="Version of the payload; null where it is always the present one."
+    )
     jitter: float
     grace: float
     origin: str = Field(description="`file`, `default`, or `added`.")

@@ -31,6 +31,8 @@ def add_schedule(
     timezone: str = "UTC",
     priority: int | None = None,
     max_attempts: int | None = None,
+    tags: Mapping[str, str] | None = None,
+    payload_version: int | None = None,
     jitter: float | None = None,
     grace: float | None = None,
 ) -> Call[models.ScheduleView]:
@@ -43,6 +45,8 @@ def add_schedule(
         "timezone": timezone,
         "priority": priority,
         "max_attempts": max_attempts,
+        "tags": None if tags is None else dict(tags),
+        "payload_version": payload_version,
         "jitter": jitter,
         "grace": grace,
     }

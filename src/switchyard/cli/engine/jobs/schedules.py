@@ -29,6 +29,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.base.shared_options import TagOption, tags_of
 
 if TYPE_CHECKING:
     from switchyard.services.engine.records.schedules import ScheduleRecord
@@ -100,6 +101,7 @@ def add(
         int | None,
         typer.Option(min=1, max=1000, help="Maximum number of attempts. Default: the job type's."),
     ] = None,
+    tags: TagOption = None,
     jitter: Annotated[
         str,
         typer.Option(
@@ -138,6 +140,7 @@ def add(
             "payload": read_argument(payload),
             "priority": priority,
             "max_attempts": max_attempts,
+            "tags": tags_of(tags),
             "jitter": parse_duration(jitter),
             "grace": parse_duration(grace),
         }

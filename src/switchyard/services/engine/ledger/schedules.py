@@ -274,12 +274,17 @@ def _remove(connection: Connection, name: str, origin: str) -> bool:
 
 
 def _columns(entry: ScheduleRecord) -> Mapping[str, Any]:
-    return asdict(entry) | {"payload": to_json(entry.payload)}
+    tags = to_json(entry.tags) if entry.tags else None
+    return asdict(entry) | {"payload": to_json(entry.payload), "tags": tags}
 
 
 def _schedule(row: Row[Any]) -> ScheduleRecord:
     columns = {column.name: row._mapping[column.name] for column in schedules.c}
-    return ScheduleRecord(**columns | {"payload": json.loads(columns["payload"])})
+    parsed = {
+        "payload": json.loads(columns["payload"]),
+        "tags": json.loads(columns["tags"] or "{}"),
+    }
+    return ScheduleRecord(**columns | parsed)
 
 
 def _firing(row: Row[Any]) -> Firing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +48,10 @@ class ScheduleRecord:
     """The next due time that nothing was decided about."""
     fire_at: float
     """The same, put off by its jitter."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Of its jobs."""
+    payload_version: int | None = None
+    """Of which version the payload was when it was written; None: of the present one."""
 
 
 @dataclass(frozen=True, slots=True)

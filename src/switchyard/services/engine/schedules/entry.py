@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from switchyard.broker import patterns
-from switchyard.broker.message import MAX_PRIORITY, describe
+from switchyard.broker.message import MAX_PAYLOAD_VERSION, MAX_PRIORITY, Tags, describe
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
@@ -31,6 +31,10 @@ class ScheduleEntry(BaseModel):
     payload: dict[str, Any] = Field(default_factory=dict)
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    tags: Tags = Field(default_factory=dict)
+    """Of its jobs, and of what follows from these."""
+    payload_version: int | None = Field(default=None, ge=1, le=MAX_PAYLOAD_VERSION)
+    """Of the payload; the present one where unset."""
     jitter: float = Field(default=0.0, ge=0, le=3600.0)
     """Seconds by which a firing is put off at most."""
     grace: float = Field(default=3600.0, ge=0, le=DAY)
@@ -55,6 +59,8 @@ class ScheduleEntry(BaseModel):
             payload=dict(record.payload),
             priority=record.priority,
             max_attempts=record.max_attempts,
+            tags=dict(record.tags),
+            payload_version=record.payload_version,
             jitter=record.jitter,
             grace=record.grace,
         )
@@ -73,6 +79,8 @@ class ScheduleEntry(BaseModel):
             self.payload,
             priority=self.priority,
             max_attempts=self.max_attempts,
+            tags=self.tags,
+            payload_version=self.payload_version,
             source=f"schedule {self.name}",
             job_id=job_id,
         )
@@ -99,6 +107,8 @@ class ScheduleEntry(BaseModel):
             payload=self.payload,
             priority=self.priority,
             max_attempts=self.max_attempts,
+            tags=self.tags,
+            payload_version=self.payload_version,
             jitter=self.jitter,
             grace=self.grace,
             origin=origin,

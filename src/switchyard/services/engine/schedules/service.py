@@ -59,6 +59,10 @@ class Schedules:
         """Add a schedule. Raises InvalidSchedule, ScheduleConflict."""
         await find_type(self._registry, self._ledger, entry.job.partition(".")[2])
         entry.check(self._registry, remote=remote)
+        if entry.payload_version is None:
+            # What it says now is upgraded for releases to come: nobody writes it again.
+            version = self._registry.described(entry.job.partition(".")[2]).version
+            entry = entry.model_copy(update={"payload_version": version})
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
         added = await self._ledger.schedules.add_schedule(record, most=MAX_SCHEDULES)

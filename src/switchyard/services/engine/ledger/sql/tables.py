@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0035"
+SCHEMA_REVISION = "0036"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -419,6 +419,8 @@ schedules = Table(
     Column("paused_at", Double),
     Column("next_at", Double, nullable=False),
     Column("fire_at", Double, nullable=False),
+    Column("tags", Text),
+    Column("payload_version", Integer),
 )
 
 schedule_firings = Table(
