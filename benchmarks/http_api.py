@@ -67,11 +67,32 @@ def _server(stage: Stage, **settings: str) -> Iterator[Server]:
         BENCH_API_KEY=str(key_file),
         **settings,
     )
+    command = [sys.executable, "-m", "switchyard.cli.main", "api", "--port"]
+    with _serving(stage, command, env) as server:
+        yield server
+
+
+@contextmanager
+def _plain_server(stage: Stage) -> Iterator[Server]:
+    """What one would write without a job system: `contenders.with_fastapi`."""
+    key_file = stage.directory / "no-key"
+    key_file.write_text("none")
+    env = environment(
+        stage.vhost("plain-api"),
+        JOBS_DATABASE_URL=stage.postgres.create_database(),
+        BENCH_API_KEY=str(key_file),
+    )
+    with _serving(stage, module_command("with_fastapi"), env) as server:
+        yield server
+
+
+@contextmanager
+def _serving(stage: Stage, command: list[str], env: dict[str, str]) -> Iterator[Server]:
     port = free_port()
     log = stage.directory / "api.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "switchyard.cli.main", "api", "--port", str(port)],
+            [*command, str(port)],
             env=env,
             stdout=output,
             stderr=output,
@@ -111,21 +132,33 @@ def api(stage: Stage, rounds: int, count: int) -> list[Row]:
         "p99": Row("answered, p99", "ms", target="under 50 ms"),
         "errors": Row("not answered with 202", "requests", target="0"),
         "rate": Row("requests", "/s", target=f"{RATE} /s"),
-        "cpu": Row("CPU of the server", "ms/request"),
+        "cpu": Row("CPU of the server", "ms/request", target="at most the plain endpoint's"),
         "before": Row("memory of the server before", "MB"),
         "after": Row("memory of the server after", "MB", target="under 150 MB"),
     }
+    plain = {
+        "p50": Row("plain endpoint: answered, p50", "ms"),
+        "p99": Row("plain endpoint: answered, p99", "ms"),
+        "cpu": Row("plain endpoint: CPU", "ms/request"),
+    }
     for _ in range(rounds):
-        with _server(stage) as server:
-            server.load("rate", RATE, RATE)  # the first requests make what is made once
-            figures = {"before": server.memory()}
-            cpu = server.cpu()
-            figures |= server.load("rate", RATE, count)
-            figures["cpu"] = (server.cpu() - cpu) / (count + 200) * 1000
-            figures["after"] = server.memory()
-        for name, row in rows.items():
-            row.rounds.append(figures[name])
-    return list(rows.values())
+        for opened, some in ((_server, rows), (_plain_server, plain)):
+            with opened(stage) as server:
+                figures = _at_rate(server, count)
+            for name, row in some.items():
+                row.rounds.append(figures[name])
+    rows["cpu"].ratio = rows["cpu"].median / plain["cpu"].median
+    return [*rows.values(), *plain.values()]
+
+
+def _at_rate(server: Server, count: int) -> dict[str, float]:
+    server.load("rate", RATE, RATE)  # the first requests make what is made once
+    figures = {"before": server.memory()}
+    cpu = server.cpu()
+    figures |= server.load("rate", RATE, count)
+    figures["cpu"] = (server.cpu() - cpu) / (count + 200) * 1000
+    figures["after"] = server.memory()
+    return figures
 
 
 def api_memory(stage: Stage, rounds: int, count: int) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from fastapi import APIRouter, Query, Request, Response
@@ -57,9 +58,10 @@ class GuardedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        guards = self.guards  # found once: each request would look through all dependencies
 
         async def guarded(request: Request) -> Response:
-            for each in self.guards:
+            for each in guards:
                 await each.admit(request)
             await check_length(request)
             began = time.monotonic()
@@ -77,13 +79,13 @@ class GuardedRoute(APIRoute):
         found: list[Any] = [each.dependency for each in self.dependencies]
         return [each for each in found if isinstance(each, RouteGuard)]
 
-    @property
+    @cached_property
     def max_body(self) -> int | None:
         """Bytes that it takes, where it takes less than other routes."""
         found = [each.dependency for each in self.dependencies]
         return min((each.most for each in found if isinstance(each, BodyBound)), default=None)
 
-    @property
+    @cached_property
     def takes_files(self) -> bool:
         """Whether it reads files, piece by piece; others are sent JSON, read as a whole."""
         body = (self.openapi_extra or {}).get("requestBody", {})
