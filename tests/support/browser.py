@@ -32,7 +32,7 @@ FLAGS = (
     "--disable-sync",
     "--no-proxy-server",
 )
-WIDE, NARROW = (1280, 900), (390, 844)
+WIDE, MIDDLE, NARROW = (1280, 900), (780, 900), (390, 844)
 
 
 class Browser:

@@ -11,7 +11,7 @@ from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
 from tests.integration.dashboard.test_documents_view import completed
 from tests.support.api_server import RunningApi
-from tests.support.browser import NARROW, WIDE, Browser
+from tests.support.browser import MIDDLE, NARROW, WIDE, Browser
 from tests.support.redrives import bury
 from tests.support.system import System
 
@@ -79,9 +79,10 @@ async def test_no_view_has_a_serious_finding_light_dark_or_narrow(
                 if wrong := browser.driver.execute_async_script(RUN, rules):
                     found[f"{path}, {theme}"] = wrong
             browser.prefer("light")
-            browser.resize(*NARROW)
-            if browser.run("return document.documentElement.scrollWidth > innerWidth"):
-                found[f"{path} is wider than a telephone"] = True
+            for size in (NARROW, MIDDLE):
+                browser.resize(*size)
+                if browser.run("return document.documentElement.scrollWidth > innerWidth"):
+                    found[f"{path} is wider than {size[0]}"] = True
             browser.resize(*WIDE)
         return found
 
