@@ -1,5 +1,6 @@
 import asyncio
 import json
+from dataclasses import replace
 
 from pydantic import SecretStr
 
@@ -7,7 +8,7 @@ from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, connected, serving
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
-from tests.support.made import letter, message, new_job
+from tests.support.made import claim, finish, letter, message, new_job
 from tests.support.system import System
 
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -133,6 +134,24 @@ async def test_a_list_stays_up_to_date_and_an_id_is_found_by_its_beginning(
     missing = await api.client.get("/dashboard/jobs", params={"id": "0b0f6c1e"})
     assert "No job has this id." in missing.text
     assert (await api.client.get("/dashboard/jobs/0b0f6c1e")).status_code == 404
+
+
+async def test_a_job_is_compared_with_others_of_its_type(system: System, api: RunningApi) -> None:
+    jobs = system.ledger.jobs
+
+    async def run(name: str, seconds: float) -> None:
+        await jobs.record(new_job(name))
+        begun = claim(name, f"claim-{name}")
+        await jobs.claim(begun)
+        end = finish(claim_id=begun.claim_id, job_id=name)
+        await jobs.finish(replace(end, now=begun.now + seconds))
+
+    await jobs.record(new_job("open"))
+    for number in range(1, 5):
+        await run(f"job-{number}", number)
+    assert "p99" not in (await api.client.get("/dashboard/jobs/open")).text  # too few
+    await run("job-5", 5)
+    assert "others p50 3.0 s, p99 5.0 s" in (await api.client.get("/dashboard/jobs/open")).text
 
 
 async def test_a_dead_job_shows_its_error_with_the_traceback(

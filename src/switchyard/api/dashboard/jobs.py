@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import quantiles
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -24,7 +25,7 @@ from switchyard.api.engine.jobs import (
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Cursor
 from switchyard.api.middleware.access import source_of
-from switchyard.api.state import Shared
+from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.pauses import pause_of, view_pause
 from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
@@ -42,6 +43,9 @@ router = Pages(DashboardView("jobs", "Jobs", VIEW))
 PAGE_SIZE = 50
 MAX_SHOWN = 100_000
 """Characters of a payload or result on a page."""
+COMPARED_JOBS, MIN_COMPARED = 100, 5
+"""Succeeded jobs of a type, the latest, with which one of it is compared; and the fewest that say
+something."""
 MAX_RUN = 200
 """Jobs of a run in its waterfall."""
 PERIODS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
@@ -191,6 +195,7 @@ async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
         "more_of_run": max(0, len(run) - MAX_RUN),
         "is_open": record.state not in FINISHED,
         "commands": commands(record),
+        "usual": await usual_run_times(state, record.job_type),
         "run_time": run_time,
         "wait_time": wait_time,
     }
@@ -218,6 +223,22 @@ async def publish_again(job_id: JobIdInPath, request: Request, state: Shared) ->
     )
     accepted = await published(broker, await prepared(broker, wanted, by_routing_key=True))
     return done(f"{VIEW}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
+
+
+async def usual_run_times(state: ApiState, job_type: str) -> tuple[float, float] | None:
+    """Return the p50 and p99 of the seconds that the latest succeeded jobs of a type ran; None
+    where there are too few."""
+    wanted = JobFilter(job_type=job_type, state=State.SUCCEEDED)
+    page = await state.ledger.job_reads.list_jobs(wanted, limit=COMPARED_JOBS)
+    times = [
+        each.finished_at - each.started_at
+        for each in page.items
+        if each.started_at is not None and each.finished_at is not None
+    ]
+    if len(times) < MIN_COMPARED:
+        return None
+    percentiles = quantiles(times, n=100, method="inclusive")
+    return percentiles[49], percentiles[98]
 
 
 def run_time(job: JobSummary, now: float) -> float | None:
