@@ -26,6 +26,7 @@ from pydantic import SecretStr
 from switchyard.broker.closeable import AsyncCloseable
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.actions.handler import action_handlers
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -199,6 +200,14 @@ async def redrives(
     await BulkRunner(ledger, [handler]).run_one(operation_id)
 
 
+async def actions(
+    settings: Settings, registry: Registry, ledger: Ledger, *, operation_id: str
+) -> None:
+    """Run one bulk action until it ends."""
+    _say_ready("")
+    await BulkRunner(ledger, action_handlers(settings, registry, ledger)).run_one(operation_id)
+
+
 async def record(
     settings: Settings, registry: Registry, ledger: Ledger, *, routing_key: str, job_id: str
 ) -> None:
@@ -228,6 +237,7 @@ _ROLES: Mapping[str, Any] = {
     "worker": worker,
     "scheduler": scheduler,
     "redrives": redrives,
+    "actions": actions,
     "record": record,
 }
 

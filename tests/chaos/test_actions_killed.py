@@ -1,0 +1,91 @@
+"""A bulk action that is killed half-way and taken over: every job is acted on, and runs once."""
+
+import random
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard.cli.system.free_ports import LOOPBACK
+from switchyard.services.engine.actions.handler import action_handlers
+from switchyard.services.engine.actions.spec import (
+    ActionProgress,
+    ActionSpec,
+    rerun_id_of,
+    start_action,
+)
+from switchyard.services.engine.bulk.control import require_bulk
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.records.job_actions import JobAction
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import State
+from tests.chaos.test_redrive_killed import is_free, killed_at
+from tests.support.brokers import TestBroker
+from tests.support.chaos import (
+    assert_all_accounted_for,
+    open_chaos,
+    outbox,
+    publish_all,
+    requests_of,
+)
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.worker_process import Processes
+
+pytestmark = pytest.mark.chaos
+
+JOBS = 300
+ROUNDS = 4
+BYTES_PER_JOB = 300
+"""What an action sends for each, at least."""
+WHICH = JobFilter(job_type="effect")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [ActionSpec(JobAction.RERUN, WHICH), ActionSpec(JobAction.MOVE, WHICH, priority=9)],
+    ids=lambda spec: str(spec.action),
+)
+async def test_an_action_killed_at_any_point_acts_on_every_job_and_on_none_twice(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, spec: ActionSpec
+) -> None:
+    dice = random.Random(spec.action)
+    async with (
+        open_chaos(broker310, sqlite_url, tmp_path) as system,
+        TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        accepted = await publish_all(system, requests_of(JOBS))
+        if spec.action is JobAction.RERUN:
+            await system.start_worker(slots=8)
+            await system.wait_until_all(accepted, State.SUCCEEDED)
+        through_proxy = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
+        started = await start_action(system.ledger, spec, created_by="test")
+        killed = 0
+        for _ in range(ROUNDS):
+            if not await is_free(system.ledger, started.id):
+                break
+            left = JOBS - await system.ledger.job_actions.count(started.id)
+            proxy.pause()
+            process = await processes.start(
+                "actions", settings=through_proxy, operation_id=started.id
+            )
+            point = dice.randint(500, 500 + left * BYTES_PER_JOB)
+            proxy.cut_when(partial(killed_at, process, point), forward=dice.random() < 0.5)
+            proxy.resume()
+            killed += await process.ended() == -signal.SIGKILL
+        assert killed >= 2
+
+        if await is_free(system.ledger, started.id):
+            handlers = action_handlers(system.settings, system.registry, system.ledger)
+            await BulkRunner(system.ledger, handlers).run_one(started.id)
+        progress = ActionProgress.from_operation(await require_bulk(system.ledger, started.id))
+        assert (progress.total, progress.done, progress.skipped) == (JOBS, JOBS, 0)
+        assert await system.ledger.job_actions.count(started.id) == JOBS
+        if spec.action is JobAction.RERUN:
+            accepted += [rerun_id_of(started.id, job_id) for job_id in accepted]
+        else:
+            await system.start_worker(slots=8)
+        async with outbox(system):
+            await assert_all_accounted_for(system, accepted)
