@@ -46,6 +46,14 @@ class Row:
     def median(self) -> float:
         return statistics.median(self.rounds)
 
+    @property
+    def spread(self) -> float | None:
+        """From the lowest to the highest round, as a part of the median; None where there is only
+        one, or the median is 0."""
+        if len(self.rounds) < 2 or not self.median:
+            return None
+        return (max(self.rounds) - min(self.rounds)) / abs(self.median)
+
 
 def _peer(name: str) -> str:
     return f"with_{name}"
