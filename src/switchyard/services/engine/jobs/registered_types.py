@@ -11,12 +11,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import structlog
-from pydantic import ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from switchyard.broker.message import FIRST_PAYLOAD_VERSION
 from switchyard.broker.task_supervisor import TaskSupervisor
@@ -116,7 +117,7 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
         "lanes": job_type.lanes,
         "timeout": job_type.timeout,
         "max_attempts": job_type.max_attempts,
-        "payload_schema": _schema_of(job_type),
+        "payload_schema": _schema_of(job_type.payload_model, job_type.version),
         "local_keys": local_keys(job_type.payload_model),
         "module": job_type.handler.__module__,
     }
@@ -131,10 +132,11 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
     )
 
 
-def _schema_of(job_type: JobType) -> dict[str, Any]:
-    schema = job_type.payload_model.model_json_schema()
-    if job_type.version != FIRST_PAYLOAD_VERSION:
-        schema[VERSION_MARK] = job_type.version
+@lru_cache(maxsize=1024)  # pydantic makes a schema anew each time, in milliseconds
+def _schema_of(payload_model: type[BaseModel], version: int) -> Mapping[str, Any]:
+    schema = payload_model.model_json_schema()
+    if version != FIRST_PAYLOAD_VERSION:
+        schema[VERSION_MARK] = version
     return schema
 
 
