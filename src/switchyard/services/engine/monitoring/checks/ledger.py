@@ -62,7 +62,7 @@ async def ledger(system: DoctorContext) -> list[Diagnostic]:
         return [unusable(system, error)]
     system.ledger = opened
     await learn_types(system.registry, opened)
-    return [ok("ledger", "reached, nothing holds it, and its tables are of this version")]
+    return [ok("ledger", "reached, nothing holds it, and this program may use its tables")]
 
 
 def unusable(system: DoctorContext, error: LedgerError) -> Diagnostic:
