@@ -1,5 +1,5 @@
-"""Streams as well-known servers send them, with what is odd about each: as their documentation and
-reports of their users show it."""
+"""Streams in the forms of well-known servers, with what is odd about each; written for these tests,
+not recorded."""
 
 from __future__ import annotations
 
