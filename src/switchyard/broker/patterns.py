@@ -26,6 +26,7 @@ WEBHOOK_KEY = r"^[a-z_]{1,32}\.[a-z][a-z0-9_]{0,63}$"
 """Of a declared webhook's job: a routing key whose lane is one of our own names."""
 TYPE_OR_KEY = r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$"
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+JOB_ID_OR_NONE = rf"^$|{JOB_ID}"
 DOCUMENT_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 CRAWL_ID = r"^[0-9a-f-]{36}$"
 CRAWL_ID_START = r"^[0-9a-f-]{6,36}$"
@@ -79,6 +80,8 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         "maintenance.recompute_graph",
         JOB_ID: "use letters, digits, '.', '_', ':' and '-', beginning with a letter or digit, at "
         "most 128 characters",
+        JOB_ID_OR_NONE: "give nothing, or the id of a job: letters, digits, '.', '_', ':' and '-', "
+        "beginning with a letter or digit, at most 128 characters",
         DOCUMENT_ID: "use letters, digits, _ and -, beginning with a letter or digit, at most 64 "
         "characters",
         CRAWL_ID: "give the id of a crawl: 36 characters, as `jobctl crawl list` and GET /crawl "

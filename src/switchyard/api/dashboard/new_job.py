@@ -32,7 +32,7 @@ from switchyard.services.engine.records.results import JobRecord
 
 router = Pages(jobs.router.view)
 PUBLISH = [allows(Scope.PUBLISH)]
-LikeJob = Annotated[str, Query(pattern=rf"^$|{patterns.JOB_ID}")]
+LikeJob = Annotated[str, Query(pattern=patterns.JOB_ID_OR_NONE)]
 OWN_FIELDS = ("lane", "priority", "tags")
 """Of the form, beside those of the payload."""
 
