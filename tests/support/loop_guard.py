@@ -94,8 +94,10 @@ class LoopGuard:
                     used = time.clock_gettime(time.pthread_getcpuclockid(thread)) - callback.began
                 except OSError:  # it has ended
                     continue
-                frame = sys._current_frames().get(thread)
-                if used > MAX_BLOCK / 2 and frame is not None and is_product(frame):
+                if used <= MAX_BLOCK / 2:
+                    continue
+                frame = _frame_of(thread)
+                if frame is not None and is_product(frame):
                     callback.stack = _shown(frame)
 
     def _judge(self, used: float, stack: str) -> None:
@@ -111,6 +113,17 @@ class LoopGuard:
             self._collecting[thread] = time.thread_time()
         else:
             callback.collected += time.thread_time() - self._collecting.pop(thread, callback.began)
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    # As in services/engine/monitoring/loop_watch.py, which not every process has loaded.
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def slowness() -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
@@ -33,7 +34,8 @@ async def agent(url: str, *arguments: str, key: str = "") -> AsyncIterator[Clien
         args=["-m", "switchyard.cli.main", "mcp", *arguments],
         env={"JOBS_API_URL": url, "JOBS_API_KEY": key},
     )
-    async with Client(command) as client:
+    # Of its own accord it would write to what was the standard error output at its import.
+    async with Client(stdio_client(command, errlog=sys.stderr)) as client:
         yield client
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import sys
 import threading
 import time
@@ -143,7 +144,7 @@ class LoopWatch:
 
     def _what_runs(self) -> _Seen | None:
         """None of a loop that runs nothing: its host is too busy to wake it."""
-        frame = sys._current_frames().get(self._thread)
+        frame = frame_of(self._thread)
         if frame is None or frame.f_code.co_filename.endswith(_IDLE):
             return None
         bound = _context_of(frame)
@@ -186,6 +187,22 @@ class LoopWatch:
             asyncio.run(keep())
         except Exception as error:  # it is logged; the watch goes on, whatever the ledger says
             self._log.warning("blocked event loop not recorded", error=str(error))
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Return what a thread runs now; None for one that has ended.
+
+    Before Python 3.11.9, `sys._current_frames` holds a lock of the interpreter while it makes its
+    answer. A collection of garbage that this sets off may let another thread run, and if that one
+    starts a thread, both wait for each other for good (python/cpython#106883).
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def _context_of(frame: FrameType) -> dict[str, str]:
