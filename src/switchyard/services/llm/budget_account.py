@@ -88,7 +88,9 @@ def max_usage_of(chat: Mapping[str, Any], *, has_answer: bool = True) -> dict[st
     messages = [
         {**each, "content": text_of(each.get("content"))} for each in chat.get("messages", ())
     ]
-    others = [chat.get(name) for name in ("response_format", "tools", "functions", "instructions")]
+    others = [chat.get(name) for name in ("response_format", "tools", "functions")]
+    if "instructions" in chat:
+        others.append(chat["instructions"])
     length = len(json.dumps([messages, *others], ensure_ascii=False).encode())
     limits = [chat.get(name) for name in ANSWER_LIMITS]
     most = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
