@@ -25,7 +25,7 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registered_types import find_type
 from switchyard.services.engine.jobs.registry import JobType
-from switchyard.services.engine.jobs.secret_fields import revealed, secret_schema
+from switchyard.services.engine.jobs.secret_fields import hidden, revealed
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.requests import parse_tag
 from switchyard.services.engine.records.results import JobRecord
@@ -45,18 +45,22 @@ class Wanted:
     like: JobRecord | None
 
     @property
+    def before(self) -> Mapping[str, Any]:
+        """The payload of that job; an empty one where there is none."""
+        return {} if self.like is None else self.like.payload
+
+    @property
     def shown(self) -> Mapping[str, Any]:
         """The payload of that job as people may see it."""
-        job_type = self.job_type
-        return {} if self.like is None else job_type.shown(self.like.payload)
+        shown: Mapping[str, Any] = hidden(self.before, self.job_type.secrets)
+        return shown
 
     def payload(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Return the payload that the form says, with the secrets of the other job where they were
         left as they are shown. Raises Problem."""
-        model = self.job_type.payload_model
-        said = read_fields(model.model_json_schema(), self.shown, form)
-        before = {} if self.like is None else self.like.payload
-        payload: dict[str, Any] = revealed(said, secret_schema(model), before)
+        schema = self.job_type.payload_model.model_json_schema()
+        said = read_fields(schema, self.shown, form)
+        payload: dict[str, Any] = revealed(said, self.job_type.secrets, self.before)
         return payload
 
 

@@ -140,10 +140,10 @@ class JobType:
             given = dict(made)
         return given
 
-    def shown(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a payload as people may see it."""
-        shown: dict[str, Any] = hidden(dict(payload), secret_schema(self.payload_model))
-        return shown
+    @property
+    def secrets(self) -> Mapping[str, Any] | None:
+        """The payload's JSON Schema where it marks secrets; None where it marks none."""
+        return secret_schema(self.payload_model)
 
     def can_read(self, version: int) -> bool:
         """Tell whether payloads of a version can be read here; if not, their workers can."""
@@ -154,7 +154,7 @@ class JobType:
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
         """Return the payload as its model. Raises InvalidPayload; UnknownJobType where the schema
         that another process has registered can't be used."""
-        if has_hidden(payload, secret_schema(self.payload_model)):
+        if has_hidden(payload, self.secrets):
             raise InvalidPayload(
                 f"payload of {self.name}: {HIDDEN} is only shown in the place of a secret: give "
                 "its value"
@@ -369,21 +369,24 @@ class Registry:
     def described(self, name: str) -> JobType:
         """Return a type that can be published here, whoever can run it. Raises UnknownJobType,
         naming those there are."""
-        job_type = self._types.get(name) or self._registered.get(name)
+        job_type = self._known(name)
         if job_type is None:
             raise self._unknown(name)
         return job_type
 
+    def _known(self, name: str) -> JobType | None:
+        return self._types.get(name) or self._registered.get(name)
+
     def secrets_of(self, name: str) -> Mapping[str, Any] | None:
         """Return the JSON Schema of a type's payload where it has secrets; None where it has none,
         or nobody knows the type."""
-        job_type = self._types.get(name) or self._registered.get(name)
-        return None if job_type is None else secret_schema(job_type.payload_model)
+        job_type = self._known(name)
+        return None if job_type is None else job_type.secrets
 
     def shown_payload(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Return the payload of a type as people may see it."""
-        job_type = self._types.get(name) or self._registered.get(name)
-        return dict(payload) if job_type is None else job_type.shown(payload)
+        shown: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
+        return shown
 
     @property
     def all_described(self) -> list[JobType]:
