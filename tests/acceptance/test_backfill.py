@@ -109,7 +109,7 @@ def test_on_the_host_a_backfill_may_name_its_files(jobctl: CommandLine) -> None:
 def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
     start = ("backfill", "start")
     for arguments, code, text in (
-        (("file", "no-such-file", "--type", "work"), 2, "no such file: no-such-file"),
+        (("file", "no-such", "--type", "work"), 2, "can't read 'no-such': there is no such file"),
         (("file", "-", "--type", "work"), 1, "no items"),
         (("file", "-"), 1, "needs a job type: name one with --type"),
         (("file", "-", "--type", "work", "--rate", "inf"), 2, "at most 1,000,000/s"),

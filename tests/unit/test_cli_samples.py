@@ -30,4 +30,7 @@ def test_a_directory_that_takes_no_files_is_told_in_a_line(tmp_path: Path, capsy
     file = tmp_path / "file"
     file.touch()
     assert run(["samples", "generate", "1", "--kind", "letter", "--out", str(file)]) == 1
-    assert capsys.readouterr().err == f"jobctl: {file}: File exists\n"
+    assert capsys.readouterr().err == (
+        f"jobctl: can't write {str(file)!r}: there is a file of that name already: choose another "
+        "name\n"
+    )

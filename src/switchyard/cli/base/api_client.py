@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import say
+from switchyard.services.common.file_errors import unreadable
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
@@ -43,7 +44,7 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
     except OSError as error:
         if error.filename is None:
             raise
-        raise CommandFailed(file_trouble(error)) from error
+        raise CommandFailed(unreadable(error.filename, error)) from error
 
 
 def _start_light() -> None:
@@ -72,8 +73,3 @@ def advice(error: ApiError) -> str:
 def _say_retry(error: ApiError, pause: float) -> None:
     if pause > SHORT_PAUSE:
         say(f"trying again in {pause:.0f} s: {error}")
-
-
-def file_trouble(error: OSError) -> str:
-    """Say in a line which file can't be read, and why."""
-    return f"{error.filename}: {error.strerror}"

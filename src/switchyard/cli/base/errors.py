@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from switchyard.broker.errors import BrokerError
 from switchyard.services.common import errors
 from switchyard.services.common.extras import missing_extra_hint
+from switchyard.services.common.file_errors import unwritable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -53,6 +56,15 @@ def explain(error: BaseException) -> str:
         return hint
     text = str(error) or type(error).__name__
     return text if getattr(error, "keeps_lines", False) else one_line(text)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Write a file in this context: an OSError becomes CommandFailed, which says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandFailed(unwritable(path, error)) from error
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.broker.times import format_local
-from switchyard.cli.base.api_client import advice, api_client, file_trouble
+from switchyard.cli.base.api_client import advice, api_client
 from switchyard.cli.base.common import NotifyOption
 from switchyard.cli.base.durations import optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
@@ -38,6 +38,7 @@ from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, h
 from switchyard.cli.pipeline.figures import figures
 from switchyard.cli.pipeline.references import bibliography, references
 from switchyard.cli.pipeline.samples import generate_documents
+from switchyard.services.common.file_errors import unreadable
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
@@ -264,7 +265,7 @@ def _wait(
 
 
 def _refusal(path: Path, error: ApiError | OSError) -> str:
-    return file_trouble(error) if isinstance(error, OSError) else f"{path}: {advice(error)}"
+    return unreadable(path, error) if isinstance(error, OSError) else f"{path}: {advice(error)}"
 
 
 def _print_sent(document: DocumentView, path: Path, as_json: bool) -> None:

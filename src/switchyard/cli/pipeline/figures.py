@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from switchyard.cli.base.api_client import api_client
+from switchyard.cli.base.errors import writing
 from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
 from switchyard.cli.base.shared_options import DocumentIdArgument
 
@@ -29,10 +30,13 @@ def figures(
     with api_client() as client:
         found = client.document_figures(document_id).figures
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            with writing(out):
+                out.mkdir(parents=True, exist_ok=True)
             for each in found:
                 name = f"figure-{each.figure}.{_SUFFIXES.get(each.media_type, 'bin')}"
-                (out / name).write_bytes(client.document_figure(document_id, each.figure))
+                image = client.document_figure(document_id, each.figure)
+                with writing(out / name):
+                    (out / name).write_bytes(image)
     if as_json:
         print_json(found)
         return

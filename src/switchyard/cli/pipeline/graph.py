@@ -11,7 +11,7 @@ import typer
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.api_client import api_client
 from switchyard.cli.base.common import load_settings, open_ledger, run
-from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.errors import WrongUsage, writing
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -269,7 +269,8 @@ def draw(
         found = client.neighbourhood(
             node, depth=depth, kinds=kinds, direction=direction, limit=limit
         )
-        out.write_text(drawn(found, [each.distance for each in found.nodes]), encoding="utf-8")
+        with writing(out):
+            out.write_text(drawn(found, [each.distance for each in found.nodes]), encoding="utf-8")
     say(f"{out}: {pluralize(len(found.nodes), 'node')}, {pluralize(len(found.edges), 'edge')}")
 
 
@@ -292,7 +293,8 @@ def export(
 
     async def work() -> tuple[int, int]:
         async with open_ledger(settings) as ledger:
-            return await exported(ledger, file)
+            with writing(file):
+                return await exported(ledger, file)
 
     nodes, edges = run(work())
     say(

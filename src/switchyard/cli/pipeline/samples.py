@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.api_client import api_client, file_trouble
-from switchyard.cli.base.errors import CommandFailed, one_line
+from switchyard.cli.base.api_client import api_client
+from switchyard.cli.base.errors import one_line, writing
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_json_line, say
 
 SeedOption = Annotated[
@@ -77,14 +77,13 @@ def generate(
     drawn = generated(count, seed=seed, kinds=kind, languages=language)
     for sample in drawn:
         path = out / sample.filename
-        try:
+        with writing(out):
             out.mkdir(parents=True, exist_ok=True)
+        with writing(path):
             path.write_bytes(sample.content)
             if truth:
                 beside = path.with_suffix(".json")
                 beside.write_text(json.dumps(sample.truth, ensure_ascii=False, indent=1), "utf-8")
-        except OSError as error:
-            raise CommandFailed(file_trouble(error)) from error
         if as_json:
             about = {name: sample.truth[name] for name in ("kind", "language", "title")}
             print_json_line({"path": str(path), **about, "page_count": sample.page_count})

@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from switchyard.services.common.file_errors import looked_for_in, unreadable
+
 MAX_BYTES = 1024 * 1024
 """Of one file: rules, prices and schedules are far smaller."""
 
@@ -18,11 +20,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises InvalidToml."""
     try:
         if not path.is_file():  # reading a pipe or a device might never end
-            raise InvalidToml(f"there is no file {str(path)!r}")
+            raise InvalidToml(f"there is no file {str(path)!r}{looked_for_in(path)}")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InvalidToml(f"{str(path)!r} can't be read: {error.strerror or error}") from error
+        raise InvalidToml(unreadable(path, error)) from error
     if len(content) > MAX_BYTES:
         raise InvalidToml(f"{str(path)!r} is larger than {MAX_BYTES:,} bytes")
     try:

@@ -15,6 +15,7 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.shared_options import with_options
 from switchyard.cli.engine.backfill.options import CommonOptions, common_options
 from switchyard.cli.engine.backfill.starting import start
+from switchyard.services.common.file_errors import unreadable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -199,8 +200,8 @@ def file(
         --payload '{"id": "{item}"}' --rate 10/s --watch
     ```
     """
-    if path != "-" and (not Path(path).exists() or Path(path).is_dir()):
-        raise WrongUsage(f"no such file: {path}")
+    if path != "-":
+        _require_file(Path(path))
     from switchyard.services.common.files.charsets import charset_named
 
     if charset is not None and charset_named(charset) is None:
@@ -268,6 +269,17 @@ def source(
     ```
     """
     start(name, _pairs(options, "--option"), common)
+
+
+def _require_file(path: Path) -> None:
+    """Raise WrongUsage for a path at which nothing can be read. It is not opened: a pipe whose
+    reader goes away would break."""
+    try:
+        path.stat()
+        if path.is_dir():
+            raise IsADirectoryError
+    except OSError as error:
+        raise WrongUsage(unreadable(path, error)) from error
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import echo, inline_json, print_json, say
+from switchyard.services.common.file_errors import unreadable
 
 if TYPE_CHECKING:
     from switchyard.cli.engine.backfill.options import CommonOptions
@@ -129,8 +130,10 @@ async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
             file_format,
             lambda: charset_named(given.get("charset")),
         )
-    except (OSError, FileTooLarge) as error:
-        raise CommandFailed(f"can't read {path}: {getattr(error, 'strerror', error)}") from error
+    except OSError as error:
+        raise CommandFailed(unreadable(path, error)) from error
+    except FileTooLarge as error:
+        raise CommandFailed(f"{path!r} is too large for a backfill: it has {error}") from error
     name = "standard input" if path == "-" else Path(path).name
     return {"key": key, "format": file_format.value, "name": name}
 

@@ -19,7 +19,7 @@ from switchyard.cli.base.common import (
     require_broker,
     run,
 )
-from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage
+from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage, writing
 from switchyard.cli.base.output import JsonOption, echo, inline_json, print_json, say, shown_json
 from switchyard.cli.engine.dead.changes import JqOption, MergeOption, SetOption, change_of
 from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
@@ -30,6 +30,7 @@ from switchyard.cli.engine.dead.options import (
     full_letter_id,
     with_ids,
 )
+from switchyard.services.common.file_errors import unreadable
 
 if TYPE_CHECKING:
     from switchyard.services.engine.dead.files import Imported
@@ -94,12 +95,10 @@ async def _writing(file: str) -> AsyncIterator[TextIO]:
         return
     target = Path(file)
     part = target.with_name(target.name + ".part")
-    try:
+    with writing(file):
         with part.open("w", encoding="utf-8") as output:
             yield output
-    except OSError as error:
-        raise CommandFailed(f"can't write {file}: {error.strerror}") from error
-    part.replace(target)
+        part.replace(target)
 
 
 def import_(
@@ -164,7 +163,7 @@ def _read(file: str) -> list[StoredLetter]:
                     raise CommandFailed(f"line {number}: {error}; nothing was imported") from error
             return found
     except OSError as error:
-        raise CommandFailed(f"can't read {file}: {error.strerror}") from error
+        raise CommandFailed(unreadable(file, error)) from error
 
 
 def replay(

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.file_errors import unreadable
 from switchyard.services.common.files.charset_choice import as_utf8
 from switchyard.services.common.files.charsets import Charset
 from switchyard.services.common.files.errors import (
@@ -125,7 +126,7 @@ def read_path(
         with file.open("rb") as stream:
             data = stream.read(max_bytes + 1)
     except OSError as error:
-        raise PermanentError(f"{path!r} can't be read: {error.strerror or error}") from error
+        raise PermanentError(unreadable(path, error)) from error
     except RuntimeError as error:  # of `resolve`
         raise PermanentError(f"{path!r} can't be read: its links lead in a circle") from error
     except ValueError as error:  # a NUL in the name

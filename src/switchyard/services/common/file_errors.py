@@ -1,0 +1,58 @@
+"""Why a file can't be read or written, and what to do about it, for the person who named it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+STANDARD_INPUT = "-"
+
+
+def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
+    """Say in a line why a file can't be read, and what to do."""
+    name = "standard input" if str(path) == STANDARD_INPUT else repr(str(path))
+    return f"can't read {name}: {_reading(Path(path), error)}"
+
+
+def unwritable(path: str | Path, error: OSError) -> str:
+    """Say in a line why a file can't be written, and what to do."""
+    return f"can't write {str(path)!r}: {_writing(Path(path), error)}"
+
+
+def _reading(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    match error:
+        case FileNotFoundError():
+            return f"there is no such file{looked_for_in(path)}"
+        case PermissionError():
+            return "this user has no right to: see `ls -l`, or run it as the file's owner"
+        case UnicodeDecodeError():
+            return f"its byte {error.start + 1:,} is not UTF-8: save the file as UTF-8"
+        case _:
+            return _anyhow(error)
+
+
+def _writing(path: Path, error: OSError) -> str:
+    match error:
+        case FileNotFoundError():
+            return f"there is no folder {str(path.parent)!r}: make it first{looked_for_in(path)}"
+        case FileExistsError():
+            return "there is a file of that name already: choose another name"
+        case PermissionError():
+            return "this user has no right to: choose another folder, or run it as its owner"
+        case _:
+            return _anyhow(error)
+
+
+def _anyhow(error: OSError) -> str:
+    """Say what stops reading and writing alike."""
+    match error:
+        case IsADirectoryError():
+            return "it is a folder: name a file"
+        case NotADirectoryError():
+            return "a part of its path is a file, not a folder: check the path"
+        case _:
+            return error.strerror or str(error)
+
+
+def looked_for_in(path: Path) -> str:
+    """Say where a relative path begins: in another folder than was thought, mostly."""
+    return "" if path.is_absolute() else f" (looked for in {str(Path.cwd())!r})"
