@@ -13,7 +13,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connect, connected, underlying
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.engine.monitoring.startup import wait_until_available
 from tests.support.brokers import TestBroker
 from tests.support.management import Management
@@ -85,11 +85,11 @@ async def test_a_connection_limit_of_the_user_is_waited_for(user: Limited) -> No
     await user.limit("max-connections", 0)
     assert "user connection limit (0) is reached" in await refusal_of(user)
     tries: list[LimitReached] = []
-    link = Link(user.url, "test", structlog.get_logger("test"))
+    reconnector = Reconnector(user.url, "test", structlog.get_logger("test"))
 
     async def attempt() -> None:
         try:
-            await link.connection_now()
+            await reconnector.connection_now()
         except LimitReached as error:
             tries.append(error)
             if len(tries) == 4:  # more than a second after the first
@@ -98,7 +98,7 @@ async def test_a_connection_limit_of_the_user_is_waited_for(user: Limited) -> No
 
     with structlog.testing.capture_logs() as lines:
         await wait_until_available("broker", attempt)
-    await link.close()
+    await reconnector.close()
     assert len(tries) >= 4
     assert {"user connection limit" in line["error"] for line in lines if "error" in line} == {True}
 

@@ -12,10 +12,10 @@ from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.dead.changes import Change
-from switchyard.services.engine.dead.edits import NothingToUndo, latest_edits, undo
 from switchyard.services.engine.dead.indexing import GRACE_SECONDS, index_waiting, tidy
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.scan import scanning_in_turn
+from switchyard.services.engine.dead.undo import NothingToUndo, latest_edits, undo
 from switchyard.services.engine.ledger import to_message
 from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.monitoring.check import Diagnostic

@@ -17,7 +17,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.topology.build import build
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import Signals
@@ -79,7 +79,7 @@ class Lanes:
     def __init__(self, broker: TestBroker, publisher: Publisher) -> None:
         self.broker = broker
         self.publisher = publisher
-        self._running: list[tuple[LaneConsumer, asyncio.Task[None], Link, Handler]] = []
+        self._running: list[tuple[LaneConsumer, asyncio.Task[None], Reconnector, Handler]] = []
 
     async def publish(self, lane: str, names: Iterable[str], *, priority: int = 0) -> list[str]:
         """Publish messages of these ids to the lane, all confirmed."""
@@ -114,10 +114,10 @@ class Lanes:
         **options: Any,
     ) -> LaneConsumer:
         """Start a consumer; it has its queues when this returns."""
-        link = Link(url or self.broker.amqp_url, "test consumer", LOG)
-        consumer = LaneConsumer(link, queues, handler, LOG, **{"slots": 4, **options})
+        reconnector = Reconnector(url or self.broker.amqp_url, "test consumer", LOG)
+        consumer = LaneConsumer(reconnector, queues, handler, LOG, **{"slots": 4, **options})
         task = asyncio.create_task(consumer.run())
-        self._running.append((consumer, task, link, handler))
+        self._running.append((consumer, task, reconnector, handler))
         if wait:
             await self.consuming(consumer)
         return consumer
@@ -135,13 +135,13 @@ class Lanes:
 
     async def stop(self, consumer: LaneConsumer) -> None:
         """Stop it and close its connection: what it holds is back on the broker then."""
-        for each, task, link, handler in self._running:
+        for each, task, reconnector, handler in self._running:
             if each is consumer:
                 each.stop()
                 await asyncio.wait_for(task, 10)
                 handler.release_all()
                 await each.drain(5)
-                await link.close()
+                await reconnector.close()
 
     async def close(self) -> None:
         for consumer, *_ in self._running:

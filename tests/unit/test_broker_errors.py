@@ -271,7 +271,9 @@ async def test_every_error_of_aiormq_while_opening_a_channel_becomes_ours(
     async def fails(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("switchyard.broker.wire.link.Link.connection_now", connection_now)
+    monkeypatch.setattr(
+        "switchyard.broker.wire.reconnector.Reconnector.connection_now", connection_now
+    )
     monkeypatch.setattr("switchyard.broker.publish.publisher.open_channel", fails)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
         with pytest.raises(BrokerUnavailable, match="channel") as away:

@@ -13,8 +13,8 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import ALL
 from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+from switchyard.services.engine.runtime.attempt_endings import CancelledWhileRunning
 from switchyard.services.engine.runtime.attempt_metrics import NOTED, AttemptMetrics
-from switchyard.services.engine.runtime.outcomes import CancelledWhileRunning
 
 DOCS = Path(__file__).parents[2] / "docs"
 

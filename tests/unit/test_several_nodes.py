@@ -19,7 +19,7 @@ from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.publish.session import Session
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.cli.system.free_ports import free_port
 from tests.support.peers import (
     Peer,
@@ -76,12 +76,12 @@ async def test_one_node_of_three_that_works_is_found_within_a_second(away: Peer 
 async def test_a_node_that_is_switched_off_costs_its_head_start() -> None:
     with full_backlog() as off, listening(lets_in) as works:
         url = works.replace("@", f"@{off},")
-        link = Link(url, "test", structlog.get_logger())
+        reconnector = Reconnector(url, "test", structlog.get_logger())
         took = []
         for _ in range(8):
             started = time.monotonic()
-            await link.connection_now()
-            await link.close()
+            await reconnector.connection_now()
+            await reconnector.close()
             took.append(time.monotonic() - started)
         assert sorted(took)[-2] < 0.3 + SLACK
 

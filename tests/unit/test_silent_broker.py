@@ -20,7 +20,7 @@ from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connected, underlying
 from switchyard.broker.wire.depths import ask_queues, queue_depths, waiting_in
 from switchyard.broker.wire.failures import ANSWER_TIMEOUT
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.peers import falls_silent_once_open, listening, open_, says_nothing
 
 
@@ -34,13 +34,13 @@ def falls_silent_with_a_channel(peer: socket) -> None:
 
 async def test_a_connection_on_which_no_channel_opens_is_ended_and_another_one_opened() -> None:
     with listening(falls_silent_once_open) as url:
-        link = Link(url, "test", structlog.get_logger())
-        first = await link.connection_now()
+        reconnector = Reconnector(url, "test", structlog.get_logger())
+        first = await reconnector.connection_now()
         with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
             await open_channel(first, confirms=False, limit=0.2)
         assert first.is_closed
-        assert await link.connection_now() is not first
-        await link.close()
+        assert await reconnector.connection_now() is not first
+        await reconnector.close()
 
 
 async def test_a_question_that_is_not_answered_in_time_fails() -> None:

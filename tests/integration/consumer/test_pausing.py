@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.broker.consume.consumer import LaneConsumer
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.eventually import eventually
 from tests.support.lane_consumers import BACKFILL, HOT, LOG, Handler, Lanes, names
 from tests.support.tcp_proxy import TcpProxy
@@ -98,5 +98,10 @@ def test_slots_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"queue|reserve"):
         LaneConsumer(
-            Link("amqp://localhost", "", LOG), queues, handler, LOG, slots=slots, reserve=reserve
+            Reconnector("amqp://localhost", "", LOG),
+            queues,
+            handler,
+            LOG,
+            slots=slots,
+            reserve=reserve,
         )

@@ -26,7 +26,7 @@ from switchyard.broker.consume.slots import WAIT_TIMEOUT, LaneQueue, Slots
 from switchyard.broker.consume.watchdog import WATCH_SECONDS, watch
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 
 
 class LaneConsumer:
@@ -39,7 +39,7 @@ class LaneConsumer:
 
     def __init__(
         self,
-        link: Link,
+        reconnector: Reconnector,
         queues: Sequence[str],
         handle: Callable[[Delivery], Awaitable[None]],
         log: FilteringBoundLogger,
@@ -51,7 +51,7 @@ class LaneConsumer:
         watch_seconds: float = WATCH_SECONDS,
         tag: str = "switchyard",
     ) -> None:
-        self._link = link
+        self._reconnector = reconnector
         self._watch_seconds = watch_seconds
         self._log = log
         self._consumer_priority = consumer_priority
@@ -132,16 +132,16 @@ class LaneConsumer:
 
     async def _serve(self, queue: LaneQueue) -> None:
         await keep_listening(
-            self._link,
+            self._reconnector,
             partial(self._listen, queue),
             self._log,
-            "can't consume",
+            "queue not consumed",
             stopping=self._stopping,
             queue=queue.name,
         )
 
     async def _listen(
-        self, queue: LaneQueue, connection: Connection, hears: Callable[[], None]
+        self, queue: LaneQueue, connection: Connection, reset_backoff: Callable[[], None]
     ) -> None:
         channel: PipelinedChannel | None = None
         self._slots.block_lower_lanes(queue)
@@ -154,7 +154,7 @@ class LaneConsumer:
                 pass
         finally:
             if queue.state != "away":
-                hears()
+                reset_backoff()
             queue.state = "away"
             queue.channel = None
             if channel is not None:

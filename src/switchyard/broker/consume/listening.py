@@ -1,8 +1,8 @@
-"""Listening, and again after whatever ends it: the broker away, a channel closed, a queue gone.
+"""Keep consumers listening: again after the broker was away, a channel closed, a queue deleted.
 
-All that hears a queue for as long as it lives is kept listening here: the lanes' consumers, the
-listener for commands, the event feed, the index of dead letters. What is no failure of the broker
-goes on to whoever runs them (`broker.task_supervisor`).
+All that consumes for as long as its process lives does it through here: the lanes' consumers, the
+listener for commands, the event feed, the index of dead letters. An error that is not the broker's
+is raised to whoever runs them (`broker.task_supervisor`).
 """
 
 from __future__ import annotations
@@ -18,63 +18,65 @@ from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
+from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF, Reconnector
 
 T = TypeVar("T")
 
 Listen = Callable[[Connection, Callable[[], None]], Awaitable[None]]
-"""Listens on a connection until that ends by itself; calls the function once it hears."""
+"""Consumes on a connection until that ends by itself, and calls its second argument,
+`reset_backoff`, once it receives messages."""
 
 
 async def keep_listening(
-    link: Link,
+    reconnector: Reconnector,
     listen: Listen,
     log: FilteringBoundLogger,
-    complaint: str,
+    event: str,
     *,
     stopping: asyncio.Event | None = None,
-    also: tuple[type[Exception], ...] = (),
+    retry_on: tuple[type[Exception], ...] = (),
     **context: Any,
 ) -> None:
     """Call `listen` whenever it has ended or failed, after a pause: from FIRST_BACKOFF seconds,
-    doubled up to LAST_BACKOFF, and from the first again once it hears or has connected anew.
+    doubled up to LAST_BACKOFF. The next pause is the first again once `listen` has called
+    `reset_backoff`, or when the connection is a new one.
 
     Ends when `stopping` is set and `listen` has returned. A failure, one of CHANNEL_ERRORS or of
-    `also`, is logged as `complaint` with `context`.
+    `retry_on`, is logged as `event` with `context`.
     """
     stopping = stopping or asyncio.Event()
-    failures: tuple[type[Exception], ...] = (*CHANNEL_ERRORS, *also)
+    failures: tuple[type[Exception], ...] = (*CHANNEL_ERRORS, *retry_on)
     pause = FIRST_BACKOFF
     last: object = None
 
-    def hears() -> None:
+    def reset_backoff() -> None:
         nonlocal pause
         pause = FIRST_BACKOFF
 
     while not stopping.is_set():
         try:
-            connection = await until_event(stopping, link.connection())
+            connection = await until_event(stopping, reconnector.connection())
             if connection is None:
                 return
             if connection is not last:
                 last, pause = connection, FIRST_BACKOFF
-            await listen(connection, hears)
+            await listen(connection, reset_backoff)
         except failures as error:
-            log.warning(complaint, error=str(error), next_try_in=pause, **context)
+            log.warning(event, error=str(error), next_try_in=pause, **context)
         await until_event(stopping, asyncio.sleep(pause))
         pause = min(pause * 2, LAST_BACKOFF)
 
 
-async def hear_exchange(
+async def consume_exchange(
     connection: Connection,
-    hears: Callable[[], None],
+    reset_backoff: Callable[[], None],
     exchange: str,
     received: Callable[[bytes], None],
     *,
     tag: str,
     routing_key: str = "",
 ) -> None:
-    """Hear what is published to an exchange, on a queue that goes away with its connection.
+    """Consume what is published to an exchange, on a queue that is deleted with its connection.
 
     Returns when the channel or the queue is gone. Messages are acknowledged before `received` is
     called with their body.
@@ -91,7 +93,7 @@ async def hear_exchange(
         queue = declared.queue or ""
         await channel.queue_bind(queue, exchange, routing_key=routing_key)
         await channel.consume(queue, f"{tag}.{queue}", take)
-        hears()
+        reset_backoff()
         await over.wait()
     finally:
         await closed(channel)

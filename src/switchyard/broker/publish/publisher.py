@@ -55,7 +55,7 @@ from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.depths import HiddenQueues, ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.failures import ANSWER_TIMEOUT, raising_broker_unavailable
-from switchyard.broker.wire.link import Guard, Link
+from switchyard.broker.wire.reconnector import Guard, Reconnector
 
 
 @dataclass(slots=True)
@@ -103,10 +103,12 @@ class Publisher(AsyncCloseable):
     def _begin(self) -> None:
         """Begin with nothing that belongs to an event loop or a connection."""
         self._owner = Owner()
-        self._link = Link(self._url, self._name, self._log, guard=self._guard)
+        self._reconnector = Reconnector(self._url, self._name, self._log, guard=self._guard)
         self._channel: PipelinedChannel | None = None
         self._opening: asyncio.Task[PipelinedChannel] | None = None
-        self._lone_link = Link(self._url, f"{self._name}-alone", self._log, guard=self._guard)
+        self._lone_reconnector = Reconnector(
+            self._url, f"{self._name}-alone", self._log, guard=self._guard
+        )
         self._lone_channel: PipelinedChannel | None = None
         """For what was on a channel that the broker has closed: one publish at a time, on a
         connection of its own, which is made when it is needed."""
@@ -119,7 +121,12 @@ class Publisher(AsyncCloseable):
         belong to the parent."""
         if not self._owner.is_here:
             # Kept: collected, parts of the library would close what they believe is open.
-            self._of_the_parent += [self._link, self._lone_link, self._opening, self._queues]
+            self._of_the_parent += [
+                self._reconnector,
+                self._lone_reconnector,
+                self._opening,
+                self._queues,
+            ]
             self._begin()
 
     async def close(self) -> None:
@@ -128,8 +135,8 @@ class Publisher(AsyncCloseable):
         if self._opening is not None:  # else it would connect behind our back
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._queues.close()
-        await self._link.close()
-        await self._lone_link.close()
+        await self._reconnector.close()
+        await self._lone_reconnector.close()
 
     async def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
@@ -350,7 +357,7 @@ class Publisher(AsyncCloseable):
         if channel is not None and channel.unconfirmed:  # whose publisher has given up waiting
             await leave(channel)
         if channel is None or channel.closed.done():
-            channel = self._lone_channel = await self._open_channel(self._lone_link)
+            channel = self._lone_channel = await self._open_channel(self._lone_reconnector)
         if is_blocked(channel.connection):
             raise blocked()
         return channel
@@ -391,8 +398,8 @@ class Publisher(AsyncCloseable):
             raise blocked()
         return channel
 
-    async def _open_channel(self, link: Link | None = None) -> PipelinedChannel:
-        connection = await (link or self._link).connection_now()
+    async def _open_channel(self, reconnector: Reconnector | None = None) -> PipelinedChannel:
+        connection = await (reconnector or self._reconnector).connection_now()
         if is_blocked(connection):
             raise blocked()
         with raising_broker_unavailable("can't open a channel"):

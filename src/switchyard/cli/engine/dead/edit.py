@@ -36,7 +36,7 @@ from switchyard.cli.engine.dead.letters import bring_up_to_date
 from switchyard.cli.engine.dead.options import IdsArgument, full_letter_id
 
 if TYPE_CHECKING:
-    from switchyard.services.engine.dead.edits import UndoResult
+    from switchyard.services.engine.dead.undo import UndoResult
     from switchyard.services.engine.records.results import DeadLetter
 
 HEADER = "# Save and close to go on; leave it as it is to change nothing.\n"
@@ -167,8 +167,8 @@ def undo(
     least one job had already started.
     """
     from switchyard.services.engine.bulk.control import require_bulk
-    from switchyard.services.engine.dead.edits import latest_edits
-    from switchyard.services.engine.dead.edits import undo as undo_edits
+    from switchyard.services.engine.dead.undo import latest_edits
+    from switchyard.services.engine.dead.undo import undo as undo_edits
 
     if not ids and redrive is None:
         raise WrongUsage("which ones? name ids, or --redrive")

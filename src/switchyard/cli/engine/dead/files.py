@@ -35,7 +35,7 @@ from switchyard.services.common.file_errors import unreadable
 if TYPE_CHECKING:
     from switchyard.services.engine.dead.files import Imported
     from switchyard.services.engine.dead.stored import StoredLetter
-    from switchyard.services.engine.runtime.attempt import Attempt
+    from switchyard.services.engine.runtime.brokerless_attempt import Attempt
 
 
 @filtered

@@ -26,7 +26,7 @@ from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.broker.times import moment_of
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.displaced import PAUSED, classify_displaced
 from switchyard.services.engine.dead.letters import cause_of_letter
@@ -219,7 +219,7 @@ class DeadLetterIndexer:
     def __init__(self, settings: BrokerSettings, ledger: Ledger, registry: Registry) -> None:
         self._ledger = ledger
         self._registry = registry
-        self._link = Link(settings.require_amqp_url(), "dead letter index", _log)
+        self._reconnector = Reconnector(settings.require_amqp_url(), "dead letter index", _log)
         self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -227,10 +227,16 @@ class DeadLetterIndexer:
         background = TaskSupervisor(_log)
         background.start("tidy dead letters", self._tidy)
         try:
-            await keep_listening(self._link, self._follow, _log, "can't index", also=(LedgerError,))
+            await keep_listening(
+                self._reconnector,
+                self._follow,
+                _log,
+                "dead letters not indexed",
+                retry_on=(LedgerError,),
+            )
         finally:
             await background.close()
-            await self._link.close()
+            await self._reconnector.close()
 
     async def _tidy(self) -> None:
         while True:
@@ -240,7 +246,7 @@ class DeadLetterIndexer:
                 _log.warning("dead letter clean-up failed", error=str(error))
             await asyncio.sleep(TIDY_INTERVAL)
 
-    async def _follow(self, connection: Connection, hears: Callable[[], None]) -> None:
+    async def _follow(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         channel = await open_channel(connection, confirms=False)
         over = end_of(channel)
         try:
@@ -259,8 +265,8 @@ class DeadLetterIndexer:
                 while not arrived.empty() and len(batch) < BATCH:
                     batch.append(QueuedDeadLetter.from_delivery(arrived.get_nowait()))
                 await _index(batch, self._ledger, self._registry)
-                hears()  # only now: with the ledger away, pauses grow
-            hears()
+                reset_backoff()  # only now: with the ledger away, pauses grow
+            reset_backoff()
         finally:
             await closed(channel)
 

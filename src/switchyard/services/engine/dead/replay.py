@@ -28,7 +28,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.referenced_keys import texts_in
 from switchyard.services.engine.ledger.sql.database import Database, TransactionBody, connect
 from switchyard.services.engine.ledger.sql.repository import LedgerCore
-from switchyard.services.engine.runtime.attempt import Attempt, attempt_alone
+from switchyard.services.engine.runtime.brokerless_attempt import Attempt, attempt_alone
 
 T = TypeVar("T")
 

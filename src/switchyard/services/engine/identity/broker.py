@@ -20,7 +20,7 @@ from switchyard.broker.topology.system_marker import (
 )
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.failures import raising_broker_unavailable
-from switchyard.broker.wire.link import Guard
+from switchyard.broker.wire.reconnector import Guard
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.system import SystemRecord

@@ -1,4 +1,7 @@
-"""Leases: each is held by one process at a time, while the others wait."""
+"""Leases: what one process at a time may do, such as being the active scheduler.
+
+Not who may run a job: that is a claim (`services.engine.runtime.claims`).
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json, to_json
 
 from switchyard.broker import patterns
-from switchyard.broker.consume.listening import hear_exchange, keep_listening
+from switchyard.broker.consume.listening import consume_exchange, keep_listening
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
@@ -29,7 +29,7 @@ from switchyard.broker.publish.no_listener_cache import NO_LISTENER_TTL
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.engine.records.progress import ReportedProgress
 
 REMEMBERED, REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
@@ -248,7 +248,7 @@ class EventFeed(EventHub):
     def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
         super().__init__(remembered=remembered)
         self._log = structlog.get_logger("events")
-        self._link = Link(settings.require_amqp_url(), "api events", self._log)
+        self._reconnector = Reconnector(settings.require_amqp_url(), "api events", self._log)
         self.is_listening = asyncio.Event()
         """Set while events arrive."""
 
@@ -262,22 +262,24 @@ class EventFeed(EventHub):
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the broker."""
         try:
-            await keep_listening(self._link, self._listen, self._log, "can't hear events")
+            await keep_listening(
+                self._reconnector, self._listen, self._log, "job events not received"
+            )
         finally:
             self.close_subscriptions()
-            await self._link.close()
+            await self._reconnector.close()
 
-    async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
+    async def _listen(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         coming: list[asyncio.TimerHandle] = []
 
         def listening() -> None:
-            hears()
+            reset_backoff()
             # Until then somebody may believe that nobody listens.
             coming.append(loop.call_later(NO_LISTENER_TTL, self.is_listening.set))
 
         try:
-            await hear_exchange(
+            await consume_exchange(
                 connection,
                 listening,
                 EVENTS_EXCHANGE,

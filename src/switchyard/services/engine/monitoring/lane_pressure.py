@@ -33,7 +33,7 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.wire.depths import HiddenQueues, QueueSize, ask_lane_queue, ask_queue
 from switchyard.broker.wire.failures import raising_broker_unavailable
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
@@ -122,7 +122,7 @@ class LanePressure(AsyncCloseable):
         self._lanes = lanes
         self._registry = registry
         self._log = structlog.get_logger("lane pressure")
-        self._link = Link(settings.require_amqp_url(), "lane pressure", self._log)
+        self._reconnector = Reconnector(settings.require_amqp_url(), "lane pressure", self._log)
         self._hidden = HiddenQueues(settings)
         self._is_hidden = False
         """Our user may not ask for the queues over AMQP."""
@@ -151,7 +151,7 @@ class LanePressure(AsyncCloseable):
         if self._query is not None:
             self._query.cancel()
             await asyncio.gather(self._query, return_exceptions=True)
-        await self._link.close()
+        await self._reconnector.close()
 
     def start(self) -> None:
         """Connect and look for the first time, in the background."""
@@ -241,7 +241,7 @@ class LanePressure(AsyncCloseable):
         return self._snapshot
 
     async def _connection(self) -> Connection:
-        return await self._within(self._link.connection_now())
+        return await self._within(self._reconnector.connection_now())
 
     async def _within(self, work: Awaitable[T]) -> T:
         with raising_broker_unavailable("can't ask the broker"):

@@ -10,7 +10,7 @@ from switchyard.broker.publish.outcome import Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.link import Guard
+from switchyard.broker.wire.reconnector import Guard
 
 CONNECT_TIMEOUT = 0.7
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""

@@ -25,7 +25,12 @@ from switchyard.services.engine.monitoring.metric_names import (
     Samples,
 )
 from switchyard.services.engine.monitoring.metrics import Metrics
-from switchyard.services.engine.runtime.outcomes import OUTCOMES, SUCCEEDED, Ending, outcome_of
+from switchyard.services.engine.runtime.attempt_endings import (
+    OUTCOMES,
+    SUCCEEDED,
+    Ending,
+    outcome_of,
+)
 
 NOTED: Final = 500
 """Starts and ends of a kind that are only noted, until there are so many or somebody scrapes."""

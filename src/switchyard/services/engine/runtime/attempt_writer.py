@@ -10,11 +10,11 @@ from typing import TypeVar
 import structlog
 
 from switchyard.broker.message import JobMessage
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable, SchemaOutdated
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.outcomes import (
+from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
     Released,

@@ -28,10 +28,10 @@ from switchyard.services.engine.records.results import (
     HeldByPause,
     IdCollision,
 )
+from switchyard.services.engine.runtime.attempt_endings import expired
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
-from switchyard.services.engine.runtime.outcomes import expired
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)

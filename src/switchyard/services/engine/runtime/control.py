@@ -11,12 +11,12 @@ from aiormq.connection import Connection
 from pydantic_core import from_json
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.consume.listening import hear_exchange, keep_listening
+from switchyard.broker.consume.listening import consume_exchange, keep_listening
 from switchyard.broker.errors import Unroutable
 from switchyard.broker.lanes import CONTROL_EXCHANGE
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 
 
 async def send_cancel(publisher: Publisher, job_id: str) -> None:
@@ -32,18 +32,20 @@ class ControlListener:
     """Hears commands on a queue of its own, which goes away with its connection."""
 
     def __init__(
-        self, link: Link, on_cancel: Callable[[str], None], log: FilteringBoundLogger
+        self, reconnector: Reconnector, on_cancel: Callable[[str], None], log: FilteringBoundLogger
     ) -> None:
-        self._link = link
+        self._reconnector = reconnector
         self._on_cancel = on_cancel
         self._log = log
 
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the connection."""
-        await keep_listening(self._link, self._listen, self._log, "can't listen for commands")
+        await keep_listening(self._reconnector, self._listen, self._log, "commands not received")
 
-    async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
-        await hear_exchange(connection, hears, CONTROL_EXCHANGE, self._received, tag="control")
+    async def _listen(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
+        await consume_exchange(
+            connection, reset_backoff, CONTROL_EXCHANGE, self._received, tag="control"
+        )
 
     def _received(self, body: bytes) -> None:
         try:

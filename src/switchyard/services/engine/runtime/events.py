@@ -12,8 +12,8 @@ from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, Succee
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.monitoring.job_events import PROGRESS, TEXT
 from switchyard.services.engine.records.progress import ReportedProgress
+from switchyard.services.engine.runtime.attempt_endings import CancelledWhileRunning, Ending
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
-from switchyard.services.engine.runtime.outcomes import CancelledWhileRunning, Ending
 from switchyard.services.engine.runtime.running_job import RunningJob
 
 TRACEBACK_LIMIT = 4_000

@@ -32,7 +32,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
 from switchyard.services.engine.publishing.recorded import (
     kept_letter,
@@ -46,13 +46,13 @@ from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import Created, Existing
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.outcomes import (
+from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
     invalid_outcome,
     unwaitable,
 )
+from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 LANE_FULL_PAUSE = 5.0

@@ -1,8 +1,8 @@
 """The pipeline without a broker: jobs run in the process that was asked for them.
 
 For one process with a ledger of its own, and for what a process asks language models itself
-(`services/llm/direct_requests.py`). The life of an attempt is the workers' (`lifecycle.py`). What
-the broker would do is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
+(`services/llm/direct_requests.py`). Attempts run as in a worker (`attempt_lifecycle.py`). What the
+broker would do is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
 Nothing is lost with the process: `finish` takes up what the ledger says is not done.
 """
 
@@ -38,13 +38,7 @@ from switchyard.services.engine.records.limits import PermitDemand, PermitRefuse
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, HeldByPause
 from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
-from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.events import Reporter
-from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.followups import record_stages
-from switchyard.services.engine.runtime.lifecycle import AttemptLifecycle, Task, log_fields
-from switchyard.services.engine.runtime.outcomes import (
+from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
     expired,
@@ -52,6 +46,12 @@ from switchyard.services.engine.runtime.outcomes import (
     limit_refused,
     unwritable,
 )
+from switchyard.services.engine.runtime.attempt_lifecycle import AttemptLifecycle, Task, log_fields
+from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.events import Reporter
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.followups import record_stages
 from switchyard.services.engine.runtime.permits import Permit
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 

@@ -23,16 +23,16 @@ from switchyard.services.engine.jobs.registry import NewerPayload, UnknownJobTyp
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, decide
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import NEWER_PAYLOAD, UNKNOWN_TYPE
-from switchyard.services.engine.runtime.claims import Claims
-from switchyard.services.engine.runtime.followups import FollowUpPublisher
-from switchyard.services.engine.runtime.lifecycle import (
+from switchyard.services.engine.runtime.attempt_endings import Ending
+from switchyard.services.engine.runtime.attempt_lifecycle import (
     LEDGER_AWAY,
     AttemptLifecycle,
     Task,
     log_failure,
     log_fields,
 )
-from switchyard.services.engine.runtime.outcomes import Ending
+from switchyard.services.engine.runtime.claims import Claims
+from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permits import Permit, PermitClient
 from switchyard.services.engine.runtime.running_job import ClaimLost, DeliveredJob, is_from_outside
 from switchyard.services.engine.runtime.traced import attempting

@@ -13,7 +13,7 @@ from switchyard.services.engine.jobs.retry import Delayed, Died
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import Claimed
-from switchyard.services.engine.runtime.outcomes import (
+from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     begun_too_often,
     joined_died,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from switchyard.services.common import tracing
 from switchyard.services.common.traceparent import valid_traceparent
 from switchyard.services.engine.jobs.retry import Delayed, Died
-from switchyard.services.engine.runtime.outcomes import Ending, outcome_of
+from switchyard.services.engine.runtime.attempt_endings import Ending, outcome_of
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 

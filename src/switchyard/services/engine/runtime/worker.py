@@ -16,7 +16,7 @@ from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.lanes import LANES, Lane, queue_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.instance_ids import new_instance_id, process_mark
 from switchyard.services.common.settings import Settings
@@ -148,7 +148,9 @@ class Worker:
         """Set when a job is about to begin."""
         self._hot_reported = 0
         """Hot jobs that the ledger knows of."""
-        self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
+        self._reconnector = Reconnector(
+            settings.require_amqp_url(), f"worker {self.worker_id}", self._log
+        )
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
         self._shared = ProcessResources()
         kinds = [share.kind for share in self._shares]
@@ -190,7 +192,7 @@ class Worker:
         ]
         self._consumers = [
             LaneConsumer(
-                self._link,
+                self._reconnector,
                 share.queues,
                 runner.handle,
                 self._log,
@@ -248,7 +250,9 @@ class Worker:
         background.start("watch ledger", self._watch_ledger, vital=True)
         background.start("unheld claims", self._keep_releasing)
         self._limits.start(background)
-        background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
+        background.start(
+            "control", ControlListener(self._reconnector, self._on_cancel, self._log).run
+        )
         consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
         try:
             ends: tuple[asyncio.Future[Any], ...] = (stopping, background.failed, *consuming)
@@ -370,7 +374,7 @@ class Worker:
             await self._ledger.workers.stopped(self.worker_id)
         except LedgerError as error:
             self._log.warning("worker stop not recorded", error=str(error))
-        await self._link.close()
+        await self._reconnector.close()
         await self._publisher.close()
         self._log.info("worker stopped")
 

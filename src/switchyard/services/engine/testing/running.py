@@ -25,7 +25,7 @@ from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.attempt import attempt_alone
+from switchyard.services.engine.runtime.brokerless_attempt import attempt_alone
 from switchyard.services.engine.wings import job_modules
 
 P = ParamSpec("P")

@@ -1,6 +1,6 @@
 """What the ledger does to jobs: each operation decides by the rules and changes rows in memory.
 
-`services.engine.ledger.sql.transaction` loads the rows of many operations, applies them in order
+`services.engine.ledger.sql.job_writer` loads the rows of many operations, applies them in order
 and writes what has changed.
 """
 

@@ -12,8 +12,8 @@ from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.committer import GroupCommitter
 from switchyard.services.engine.ledger.sql.database import Database
 from switchyard.services.engine.ledger.sql.job_operations import JobChange
+from switchyard.services.engine.ledger.sql.job_writer import JobWriter
 from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch
-from switchyard.services.engine.ledger.sql.transaction import JobWriter
 from switchyard.services.engine.records.limits import PermitAnswer
 from switchyard.services.engine.records.results import HeldByPause
 

@@ -35,16 +35,16 @@ from switchyard.services.engine.records.errors import (
     SchemaOutdated,
 )
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.events import Reporter
-from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.outcomes import (
+from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
     classify,
     inherit_join,
     unwritable,
 )
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.events import Reporter
+from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.progress_writer import ProgressWriter
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 

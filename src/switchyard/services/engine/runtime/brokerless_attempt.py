@@ -25,8 +25,8 @@ from switchyard.services.engine.jobs.retry import (
 )
 from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.runtime.attempt_endings import classify, limit_refused, unwritable
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.outcomes import classify, limit_refused, unwritable
 
 
 @dataclass(frozen=True, slots=True)

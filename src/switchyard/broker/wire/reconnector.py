@@ -1,4 +1,4 @@
-"""One connection to the broker, opened again whenever it was lost."""
+"""Keep a connection to the broker open: reconnect, with backoff, whenever it is lost."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from switchyard.broker.errors import BrokerUnavailable, LimitReached
 from switchyard.broker.wire.connection import closed, connect, underlying
 
 Guard = Callable[[Connection], Awaitable[None]]
-"""Says whether a connection may be used; raises BrokerUnavailable where not."""
+"""Checks a new connection before it is used; raises BrokerUnavailable to refuse it."""
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
-"""Seconds between attempts at what was refused: doubled from the first to the last."""
-LAST_CONNECT_TIMEOUT = 0.5
+"""Seconds between attempts at something other than connecting (a consumer, a publish): doubled from
+the first to the last."""
+MAX_RECONNECT_INTERVAL = 0.5
 """Seconds at most between attempts to connect: a port that refuses costs next to nothing, and the
 first job after an outage waits no longer than this."""
 LOG_REPEAT_INTERVAL = 5.0
 """Seconds between log lines about one outage."""
 
 
-class Link:
-    """One connection that is opened again whenever it was lost."""
+class Reconnector:
+    """Holds one connection, and opens it again whenever it is lost."""
 
     def __init__(
         self, url: str, name: str, log: FilteringBoundLogger, *, guard: Guard | None = None
     ) -> None:
-        """`guard` is awaited with each new connection; when it raises, that is not used."""
+        """`guard` is awaited with each new connection; when it raises, that connection is not
+        used."""
         self._guard = guard
         self._url = url
         self._name = name
         self._log = log
         self._lock = asyncio.Lock()
-        self._tell_from = 0.0
-        """When an outage is worth a line, on the monotonic clock: one for all who wait."""
+        self._next_log_at = 0.0
+        """When the outage may be logged again, on the monotonic clock: once for all who wait."""
         self._connection: Connection | None = None
         self._owner: AbstractConnection | None = None
 
@@ -55,14 +57,14 @@ class Link:
             try:
                 return await self.connection_now()
             except BrokerUnavailable as error:
-                if time.monotonic() >= self._tell_from:
-                    self._tell_from = time.monotonic() + LOG_REPEAT_INTERVAL
+                if time.monotonic() >= self._next_log_at:
+                    self._next_log_at = time.monotonic() + LOG_REPEAT_INTERVAL
                     is_limit = isinstance(error, LimitReached)
                     event = "broker limit reached" if is_limit else "broker unreachable"
-                    self._log.warning(event, error=str(error), looks_every=LAST_CONNECT_TIMEOUT)
+                    self._log.warning(event, error=str(error), looks_every=MAX_RECONNECT_INTERVAL)
                 # Not all clients of a broker that has come back at the same moment.
                 await asyncio.sleep(delay * random.uniform(0.5, 1))
-                delay = min(delay * 2, LAST_CONNECT_TIMEOUT)
+                delay = min(delay * 2, MAX_RECONNECT_INTERVAL)
 
     async def connection_now(self) -> Connection:
         """Return the open connection, after at most one attempt to connect. Raises
@@ -75,7 +77,7 @@ class Link:
                 if self._guard is not None:
                     await self._guard(connection)
                 self._connection = connection
-                self._tell_from = 0.0
+                self._next_log_at = 0.0
                 node = address_of(str(connection.url))
                 self._log.info("broker connected", broker=node, name=self._name)
             return self._connection
