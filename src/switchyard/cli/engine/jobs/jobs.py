@@ -38,7 +38,7 @@ from switchyard.cli.base.shared_options import (
     LimitOption,
     full_job_id,
 )
-from switchyard.cli.engine.jobs import actions, republish
+from switchyard.cli.engine.jobs import action_records, actions, republish
 from switchyard.cli.engine.jobs.filter import ChosenJobs, filtered
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 app.command()(actions.cancel)
 app.command()(actions.rerun)
 app.command()(actions.move)
-app.add_typer(actions.app, name="actions")
+app.add_typer(action_records.app, name="actions")
 app.command()(republish.release)
 app.command()(republish.republish)
 
