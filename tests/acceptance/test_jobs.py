@@ -147,3 +147,28 @@ def test_workers_are_alive_then_stopped(jobctl: CommandLine) -> None:
     assert jobctl.json("workers") == []
     (worker,) = jobctl.json("workers", "--all")
     assert worker["status"] == "stopped"
+
+
+def test_jobs_are_moved_cancelled_and_rerun_under_a_record(jobctl: CommandLine) -> None:
+    """Without a worker: what is queued stays so."""
+    one, other = jobctl.publish_all([{"n": 1}, {"n": 2}])
+    chosen = ("--type", "work", "--lane", "hot")
+    planned = jobctl.ok("jobs", "move", *chosen, "--to-lane", "backfill", "--dry-run")
+    assert "2 jobs would be moved" in planned
+    assert "ids or filters, and not both" in jobctl.fails("jobs", "cancel", one, *chosen, code=2)
+
+    moved = jobctl.json(
+        *("jobs", "move", *chosen, "--to-lane", "backfill", "--yes", "--why", "a test"),
+        *("--rate", "1000/s"),
+    )
+    assert (moved["action"], moved["done"], moved["reason"]) == ("move", 2, "a test")
+    assert jobctl.json("jobs", "show", one)["lane"] == "backfill"
+    jobctl.ok("jobs", "cancel", "--type", "work", "--yes")
+    again = jobctl.json("jobs", "rerun", one, other, "--set", "payload.n=3", "--yes")
+    new = jobctl.json("jobs", "list", "--operation", again["id"])
+    assert [jobctl.json("jobs", "show", each["job_id"])["payload"]["n"] for each in new] == [3, 3]
+    jobctl.ok("jobs", "actions", "undo", again["id"])
+    assert [jobctl.state(each["job_id"]) for each in new] == ["cancelled", "cancelled"]
+    assert [each["action"] for each in jobctl.json("jobs", "actions", "list")] == [
+        *("cancel", "rerun", "cancel", "move")
+    ]
