@@ -13,9 +13,9 @@ from benchmarks.citations.faults import with_faults
 from benchmarks.citations.labelling import labelled
 from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
-from switchyard.services.pipeline.citations import parsing
-from switchyard.services.pipeline.citations.features import features_of
-from switchyard.services.pipeline.citations.parsing import MODEL, OfflineParser
+from switchyard.services.pipeline.citations import offline_parser
+from switchyard.services.pipeline.citations.offline_parser import MODEL, OfflineParser
+from switchyard.services.pipeline.citations.token_features import features_of
 
 SEED = 20260101
 _TWO_WORKS = 0.015
@@ -61,7 +61,9 @@ def train(path: Path, *, count: int, iterations: int, seed: int = SEED) -> None:
 def main() -> None:
     """Trains, measures, prints."""
     arguments = argparse.ArgumentParser(prog="make train-citations", description=__doc__)
-    arguments.add_argument("--out", type=Path, default=Path(parsing.__file__).with_name(MODEL))
+    arguments.add_argument(
+        "--out", type=Path, default=Path(offline_parser.__file__).with_name(MODEL)
+    )
     arguments.add_argument("--count", type=int, default=8_000, help="references to learn from")
     arguments.add_argument("--iterations", type=int, default=70)
     arguments.add_argument(

@@ -11,9 +11,9 @@ from benchmarks.citations.faults import with_faults
 from benchmarks.citations.labelling import labelled
 from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
-from switchyard.services.pipeline.citations.assembling import assembled
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.citations.tokens import cleaned
+from switchyard.services.pipeline.citations.reference_assembly import assemble_reference
+from switchyard.services.pipeline.citations.tokens import clean_reference
 
 FIELDS = (
     "authors",
@@ -105,7 +105,9 @@ def evaluated(parser: Parser, *, per_style: int = 150, seed: int = 7) -> Accurac
 def truth(text: str, labels: Sequence[str]) -> Reference:
     """The reference as its labels have it."""
     tokens, of_tokens = labelled(text, labels)
-    return assembled(cleaned(text), tokens, of_tokens, confidence=1.0, engine="truth")
+    return assemble_reference(
+        clean_reference(text), tokens, of_tokens, confidence=1.0, engine="truth"
+    )
 
 
 def printed(report: Accuracy) -> str:

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from switchyard.services.pipeline.citations.tokens import Token, cleaned, tokens_of
+from switchyard.services.pipeline.citations.tokens import Token, clean_reference, tokens_of
 
 
 def labelled(text: str, labels: Sequence[str]) -> tuple[list[Token], list[str]]:
     """A text's tokens, and the label of each: that of its first letter.
 
-    `cleaned` drops and joins letters; as it never reorders them, their labels are found again one by one.
+    `clean_reference` drops and joins letters; as it never reorders them, their labels are found again one by one.
     """
-    clean = cleaned(text)
+    clean = clean_reference(text)
     aligned: list[str] = []
     place = 0
     for sign in clean:

@@ -99,7 +99,7 @@ USES = {
     "api": "from switchyard.api.app import create_app; import switchyard.api.server",
     "llm": WING.format(wing="llm"),
     "documents": WING.format(wing="pipeline"),
-    "citations": "from switchyard.services.pipeline.citations.parsing import OfflineParser\n"
+    "citations": "from switchyard.services.pipeline.citations.offline_parser import OfflineParser\n"
     "assert OfflineParser().parse('D. Knuth. Literate Programming. 1984.').year",
     "graph": "from switchyard.services.pipeline.graph.pagerank import Ranks, rank\n"
     "assert rank(()) == Ranks()",

@@ -20,14 +20,14 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.pipeline.citations.cited_works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.pipeline.citations.linking import linker as linking
 from switchyard.services.pipeline.citations.linking.linker import Linker, OutOfTime
 from switchyard.services.pipeline.citations.linking.openalex import OpenAlex
-from switchyard.services.pipeline.citations.linking.questions import questions_of
+from switchyard.services.pipeline.citations.linking.work_questions import questions_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.sections import MAX_REFERENCES
-from switchyard.services.pipeline.citations.stored import stored_references
-from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
+from switchyard.services.pipeline.citations.reference_sections import MAX_REFERENCES
+from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.operations import sources
 from switchyard.services.pipeline.records.graph import EdgeKind

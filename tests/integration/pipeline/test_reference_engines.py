@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files.storage_keys import references_key
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.citations.engines import choice
+from switchyard.services.pipeline.citations.engines import engine_chain
 from switchyard.services.pipeline.citations.engines import grobid as grobid_engine
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
@@ -238,7 +238,7 @@ async def test_what_a_model_leaves_out_and_what_it_can_t_do_the_next_engine_does
 async def test_an_answer_under_way_is_kept_although_another_question_fails(
     llm_pipeline: Pipeline, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(choice, "BATCH_SIZE", 1)
+    monkeypatch.setattr(engine_chain, "BATCH_SIZE", 1)
     asks = asking(llm_pipeline, "llm")
     with pytest.raises(RetryableError):
         await failing_beside_another(llm, answers_references(), parsed(asks, STRUCTURE, SEA))

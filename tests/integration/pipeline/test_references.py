@@ -12,7 +12,7 @@ import pytest
 
 from switchyard.services.common.files.storage_keys import references_key, stage_key, upload_key
 from switchyard.services.engine.jobs.outcomes import Done
-from switchyard.services.pipeline.citations.engines import choice
+from switchyard.services.pipeline.citations.engines import engine_chain
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.text.page_process import PageProcess
 from switchyard.services.pipeline.workers.references import reference_lists
@@ -64,7 +64,7 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
     before = kept(pipeline, document_id)
     pipeline.storage.put(references_key(document_id), b"{}")
     monkeypatch.setattr(reference_lists, "find_references", None)  # would fail if it were called
-    monkeypatch.setattr(choice, "parsed_offline", None)
+    monkeypatch.setattr(engine_chain, "parse_offline", None)
     await pipeline.run("process_references", {"document_id": document_id})
     assert pipeline.result("process_references")["reused"]
     assert kept(pipeline, document_id) == before
@@ -90,7 +90,7 @@ async def test_references_that_come_as_text_are_the_job_s_result(pipeline: Pipel
     "broken",
     [
         (reference_lists, "find_references"),
-        (choice, "parsed_offline"),
+        (engine_chain, "parse_offline"),
         (reference_lists, "with_citations"),
     ],
 )

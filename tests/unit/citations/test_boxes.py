@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchyard.services.pipeline.citations.boxes import Box, boxes_of
+from switchyard.services.pipeline.citations.reference_boxes import Box, boxes_of
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pybtex.database import BibliographyData, parse_string
 
+from switchyard.services.pipeline.citations.cited_works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.pipeline.citations.formats.bibtex import bibtex
-from switchyard.services.pipeline.citations.formats.citation_keys import keys_of
+from switchyard.services.pipeline.citations.formats.citation_keys import citation_keys_of
 from switchyard.services.pipeline.citations.formats.csl import csl
-from switchyard.services.pipeline.citations.formats.export import Format, exported
-from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.pipeline.citations.formats.export import ReferenceFormat, export_references
 from switchyard.services.pipeline.citations.formats.tei import TEI
+from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, kind_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
 
 ARTICLE = Reference(
     text="Lamport, L. (1978). Time, clocks. Communications of the ACM, 21(7), 558–565.",
@@ -76,9 +76,9 @@ def test_a_hostile_title_stays_a_title():
     assert len(read(text).entries) == 1
     assert field(text, "title") == HOSTILE
     assert len(next(iter(read(text).entries.values())).persons["author"]) == 1
-    root = ET.fromstring(exported([reference.as_json()], Format.TEI).content)
+    root = ET.fromstring(export_references([reference.as_json()], ReferenceFormat.TEI).content)
     assert root.findtext(f".//{{{TEI}}}analytic/{{{TEI}}}title") == HOSTILE
-    (item,) = json.loads(exported([reference.as_json()], Format.CSL).content)
+    (item,) = json.loads(export_references([reference.as_json()], ReferenceFormat.CSL).content)
     assert item["title"] == HOSTILE
 
 
@@ -100,11 +100,15 @@ def test_whatever_stands_in_a_reference_each_format_can_be_read(title: str, name
     assert last.fields["title"] == "Time, clocks, and {BERT}"
     told = [reference.as_json(), ARTICLE.as_json()]
     assert (
-        len(ET.fromstring(exported(told, Format.TEI).content).findall(f".//{{{TEI}}}biblStruct"))
+        len(
+            ET.fromstring(export_references(told, ReferenceFormat.TEI).content).findall(
+                f".//{{{TEI}}}biblStruct"
+            )
+        )
         == 2
     )
-    assert len(json.loads(exported(told, Format.CSL).content)) == 2
-    assert len(json.loads(exported(told, Format.JSON).content)) == 2
+    assert len(json.loads(export_references(told, ReferenceFormat.CSL).content)) == 2
+    assert len(json.loads(export_references(told, ReferenceFormat.JSON).content)) == 2
 
 
 def test_an_organisation_is_no_family_and_others_are_told():
@@ -124,11 +128,11 @@ def test_an_organisation_is_no_family_and_others_are_told():
 def test_keys_are_unique_whatever_they_are_made_of():
     same = [ARTICLE, ARTICLE, replace(ARTICLE, title="Time_2"), Reference(text=""), Reference("")]
     foreign = Reference("", authors=(Person("Иванов", "И."),), year=1999, title="Море")
-    keys = keys_of([*same, foreign, foreign])
+    keys = citation_keys_of([*same, foreign, foreign])
     assert len(set(keys)) == 7
     assert keys[:2] == ["lamport1978time", "lamport1978time_2"]
     assert all(key.isascii() and key[0].isalpha() for key in keys)
-    assert keys == keys_of([*same, foreign, foreign])
+    assert keys == citation_keys_of([*same, foreign, foreign])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_a_reference_has_the_identifiers_of_its_work():
     work = CitedWork.from_fields(doi="10.1000/1", arxiv_id="1706.03762", title="Another title")
     link = WorkLink(LinkStatus.LINKED, "search", "openalex", 0.9, work).as_json()
     told = {**replace(ARTICLE, doi="").as_json(), "link": link}
-    (item,) = json.loads(exported([told], Format.CSL).content)
+    (item,) = json.loads(export_references([told], ReferenceFormat.CSL).content)
     assert (item["DOI"], item["archive_location"]) == ("10.1000/1", "1706.03762")
     assert item["title"] == ARTICLE.title
     assert WorkLink.from_json(link).as_json() == link
@@ -162,7 +166,9 @@ def test_a_reference_has_the_identifiers_of_its_work():
 
 
 def test_labels_of_the_list_stand_in_tei():
-    root = ET.fromstring(exported([{**ARTICLE.as_json(), "label": "12"}], Format.TEI).content)
+    root = ET.fromstring(
+        export_references([{**ARTICLE.as_json(), "label": "12"}], ReferenceFormat.TEI).content
+    )
     (entry,) = root.findall(f".//{{{TEI}}}biblStruct")
     assert entry.get("n") == "12"
     assert entry.findtext(f".//{{{TEI}}}idno[@type='DOI']") == ARTICLE.doi
@@ -170,5 +176,5 @@ def test_labels_of_the_list_stand_in_tei():
 
 def test_no_references_are_an_empty_list_in_each_format():
     assert bibtex([]) == ""
-    assert json.loads(exported([], Format.CSL).content) == []
-    assert ET.fromstring(exported([], Format.TEI).content).tag == f"{{{TEI}}}TEI"
+    assert json.loads(export_references([], ReferenceFormat.CSL).content) == []
+    assert ET.fromstring(export_references([], ReferenceFormat.TEI).content).tag == f"{{{TEI}}}TEI"

@@ -6,17 +6,17 @@ import time
 
 import pytest
 
+from switchyard.services.pipeline.citations.cited_works import CitedWork, LinkStatus
 from switchyard.services.pipeline.citations.linking.catalogue import text_in
 from switchyard.services.pipeline.citations.linking.matching import (
     THRESHOLD,
-    chosen,
-    named,
+    choose_work,
+    link_by_identifier,
     score,
     title_likeness,
 )
-from switchyard.services.pipeline.citations.linking.questions import LookupMethod, questions_of
+from switchyard.services.pipeline.citations.linking.work_questions import LookupMethod, questions_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus
 
 REFERENCE = Reference(
     text="",
@@ -61,7 +61,7 @@ def test_a_reference_without_a_title_fits_nothing():
 
 
 def test_the_best_is_chosen_and_never_the_first_as_it_comes():
-    link = chosen(
+    link = choose_work(
         REFERENCE,
         [
             ("openalex", work(1, title="Clocks in a distributed system of events", year=1999)),
@@ -75,27 +75,30 @@ def test_the_best_is_chosen_and_never_the_first_as_it_comes():
 
 
 def test_two_that_fit_alike_are_ambiguous_and_both_are_kept():
-    link = chosen(REFERENCE, [("openalex", work(2)), ("crossref", work(1))])
+    link = choose_work(REFERENCE, [("openalex", work(2)), ("crossref", work(1))])
     assert (link.status, link.work) == (LinkStatus.AMBIGUOUS, None)
     assert [each.work.openalex for each in link.candidates] == ["W1", "W2"]
-    same = chosen(REFERENCE, [("openalex", work(2)), ("crossref", work(2))])
+    same = choose_work(REFERENCE, [("openalex", work(2)), ("crossref", work(2))])
     assert same.status is LinkStatus.LINKED
 
 
 def test_what_fits_half_is_kept_and_what_does_not_is_not():
     half = work(title="Time, clocks and the order of events in systems", year=1990)
-    link = chosen(REFERENCE, [("openalex", half)])
+    link = choose_work(REFERENCE, [("openalex", half)])
     assert (link.status, len(link.candidates)) == (LinkStatus.AMBIGUOUS, 1)
     other = work(title="A history of the sea", year=1990, authors=(Person("Roe"),))
-    assert chosen(REFERENCE, [("openalex", other)]).status is LinkStatus.NOT_FOUND
-    assert chosen(REFERENCE, []).status is LinkStatus.NOT_FOUND
+    assert choose_work(REFERENCE, [("openalex", other)]).status is LinkStatus.NOT_FOUND
+    assert choose_work(REFERENCE, []).status is LinkStatus.NOT_FOUND
 
 
 def test_an_identifier_that_leads_to_quite_another_title_is_not_believed():
-    assert named(REFERENCE, "doi", "crossref", work()).status is LinkStatus.LINKED
-    wrong = named(REFERENCE, "doi", "crossref", work(title="A history of the sea"))
+    assert link_by_identifier(REFERENCE, "doi", "crossref", work()).status is LinkStatus.LINKED
+    wrong = link_by_identifier(REFERENCE, "doi", "crossref", work(title="A history of the sea"))
     assert (wrong.status, len(wrong.candidates)) == (LinkStatus.AMBIGUOUS, 1)
-    assert named(Reference(text=""), "doi", "crossref", work()).status is LinkStatus.LINKED
+    assert (
+        link_by_identifier(Reference(text=""), "doi", "crossref", work()).status
+        is LinkStatus.LINKED
+    )
 
 
 def test_a_subtitle_that_is_left_out_costs_little():

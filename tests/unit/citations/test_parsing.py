@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.pipeline.citations.assembling import _trimmed
-from switchyard.services.pipeline.citations.features import _quotations
-from switchyard.services.pipeline.citations.parsing import OfflineParser
+from switchyard.services.pipeline.citations.offline_parser import OfflineParser
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS, cleaned, tokens_of
+from switchyard.services.pipeline.citations.reference_assembly import _trim
+from switchyard.services.pipeline.citations.token_features import _quotations
+from switchyard.services.pipeline.citations.tokens import (
+    MAX_REFERENCE_CHARS,
+    clean_reference,
+    tokens_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +109,8 @@ def test_only_what_is_there_is_told(parser):
     "text", ["Logics of {a, b}", "The sea (in winter)", "Waves [a report]", "A plain title"]
 )
 def test_a_field_keeps_the_bracket_that_it_opens(text):
-    assert _trimmed(f" “{text}.") == text.removesuffix(".")
-    assert _trimmed(f"{text}). ") == text
+    assert _trim(f" “{text}.") == text.removesuffix(".")
+    assert _trim(f"{text}). ") == text
 
 
 # Each is one reference of a kind that is hard to cut, and fields that must be right.
@@ -295,6 +299,6 @@ def test_any_text_is_cut_without_an_error(text):
 )
 def test_a_text_without_an_end_is_bounded(parser, piece):
     text = piece * (2_000_000 // len(piece))
-    assert len(cleaned(text)) <= MAX_REFERENCE_CHARS
-    assert len(tokens_of(cleaned(text))) <= MAX_REFERENCE_CHARS
+    assert len(clean_reference(text)) <= MAX_REFERENCE_CHARS
+    assert len(tokens_of(clean_reference(text))) <= MAX_REFERENCE_CHARS
     parser.parse(text)

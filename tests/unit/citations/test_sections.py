@@ -3,7 +3,10 @@
 import pytest
 
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.sections import citations_in, split
+from switchyard.services.pipeline.citations.reference_sections import (
+    find_citations,
+    split_references,
+)
 
 _NUMBERED = """[1] K. He, X. Zhang, S. Ren, and J. Sun. Deep residual learning. In
 CVPR, pages 770–778, 2016.
@@ -12,7 +15,7 @@ Information Processing Systems, 2017."""
 
 
 def texts(*pages: str) -> list[str]:
-    return [reference.text.split(".")[0] for reference in split(pages).references]
+    return [reference.text.split(".")[0] for reference in split_references(pages).references]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,7 @@ def texts(*pages: str) -> list[str]:
     ],
 )
 def test_a_list_is_found_by_its_heading(heading):
-    found = split([f"Some text of 2001.\n{heading}\n{_NUMBERED}"])
+    found = split_references([f"Some text of 2001.\n{heading}\n{_NUMBERED}"])
     assert [reference.label for reference in found.references] == ["1", "2"]
     assert found.references[0].text.endswith("CVPR, pages 770–778, 2016.")
     assert "He" not in found.body[0]
@@ -36,8 +39,8 @@ def test_numbers_without_brackets_are_followed_in_their_order():
         "References\n1. Smith J. A first title. Nature. 2001;\n12. 33-40.\n"
         "2. Doe A. A second title. Science. 2002;5:1-2.\n3. Roe B. A third. Cell. 2003;1:1."
     )
-    assert [reference.label for reference in split([text]).references] == ["1", "2", "3"]
-    assert "12. 33-40" in split([text]).references[0].text
+    assert [reference.label for reference in split_references([text]).references] == ["1", "2", "3"]
+    assert "12. 33-40" in split_references([text]).references[0].text
 
 
 def test_references_without_numbers_begin_with_their_authors():
@@ -63,7 +66,7 @@ van der Pol, B. (1927). Frequency demultiplication. Nature, 120, 363-364."""
     ],
 )  # fmt: skip
 def test_a_block_of_a_pdf_that_is_one_line_holds_several(block, starts):
-    found = split([block]).references
+    found = split_references([block]).references
     assert [
         reference.text[: len(start)] for reference, start in zip(found, starts, strict=True)
     ] == starts
@@ -74,7 +77,7 @@ def test_a_list_goes_on_over_pages_and_ends_where_the_appendix_begins():
         "Text.\nReferences\n[1] A. One. First. Nature, 1999.",
         "[2] B. Two. Second,\nScience, 2000.\nAppendix A. Proofs\n[3] is not a reference of 2001.",
     ]
-    found = split(pages)
+    found = split_references(pages)
     assert [(reference.label, reference.page) for reference in found.references] == [
         ("1", 1), ("2", 2),
     ]  # fmt: skip
@@ -83,20 +86,20 @@ def test_a_list_goes_on_over_pages_and_ends_where_the_appendix_begins():
 
 def test_each_chapter_may_have_its_own_list():
     chapter = f"A chapter's text.\nReferences\n{_NUMBERED}\n"
-    found = split([f"Chapter 1\n{chapter}Chapter 2\n{chapter}"])
+    found = split_references([f"Chapter 1\n{chapter}Chapter 2\n{chapter}"])
     assert [reference.label for reference in found.references] == ["1", "2", "1", "2"]
 
 
 def test_a_numbered_list_without_a_heading_is_found_at_the_end():
     pages = ["As [1] and [2] say.", f"{_NUMBERED}\n[3] J. Dean. MapReduce. 2004."]
-    assert len(split(pages).references) == 3
+    assert len(split_references(pages).references) == 3
 
 
 @pytest.mark.parametrize(
     "pages", [[], [""], ["No list here. References are rare."], ["References\nNone."]]
 )
 def test_a_paper_without_a_list_has_no_references(pages):
-    assert split(pages).references == []
+    assert split_references(pages).references == []
 
 
 def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
@@ -105,13 +108,13 @@ def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
         "Kuhn (1962) disagrees. It is known (see Roe et al., 1999; Kuhn, 1962, p. 4).",
         "References\n[1] A. Roe. One. 1999.\n[3] T. Kuhn. Two. 1962.\n[4] E. Fox. Three. 2001.",
     ]
-    found = split(pages)
+    found = split_references(pages)
     parsed = [
         Reference("", authors=(Person("Roe", "A."),), year=1999),
         Reference("", authors=(Person("Kuhn", "T."),), year=1962),
         Reference("", authors=(Person("Fox", "E."),), year=2001),
     ]
-    cited = citations_in(found.body, found.references, parsed)
+    cited = find_citations(found.body, found.references, parsed)
     assert [(one.marker, one.references, one.page) for one in cited] == [
         ("[1]", (0,), 1),
         ("[1, 3–4]", (0, 1, 2), 1),
@@ -129,6 +132,6 @@ def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
 @pytest.mark.timeout(20)  # quadratic work on these 200 KB takes half a minute and more
 def test_hostile_pages_cost_no_more_than_their_length(piece):
     pages = [piece * (200_000 // len(piece)), "References\n" + piece * 1000]
-    found = split(pages)
-    citations_in(found.body, found.references, [])
+    found = split_references(pages)
+    find_citations(found.body, found.references, [])
     assert len(found.references) <= 5_000

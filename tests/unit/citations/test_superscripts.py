@@ -2,7 +2,11 @@
 
 import pytest
 
-from switchyard.services.pipeline.citations.sections import RawReference, citations_in, split
+from switchyard.services.pipeline.citations.reference_sections import (
+    RawReference,
+    find_citations,
+    split_references,
+)
 
 LABELS = [RawReference(f"Reference {number}", str(number), 9) for number in range(1, 31)]
 
@@ -10,7 +14,7 @@ LABELS = [RawReference(f"Reference {number}", str(number), 9) for number in rang
 def cited(*pages: str, raw: list[RawReference] = LABELS) -> list[tuple[str, list[str]]]:
     return [
         (each.marker, [raw[place].label for place in each.references])
-        for each in citations_in(pages, raw, [])
+        for each in find_citations(pages, raw, [])
     ]
 
 
@@ -52,7 +56,7 @@ def test_exponents_units_isotopes_and_lines_of_authors_are_not(text: str):
 
 def test_the_sentence_around_a_marker_is_its_own():
     text = "The tide rises twice a day.¹ Others have said so before.² This was new."
-    found = citations_in([text], LABELS, [])
+    found = find_citations([text], LABELS, [])
     assert [each.sentence for each in found] == [
         "The tide rises twice a day.¹",
         "Others have said so before.²",
@@ -77,7 +81,9 @@ def test_where_brackets_or_names_cite_raised_numbers_are_notes():
 
 
 def test_a_list_may_have_raised_labels():
-    found = split(["The tide.\nReferences\n¹ Roe R. On tides. 1999.\n² Smith A. The sea. 2004."])
+    found = split_references(
+        ["The tide.\nReferences\n¹ Roe R. On tides. 1999.\n² Smith A. The sea. 2004."]
+    )
     assert [(each.label, each.text) for each in found.references] == [
         ("1", "Roe R. On tides. 1999."),
         ("2", "Smith A. The sea. 2004."),

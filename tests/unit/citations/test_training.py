@@ -11,8 +11,8 @@ from benchmarks.citations.labelling import labelled
 from benchmarks.citations.lists import listed
 from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
-from switchyard.services.pipeline.citations.parsing import OfflineParser
-from switchyard.services.pipeline.citations.tokens import cleaned
+from switchyard.services.pipeline.citations.offline_parser import OfflineParser
+from switchyard.services.pipeline.citations.tokens import clean_reference
 
 
 def test_there_are_forty_styles_to_learn_from_and_others_held_back():
@@ -52,7 +52,7 @@ def test_each_token_has_the_label_of_its_letters_through_all_faults():
         years = [t.text for t, label in zip(tokens, of_tokens, strict=True) if label == "year"]
         assert not years or years[0][:4] in work.fields["year"]
         assert len(labels) == len(text)
-        assert all(cleaned(text)[token.start : token.end] == token.text for token in tokens)
+        assert all(clean_reference(text)[token.start : token.end] == token.text for token in tokens)
 
 
 def test_the_truth_of_a_made_up_reference_is_its_fields():

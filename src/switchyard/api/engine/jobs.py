@@ -60,7 +60,7 @@ from switchyard.services.engine.records.results import (
 from switchyard.services.engine.records.states import Pressure
 from switchyard.services.engine.records.states import State as JobState
 from switchyard.services.engine.runtime.control import send_cancel
-from switchyard.services.pipeline.citations.formats.export import Format
+from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 
 
@@ -300,7 +300,7 @@ async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: 
     or only the references in another format. 409 until the job has succeeded.
     """
     made = await desk.references(job_id)
-    return made if wanted is Format.JSON else in_format(made["references"], wanted)
+    return made if wanted is ReferenceFormat.JSON else in_format(made["references"], wanted)
 
 
 @router.delete(

@@ -8,37 +8,41 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Query
 from fastapi.responses import Response
 
-from switchyard.services.pipeline.citations.formats.export import MEDIA_TYPES, Format, exported
+from switchyard.services.pipeline.citations.formats.export import (
+    MEDIA_TYPES,
+    ReferenceFormat,
+    export_references,
+)
 
 FORMATS: dict[str, Any] = {
     "description": "In the format that was asked for.",
     "content": {
         media_type: {"schema": {"type": "string"}}
         for name, media_type in MEDIA_TYPES.items()
-        if name is not Format.JSON
+        if name is not ReferenceFormat.JSON
     },
 }
 
 
 async def _format_of(
     named: Annotated[
-        Format | None,
+        ReferenceFormat | None,
         Query(alias="format", description="Format of the answer; takes precedence over `Accept`."),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
-) -> Format:
+) -> ReferenceFormat:
     """The format of the query, else the first that `Accept` names, else JSON."""
     if named is not None:
         return named
     accepted = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
     by_type = {media_type: name for name, media_type in MEDIA_TYPES.items()}
-    return next((by_type[each] for each in accepted if each in by_type), Format.JSON)
+    return next((by_type[each] for each in accepted if each in by_type), ReferenceFormat.JSON)
 
 
-FormatOf = Annotated[Format, Depends(_format_of)]
+FormatOf = Annotated[ReferenceFormat, Depends(_format_of)]
 
 
-def in_format(references: Sequence[Mapping[str, Any]], wanted: Format) -> Response:
+def in_format(references: Sequence[Mapping[str, Any]], wanted: ReferenceFormat) -> Response:
     """References as jobs keep them, as the answer to a request."""
-    made = exported(references, wanted)
+    made = export_references(references, wanted)
     return Response(made.content, media_type=made.media_type)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from switchyard.api.models.base import ApiModel, DocumentIdField
-from switchyard.services.pipeline.citations.limits import MAX_AT_ONCE, OneReference, Text
+from switchyard.services.pipeline.citations.reference_limits import MAX_AT_ONCE, OneReference, Text
 
 
 class ReferenceRequest(ApiModel):

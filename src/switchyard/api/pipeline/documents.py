@@ -33,7 +33,7 @@ from switchyard.broker import patterns
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
-from switchyard.services.pipeline.citations.formats.export import Format
+from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
 from switchyard.services.pipeline.documents.document_service import DocumentService, NotFinished
 from switchyard.services.pipeline.documents.document_status import DocumentStatus
 from switchyard.services.pipeline.documents.upload_intake import (
@@ -224,7 +224,7 @@ async def document_references(
     `process_references` has run for it.
     """
     found = await documents.references(document_id)
-    return found if wanted is Format.JSON else in_format(found["references"], wanted)
+    return found if wanted is ReferenceFormat.JSON else in_format(found["references"], wanted)
 
 
 @router.get(

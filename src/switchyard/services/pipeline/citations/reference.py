@@ -1,7 +1,7 @@
-"""What a reference says, field by field."""
+"""A bibliographic reference, field by field."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 
@@ -18,9 +18,9 @@ class Person:
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference cut into fields; what it does not say is empty.
+    """A reference parsed into fields; a field that it does not have is empty.
 
-    `confidence` is the estimate (0 to 1) of the `engine` that cut it, that its cuts are right.
+    `confidence` is the estimate (0 to 1) of the `engine` that parsed it, that its fields are right.
     """
 
     text: str
@@ -43,23 +43,21 @@ class Reference:
     language: str = ""  # ISO 639-1, of the title; empty where it can't be told
     confidence: float = 0.0
     engine: str = ""
-    also: Sequence[str] = field(
-        default=()
-    )  # what stands there besides: notes, dates of access, numbers
+    also: Sequence[str] = ()  # other parts of its text: notes, dates of access, numbers
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """What `as_json` has told; what else stands there is left out."""
-        known = {name: told[name] for name in cls.__dataclass_fields__ if name in told}
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `as_json` returned; other fields are ignored."""
+        known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         if "authors" in known:
             known["authors"] = tuple(Person(**each) for each in known["authors"])
         return cls(**known)
 
     def as_json(self) -> dict[str, object]:
-        """The text, and the fields that are not empty, as plain values."""
-        told = {
+        """Return the text, and the fields that are not empty, as plain values."""
+        filled = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
             if value not in ("", (), None, False)
         }
-        return {"text": self.text, **told}
+        return {"text": self.text, **filled}

@@ -1,4 +1,4 @@
-"""A reference's tokens: words, numbers, single signs, and each identifier or address as one."""
+"""Split a reference into tokens: words, numbers, single signs, and each identifier or address."""
 
 import re
 import unicodedata
@@ -10,7 +10,7 @@ MAX_REFERENCE_CHARS = 5_000
 
 
 class Token(NamedTuple):
-    """A stretch of the text; `kind` is "word", "number", "sign", or what identifier it is."""
+    """A stretch of the text; `kind` is "word", "number", "sign", or the kind of identifier."""
 
     text: str
     kind: str
@@ -19,7 +19,7 @@ class Token(NamedTuple):
 
     @property
     def is_identifier(self) -> bool:
-        """Whether it is a DOI, a URL, … as one."""
+        """Whether the token is a DOI, a URL, …"""
         return self.kind in _IDENTIFIERS
 
 
@@ -49,8 +49,9 @@ _MARKUP = re.compile(
 _SPACE = re.compile(r"\s+")
 
 
-def cleaned(text: str) -> str:
-    """A reference as one line: ligatures undone, words whole that a line's end had cut."""
+def clean_reference(text: str) -> str:
+    """Return a reference as one line: ligatures undone, and words whole that a line's end had
+    cut."""
     text = unicodedata.normalize("NFC", text[:MAX_REFERENCE_CHARS])
     text = text.translate(_LIGATURES)
     text = _MARKUP.sub("", text)
@@ -67,7 +68,7 @@ _LIGATURES = {
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of a cleaned text, in their order."""
+    """Return the tokens of a cleaned text, in order."""
     return list(_tokens(text))
 
 
@@ -87,7 +88,8 @@ def _plain(text: str, start: int, end: int) -> Iterator[Token]:
 
 
 def _identifiers(text: str) -> list[tuple[str, int, int]]:
-    """Where identifiers stand; the table's first wins where two meet (a DOI's address is a URL)."""
+    """Find identifiers, as kind, begin and end. The table's first wins where two overlap (a DOI's
+    address is a URL)."""
     taken: list[tuple[str, int, int]] = []
     for kind, pattern in _IDENTIFIERS.items():
         for match in pattern.finditer(text):
@@ -100,14 +102,15 @@ def _identifiers(text: str) -> list[tuple[str, int, int]]:
 
 
 def _unopened(text: str, begin: int, end: int) -> bool:
-    """Whether the stretch ends with a bracket that it does not open."""
+    """Return whether the stretch ends with a bracket that it does not open."""
     pairs = {")": "(", "]": "[", ">": "<"}
     last = text[end - 1]
     return last in pairs and text.count(pairs[last], begin, end) < text.count(last, begin, end)
 
 
-def identifier(token: Token) -> str:
-    """What an identifier's token names: the DOI without its address, the ISBN's digits alone."""
+def identifier_value(token: Token) -> str:
+    """Return what an identifier's token names: the DOI without its address, the ISBN's digits
+    alone."""
     match = _IDENTIFIERS[token.kind].match(token.text)
     if token.kind == "url" or match is None:
         return token.text

@@ -32,7 +32,7 @@ from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import Document, Page
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.inline import InlineRunner
-from switchyard.services.pipeline.citations.stored import stored_references
+from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.documents.document_status import STATES, DocumentStatus, status_of
 from switchyard.services.pipeline.documents.extractions import ExtractionService
 from switchyard.services.pipeline.documents.pipeline_runs import PipelineRuns, recorded_run

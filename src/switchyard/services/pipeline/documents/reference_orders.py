@@ -16,7 +16,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.citations.stored import stored_references
+from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
 from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENCE_STAGES

@@ -10,7 +10,7 @@ from typing import Any
 
 from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.pipeline.citations.stored import stored_references
+from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.stage_outputs import (
     DocumentFiles,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.files.charsets import charset_of, decode
-from switchyard.services.pipeline.citations.engines.checking import checked
-from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry, entries_of
+from switchyard.services.pipeline.citations.engines.confirmation import keep_confirmed
+from switchyard.services.pipeline.citations.engines.grobid_tei import TeiEntry, entries_of
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
@@ -24,50 +24,53 @@ if TYPE_CHECKING:
 TIMEOUT = 180.0
 """Seconds for one request, all of its answer."""
 MAX_BYTES = 50 * 1024 * 1024
+"""Size of an answer."""
 BUSY_RETRY_DELAY = 5.0
 """Seconds after which a busy server is asked again, where it does not say."""
 BUSY_TIMEOUT = 60.0
-"""Seconds for which a busy server is waited for in place; then the job goes back."""
+"""Seconds that a job waits for a busy server before it goes back to its queue."""
 
 
 class GrobidEngine:
-    """Asks one GROBID server. Busy (503) is no failure: it is waited for."""
+    """Asks one GROBID server. A busy one (429, 503) is waited for, and no attempt is used up."""
 
     name = "grobid"
 
-    def __init__(self, base_url: str, *, patience: float = BUSY_TIMEOUT) -> None:
+    def __init__(self, base_url: str, *, busy_timeout: float = BUSY_TIMEOUT) -> None:
         self._base_url = base_url.rstrip("/")
-        self._patience = patience
+        self._busy_timeout = busy_timeout
 
     async def parse(self, texts: Sequence[str]) -> list[Reference]:
-        """Each reference, cut, in their order.
+        """Parse each reference, in order.
 
         Raises SourceBusy (no attempt), SourceUnavailable, InvalidSourceResponse, SourceRefused.
         """
         form = {"citations": [" ".join(text.split()) for text in texts]}
         body = await self._post("/api/processCitationList", data=form)
-        found = await asyncio.to_thread(entries_of, body)
-        if len(found) != len(texts):
+        entries = await asyncio.to_thread(entries_of, body)
+        if len(entries) != len(texts):
             raise InvalidSourceResponse(
-                f"GROBID has answered {len(found):,} references for {len(texts):,}"
+                f"GROBID was asked for {len(texts):,} references, and returned {len(entries):,}"
             )
         return [
-            checked(entry.reference, text, engine=self.name)
-            for entry, text in zip(found, texts, strict=True)
+            keep_confirmed(entry.reference, text, engine=self.name)
+            for entry, text in zip(entries, texts, strict=True)
         ]
 
     async def references_of_pdf(self, pdf: bytes) -> list[TeiEntry]:
-        """The references of a paper, found and cut. Raises as `parse` does."""
+        """Find and parse the references of a paper. Raises as `parse` does."""
         body = await self._post(
             "/api/processReferences",
             data={"teiCoordinates": "biblStruct"},
             files={"input": ("input.pdf", pdf, "application/pdf")},
         )
-        return await asyncio.to_thread(self._checked_entries, body)
+        return await asyncio.to_thread(self._confirmed_entries, body)
 
-    def _checked_entries(self, body: bytes) -> list[TeiEntry]:
+    def _confirmed_entries(self, body: bytes) -> list[TeiEntry]:
         return [
-            TeiEntry(checked(each.reference, each.reference.text, engine=self.name), each.boxes)
+            TeiEntry(
+                keep_confirmed(each.reference, each.reference.text, engine=self.name), each.boxes
+            )
             for each in entries_of(body)
             if each.reference.text
         ]
@@ -76,7 +79,7 @@ class GrobidEngine:
         self, path: str, *, data: Mapping[str, Any], files: Mapping[str, Any] | None = None
     ) -> bytes:
         form = {**data, "includeRawCitations": "1", "consolidateCitations": "0"}
-        deadline = asyncio.get_running_loop().time() + self._patience
+        deadline = asyncio.get_running_loop().time() + self._busy_timeout
         while True:
             status, headers, body = await self._fetch(path, form, files)
             if status == 204:  # nothing was found
@@ -85,10 +88,10 @@ class GrobidEngine:
                 return body
             after = parse_retry_after(headers.get("retry-after", ""))
             if status not in (429, 503):
-                said = decode(body[:200], charset_of(headers.get("content-type")))
+                excerpt = decode(body[:200], charset_of(headers.get("content-type")))
                 if 400 <= status < 500 and status != 408:
-                    raise SourceRefused(f"GROBID refuses the request with {status}: {said}")
-                raise SourceUnavailable(f"GROBID answers {status}: {said}", after=after)
+                    raise SourceRefused(f"GROBID refuses the request with {status}: {excerpt}")
+                raise SourceUnavailable(f"GROBID answers {status}: {excerpt}", after=after)
             wait = BUSY_RETRY_DELAY if after is None else after
             if asyncio.get_running_loop().time() + wait > deadline:
                 raise SourceBusy(f"GROBID is busy ({status})", wait=wait)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from switchyard.services.pipeline.citations.formats.citation_keys import keys_of
-from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.pipeline.citations.formats.citation_keys import citation_keys_of
+from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, kind_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.text.plain import clean
 
@@ -41,8 +41,8 @@ _ADDRESS = "!#$%&'()*+,/:;=?@[]~"
 
 
 def bibtex(references: Sequence[Reference]) -> str:
-    """One entry for each, in their order, in UTF-8; nothing in a field ends its entry."""
-    entries = map(_entry, references, keys_of(references))
+    """Return one BibTeX entry for each reference, in order. Nothing in a field ends its entry."""
+    entries = map(_entry, references, citation_keys_of(references))
     return "\n\n".join(entries) + ("\n" if references else "")
 
 
@@ -88,13 +88,13 @@ def _name(person: Person) -> str:
 
 
 def _part(name: str) -> str:
-    """A part of a name that neither a comma nor an "and" in it takes apart."""
+    """Return a part of a name that neither a comma nor an "and" in it takes apart."""
     escaped = _escaped(name)
     return f"{{{escaped}}}" if "," in name or _AND.search(name) else escaped
 
 
 def _title(title: str) -> str:
-    """With acronyms and the like in braces: styles write the rest in lower case."""
+    """Put acronyms and the like in braces: styles write the rest in lower case."""
     line = _line(title)
     return "".join(
         f"{{{_signs(part)}}}" if any(sign.isupper() for sign in part[1:]) else _signs(part)

@@ -12,8 +12,8 @@ _WORD = re.compile(r"[a-z0-9]+")
 _NAME_CHARS = 24
 
 
-def keys_of(references: Sequence[Reference]) -> list[str]:
-    """A key for each reference, such as lamport1978time: a–z and 0–9, none of them twice.
+def citation_keys_of(references: Sequence[Reference]) -> list[str]:
+    """Return a key for each reference, such as lamport1978time: a–z and 0–9, none of them twice.
 
     The same references in the same order have the same keys.
     """
@@ -32,8 +32,8 @@ def _base(reference: Reference) -> str:
     title = _words(reference.title)
     stop_words = stop_words_among(title)
     words = [word for word in title if word not in stop_words and len(word) > 1]
-    said = "".join(_words(name))[:_NAME_CHARS], str(reference.year or ""), "".join(words[:1])
-    key = "".join(said)[: 3 * _NAME_CHARS]
+    parts = "".join(_words(name))[:_NAME_CHARS], str(reference.year or ""), "".join(words[:1])
+    key = "".join(parts)[: 3 * _NAME_CHARS]
     return key if key[:1].isalpha() else f"ref{key}"
 
 

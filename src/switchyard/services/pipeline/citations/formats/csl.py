@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from switchyard.services.pipeline.citations.formats.citation_keys import keys_of
-from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.pipeline.citations.formats.citation_keys import citation_keys_of
+from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, kind_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.text.plain import clean
 
@@ -22,10 +22,10 @@ _TYPES = {
 
 
 def csl(references: Sequence[Reference]) -> list[dict[str, Any]]:
-    """One item for each, in their order, as the schema of CSL 1.0.2 has them."""
+    """Return one item of CSL 1.0.2 for each reference, in order."""
     return [
         {name: value for name, value in _item(reference, key).items() if value}
-        for reference, key in zip(references, keys_of(references), strict=True)
+        for reference, key in zip(references, citation_keys_of(references), strict=True)
     ]
 
 

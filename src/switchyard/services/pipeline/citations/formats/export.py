@@ -1,4 +1,4 @@
-"""All formats of lists of references, behind one function."""
+"""Write lists of references in any format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from switchyard.services.pipeline.citations.cited_works import WorkLink, with_work
 from switchyard.services.pipeline.citations.formats.bibtex import bibtex
 from switchyard.services.pipeline.citations.formats.csl import csl
 from switchyard.services.pipeline.citations.formats.tei import tei
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.citations.works import WorkLink, with_work
 
 
-class Format(StrEnum):
-    """What a list of references can be had as."""
+class ReferenceFormat(StrEnum):
+    """Formats of a list of references."""
 
     JSON = "json"
     BIBTEX = "bibtex"
@@ -23,15 +23,15 @@ class Format(StrEnum):
 
 
 MEDIA_TYPES = {
-    Format.JSON: "application/json",
-    Format.BIBTEX: "application/x-bibtex",
-    Format.CSL: "application/vnd.citationstyles.csl+json",
-    Format.TEI: "application/tei+xml",
+    ReferenceFormat.JSON: "application/json",
+    ReferenceFormat.BIBTEX: "application/x-bibtex",
+    ReferenceFormat.CSL: "application/vnd.citationstyles.csl+json",
+    ReferenceFormat.TEI: "application/tei+xml",
 }
 
 
 @dataclass(frozen=True)
-class Exported:
+class ReferenceExport:
     """A list of references in a format."""
 
     content: bytes
@@ -39,24 +39,24 @@ class Exported:
     media_type: str
 
 
-def exported(told: Sequence[Mapping[str, Any]], to: Format) -> Exported:
-    """References as jobs keep them (docs/citations.md), written in a format."""
-    references = [_reference(each) for each in told]
+def export_references(stored: Sequence[Mapping[str, Any]], to: ReferenceFormat) -> ReferenceExport:
+    """Write stored references (docs/citations.md) in a format."""
+    references = [_reference(each) for each in stored]
     match to:
-        case Format.BIBTEX:
+        case ReferenceFormat.BIBTEX:
             text = bibtex(references)
-        case Format.CSL:
+        case ReferenceFormat.CSL:
             text = json.dumps(csl(references), ensure_ascii=False, indent=1) + "\n"
-        case Format.TEI:
+        case ReferenceFormat.TEI:
             text = '<?xml version="1.0" encoding="UTF-8"?>\n' + tei(
-                references, [str(each.get("label", "")) for each in told]
+                references, [str(each.get("label", "")) for each in stored]
             )
-        case Format.JSON:
-            text = json.dumps(list(told), ensure_ascii=False) + "\n"
-    return Exported(text.encode("utf-8", "backslashreplace"), MEDIA_TYPES[to])
+        case ReferenceFormat.JSON:
+            text = json.dumps(list(stored), ensure_ascii=False) + "\n"
+    return ReferenceExport(text.encode("utf-8", "backslashreplace"), MEDIA_TYPES[to])
 
 
-def _reference(told: Mapping[str, Any]) -> Reference:
-    reference = Reference.from_json(told)
-    link = WorkLink.from_json(told["link"]) if "link" in told else None
+def _reference(stored: Mapping[str, Any]) -> Reference:
+    reference = Reference.from_json(stored)
+    link = WorkLink.from_json(stored["link"]) if "link" in stored else None
     return reference if link is None or link.work is None else with_work(reference, link.work)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, kind_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.text.plain import clean
 
@@ -14,8 +14,8 @@ _PARTS = (("volume", "volume"), ("issue", "issue"), ("page", "pages"))
 
 
 def tei(references: Sequence[Reference], labels: Sequence[str] = ()) -> str:
-    """A TEI document with one `biblStruct` for each, in their order; `labels` are how the text
-    names them. The first has the id b0."""
+    """Return a TEI document with one `biblStruct` for each reference, in order. The first has the
+    id b0. `labels` are the labels that the references have in the text."""
     root = ET.Element("TEI", xmlns=TEI)
     header = ET.SubElement(ET.SubElement(root, "teiHeader"), "fileDesc")
     _add_text(ET.SubElement(header, "titleStmt"), "title", "References")
@@ -27,26 +27,25 @@ def tei(references: Sequence[Reference], labels: Sequence[str] = ()) -> str:
         entry = ET.SubElement(listed, "biblStruct", {_XML_ID: f"b{number}"})
         if number < len(labels) and labels[number]:
             entry.set("n", clean(labels[number]))
-        _describe(entry, reference)
+        _fill_entry(entry, reference)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=False) + "\n"
 
 
-def _describe(entry: ET.Element, reference: Reference) -> None:
-    """Title and authors stand with the part where the work has appeared in another."""
+def _fill_entry(entry: ET.Element, reference: Reference) -> None:
+    """Fill an entry. Where the work appeared in another, title and authors belong to `analytic`,
+    and the other work is `monogr`."""
     kind = kind_of(reference)
-    whole = entry
     if reference.container:
-        whole = ET.SubElement(entry, "analytic")
-        _of_work(whole, reference, level="a")
-        whole = ET.SubElement(entry, "monogr")
-        _add_text(whole, "title", reference.container, level=_LEVELS.get(kind, "m"))
+        _add_work(ET.SubElement(entry, "analytic"), reference, level="a")
+        monograph = ET.SubElement(entry, "monogr")
+        _add_text(monograph, "title", reference.container, level=_LEVELS.get(kind, "m"))
     else:
-        whole = ET.SubElement(entry, "monogr")
-        _of_work(whole, reference, level="m")
-    _add_text(whole, "editor", reference.editors)
-    _add_text(whole, "edition", reference.edition)
-    imprint = ET.SubElement(whole, "imprint")
+        monograph = ET.SubElement(entry, "monogr")
+        _add_work(monograph, reference, level="m")
+    _add_text(monograph, "editor", reference.editors)
+    _add_text(monograph, "edition", reference.edition)
+    imprint = ET.SubElement(monograph, "imprint")
     _add_text(imprint, "publisher", reference.publisher)
     _add_text(imprint, "pubPlace", reference.place)
     for unit, name in _PARTS:
@@ -60,16 +59,16 @@ def _describe(entry: ET.Element, reference: Reference) -> None:
     _add_text(entry, "note", reference.text, type="raw_reference")
 
 
-def _of_work(parent: ET.Element, reference: Reference, *, level: str) -> None:
+def _add_work(parent: ET.Element, reference: Reference, *, level: str) -> None:
     _add_text(parent, "title", reference.title, level=level)
     for person in reference.authors:
-        _author(ET.SubElement(parent, "author"), person)
+        _fill_author(ET.SubElement(parent, "author"), person)
     _add_text(parent, "idno", reference.doi, type="DOI")
     _add_text(parent, "idno", reference.arxiv_id, type="arXiv")
     _add_text(parent, "idno", reference.isbn, type="ISBN")
 
 
-def _author(author: ET.Element, person: Person) -> None:
+def _fill_author(author: ET.Element, person: Person) -> None:
     if not person.given:
         _add_text(author, "orgName", person.family)
         return
@@ -79,6 +78,6 @@ def _author(author: ET.Element, person: Person) -> None:
 
 
 def _add_text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
-    """An element with that text; none where there is no text."""
-    if said := clean(text):
-        ET.SubElement(parent, tag, attributes).text = said
+    """Add an element with that text; none where there is no text."""
+    if cleaned := clean(text):
+        ET.SubElement(parent, tag, attributes).text = cleaned

@@ -1,6 +1,6 @@
 """What the catalogues of works have in common: how they are asked, and how an answer is read.
 
-Answers are foreign: a record that is none is left out, and every text is bounded.
+Answers come from outside: a record that is not valid is left out, and every text is bounded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.citations.linking.questions import LookupMethod, WorkQuestion
+from switchyard.services.pipeline.citations.cited_works import CitedWork, without_markup
+from switchyard.services.pipeline.citations.linking.work_questions import LookupMethod, WorkQuestion
 from switchyard.services.pipeline.citations.reference import Person
-from switchyard.services.pipeline.citations.works import CitedWork, without_markup
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 from switchyard.services.pipeline.text.plain import clean
@@ -26,7 +26,8 @@ BATCH_SIZE = 50
 MAX_RESULTS = 5
 """Works that a search gives."""
 MAX_AUTHORS = 100
-_CHARS = 1_000
+_MAX_TEXT = 1_000
+"""Characters of a text without its markup."""
 _MAX_MARKED_UP = 20_000
 """Characters of a text with its markup."""
 ARXIV_DOI = "10.48550/arxiv."
@@ -34,22 +35,22 @@ _MAIL = re.compile(r"[^@\s]{1,100}@[^@\s]{1,100}")
 
 
 class Catalogue(ABC):
-    """One catalogue."""
+    """One catalogue of works."""
 
     name: str
     label: str
 
     takes_mail = True
-    """It has a polite pool for those who say how to reach them."""
+    """Whether requests with an address for mail go to a pool of their own, which answers sooner."""
 
     def __init__(self, client: SourceClient, *, contact: str | None) -> None:
         self._client = client
         is_mail = self.takes_mail and contact is not None and _MAIL.fullmatch(contact)
-        self._polite = {"mailto": contact} if is_mail and contact is not None else {}
+        self._mail_params = {"mailto": contact} if is_mail and contact is not None else {}
 
     @classmethod
     def server(cls, settings: Settings) -> SourceServer:
-        """Where it is, and how it wants to be asked."""
+        """Return the catalogue's address, and the limits for asking it."""
         return SourceServer(
             cls.name,
             label=cls.label,
@@ -61,40 +62,42 @@ class Catalogue(ABC):
 
     @classmethod
     def secret_params(cls, settings: Settings) -> dict[str, str]:
-        """What it wants with each request and nobody may see: a key; nothing by default."""
+        """Return parameters of each request that must not be logged, such as a key; none by
+        default."""
         return {}
 
     @abstractmethod
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        """The works with these DOIs and arXiv ids, by the questions' keys, as far as it knows
-        them; BATCH_SIZE at most. Raises what SourceClient.get raises."""
+        """Return the works with these DOIs and arXiv ids, by the questions' keys, as far as the
+        catalogue knows them. At most BATCH_SIZE questions. Raises what SourceClient.get raises."""
 
     @abstractmethod
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
-        """Works that may be meant, MAX_RESULTS at most. Raises what SourceClient.get raises."""
+        """Return up to MAX_RESULTS works that may be meant. Raises what SourceClient.get raises."""
 
     async def _get(self, path: str, **params: str) -> dict[str, Any]:
-        told = (await self._client.get(path, params | self._polite)).json()
-        if not isinstance(told, dict):
+        answer = (await self._client.get(path, params | self._mail_params)).json()
+        if not isinstance(answer, dict):
             raise InvalidSourceResponse(
-                f"{self.label} returned no JSON object, but {quoted_answer(told)}"
+                f"{self.label} returned no JSON object, but {quoted_answer(answer)}"
             )
-        return told
+        return answer
 
-    def _records(self, told: Mapping[str, Any], *path: str) -> list[Mapping[str, Any]]:
-        found: Any = told
+    def _records(self, answer: Mapping[str, Any], *path: str) -> list[Mapping[str, Any]]:
+        value: Any = answer
         for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, list):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, list):
             raise InvalidSourceResponse(
-                f"{self.label}'s answer has no {'.'.join(path)}: {quoted_answer(told)}"
+                f"{self.label}'s answer has no {'.'.join(path)}: {quoted_answer(answer)}"
             )
-        return [each for each in found if isinstance(each, dict)]
+        return [each for each in value if isinstance(each, dict)]
 
 
-def dois_of(questions: Sequence[WorkQuestion]) -> dict[str, str]:
-    """The questions' keys by DOI; arXiv's papers have DOIs of arXiv's own. A comma or a bar would
-    end the DOI in a query: what has one is searched for by its title."""
+def keys_by_doi(questions: Sequence[WorkQuestion]) -> dict[str, str]:
+    """Return the questions' keys by DOI; arXiv's papers have DOIs of arXiv's own. A DOI with a
+    comma or a bar is left out, as these would end it in a query: the work is searched for by its
+    title."""
     dois = {
         (ARXIV_DOI if each.method is LookupMethod.ARXIV else "") + each.value: each.key
         for each in questions
@@ -106,30 +109,34 @@ def is_arxiv(doi: str) -> bool:
     return doi.startswith(ARXIV_DOI)
 
 
-def by_key(works: Sequence[CitedWork | None], asked: Mapping[str, str]) -> dict[str, CitedWork]:
+def works_by_key(
+    works: Sequence[CitedWork | None], keys: Mapping[str, str]
+) -> dict[str, CitedWork]:
+    """Return works by the keys of the questions for their DOIs (`keys_by_doi`)."""
     found: dict[str, CitedWork] = {}
     for work in works:
         if work is None:
             continue
         for doi in (work.doi, ARXIV_DOI + work.arxiv_id):
-            if doi in asked:
-                found.setdefault(asked[doi], work)
+            if doi in keys:
+                found.setdefault(keys[doi], work)
     return found
 
 
-def work_of(**said: Any) -> CitedWork | None:
-    """A work without identifiers, or without a title, is of no use."""
-    doi, own = said["doi"], is_arxiv(said["doi"])
-    said["arxiv_id"] = doi.removeprefix(ARXIV_DOI) if own else said.get("arxiv_id", "")
-    said["doi"] = "" if own else doi
+def work_or_none(**fields: Any) -> CitedWork | None:
+    """Make a work from its fields; None for one without identifiers or without a title, which is of
+    no use."""
+    doi, has_arxiv_doi = fields["doi"], is_arxiv(fields["doi"])
+    if has_arxiv_doi:
+        fields |= {"arxiv_id": doi.removeprefix(ARXIV_DOI), "doi": ""}
     try:
-        return CitedWork.from_fields(**said) if said["title"] else None
+        return CitedWork.from_fields(**fields) if fields["title"] else None
     except ValueError:
         return None
 
 
 def person_of(name: str) -> Person:
-    """A name in its natural order: the last word is the family's."""
+    """Split a name in its natural order: the last word is the family name."""
     given, _, family = name.rpartition(" ")
     return Person(family, given)
 
@@ -140,7 +147,8 @@ def doi_in(value: Any) -> str:
 
 
 def last_part(value: Any, form: str) -> str:
-    """What stands behind the last slash of an address, if it has that form."""
+    """Return what stands behind the last slash of an address, if it matches `form`; else
+    nothing."""
     last = text_in(value).rpartition("/")[2]
     return last if re.fullmatch(form, last) else ""
 
@@ -150,8 +158,11 @@ def year_in(value: Any) -> int | None:
 
 
 def text_in(value: Any) -> str:
-    """A text without markup; empty where it is none."""
-    return without_markup(clean(value[:_MAX_MARKED_UP]))[:_CHARS] if isinstance(value, str) else ""
+    """Return a text without markup, of at most 1,000 characters; empty where the value is no
+    text."""
+    return (
+        without_markup(clean(value[:_MAX_MARKED_UP]))[:_MAX_TEXT] if isinstance(value, str) else ""
+    )
 
 
 def dict_in(value: Any) -> dict[str, Any]:

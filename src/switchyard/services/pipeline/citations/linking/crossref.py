@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from switchyard.services.pipeline.citations.cited_works import CitedWork
 from switchyard.services.pipeline.citations.linking.catalogue import (
     BATCH_SIZE,
     MAX_AUTHORS,
     MAX_RESULTS,
     Catalogue,
-    by_key,
     dict_in,
     doi_in,
-    dois_of,
+    keys_by_doi,
     list_in,
     text_in,
-    work_of,
+    work_or_none,
+    works_by_key,
     year_in,
 )
-from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
+from switchyard.services.pipeline.citations.linking.work_questions import WorkQuestion
 from switchyard.services.pipeline.citations.reference import Person
-from switchyard.services.pipeline.citations.works import CitedWork
 
 
 class Crossref(Catalogue):
@@ -32,25 +32,25 @@ class Crossref(Catalogue):
     _FIELDS = "DOI,title,author,issued,container-title"
 
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        asked = dois_of(questions)
-        if not asked:
+        keys = keys_by_doi(questions)
+        if not keys:
             return {}
-        told = await self._get(
+        answer = await self._get(
             "/works",
-            filter=",".join(f"doi:{doi}" for doi in asked),
+            filter=",".join(f"doi:{doi}" for doi in keys),
             rows=str(2 * BATCH_SIZE),
             select=self._FIELDS,
         )
-        works = [_work_from_record(each) for each in self._records(told, "message", "items")]
-        return by_key(works, asked)
+        works = [_work_from_record(each) for each in self._records(answer, "message", "items")]
+        return works_by_key(works, keys)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
-        said = (question.value, question.author, str(question.year or ""))
-        asked = {"query.bibliographic": " ".join(filter(None, said)), "rows": str(MAX_RESULTS)}
-        told = await self._get("/works", **asked, select=self._FIELDS)
+        terms = (question.value, question.author, str(question.year or ""))
+        params = {"query.bibliographic": " ".join(filter(None, terms)), "rows": str(MAX_RESULTS)}
+        answer = await self._get("/works", **params, select=self._FIELDS)
         works = [
             _work_from_record(each)
-            for each in self._records(told, "message", "items")[:MAX_RESULTS]
+            for each in self._records(answer, "message", "items")[:MAX_RESULTS]
         ]
         return [work for work in works if work is not None]
 
@@ -63,7 +63,7 @@ def _work_from_record(record: Mapping[str, Any]) -> CitedWork | None:
         Person(text_in(each.get("family")) or text_in(each.get("name")), text_in(each.get("given")))
         for each in people
     ]
-    return work_of(
+    return work_or_none(
         title=text_in(next(iter(list_in(record.get("title"))), "")),
         authors=tuple(person for person in persons if person.family),
         year=year_in(first[0]) if first else None,

@@ -1,5 +1,5 @@
-"""References linked to works: each distinct question asked once in the whole fleet, and its answer
-kept in the ledger."""
+"""Link references to works. Each distinct question is asked once in the whole fleet, and its answer
+is kept in the ledger."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.pipeline.citations.cited_works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.pipeline.citations.linking.catalogue import BATCH_SIZE, Catalogue
-from switchyard.services.pipeline.citations.linking.catalogues import CATALOGUES
-from switchyard.services.pipeline.citations.linking.matching import chosen, named
-from switchyard.services.pipeline.citations.linking.questions import (
+from switchyard.services.pipeline.citations.linking.catalogue_registry import CATALOGUES
+from switchyard.services.pipeline.citations.linking.matching import choose_work, link_by_identifier
+from switchyard.services.pipeline.citations.linking.work_questions import (
     LookupMethod,
     WorkQuestion,
     questions_of,
 )
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.source_client import SourceClient
 from switchyard.services.pipeline.sources.source_errors import (
@@ -39,33 +40,33 @@ from switchyard.services.pipeline.sources.source_errors import (
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.leases import renewing
 
 CLAIM_TTL = 6.0
-"""Seconds after which the question of a process that has died is asked by another: as with its turn
-at the catalogue (ledger/leases.py). Who lives renews it."""
+"""Seconds after which a claim to ask a question ends, unless its process renews it. After a crash,
+another process asks then."""
 CLAIM_POLL_INTERVAL = 0.5
-"""Seconds between looks for what another process asks."""
+"""Seconds between looks for the answers that other processes ask for."""
 MAX_TRIES = 3
-"""How often a request is made that comes to nothing."""
+"""Attempts at a request to a catalogue."""
 TURN_TIMEOUT = 10.0
-"""Seconds that a turn, or a server's pause, is waited for in place."""
-MAX_WAIT = 600.0
-"""Seconds of a catalogue's pause for which a job comes back later; without the catalogue that
-pauses for longer, references are linked by the others."""
+"""Seconds that a job waits for its turn at a catalogue, or for the end of a catalogue's pause,
+before it goes back to its queue."""
+MAX_PAUSE = 600.0
+"""Seconds of a catalogue's pause for which a job comes back later. A catalogue that pauses for
+longer is left out: the others link the references."""
 READ_BATCH_SIZE = 500
-"""Answers of one look into the ledger."""
+"""Answers that are read from the ledger at once."""
 
 Answers = dict[str, list[Any]]
-"""By a question's key: `provider` and `work` of each that was found."""
+"""By a question's key: `provider` and `work` of each work that was found."""
 
 
 class OutOfTime(TemporarilyUnavailable):
-    """The time for linking is over; what was answered is kept."""
+    """The time for linking is over; the answers so far are kept."""
 
 
 class Linker:
-    """Links references, for as long as it may. Open it with `Linker.open`."""
+    """Links references within a time limit. Open it with `Linker.open`."""
 
     def __init__(
         self,
@@ -74,27 +75,30 @@ class Linker:
         *,
         max_age: float,
         within: float,
-        waits: float = MAX_WAIT,
+        max_pause: float = MAX_PAUSE,
     ) -> None:
         self._ledger = ledger
         self._kept_answers = PipelineLedger(ledger).catalogue_answers
         self._catalogues = catalogues
         self._max_age = max_age
         self._deadline = time.monotonic() + within
-        self._waits = waits
+        self._max_pause = max_pause
         self._holder = new_instance_id()
         self._log = structlog.get_logger("citations")
         self.paused: dict[str, float] = {}
-        """Catalogues that were not asked, as they pause for long: until when, in seconds since
-        1970. What they may know of was not kept, and is asked by the next that links it."""
+        """Catalogues that were left out, and until when they pause, in seconds since 1970. Answers
+        that they may have completed are not kept: the next linker asks again."""
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, within: float, waits: float = MAX_WAIT
+        cls, settings: Settings, ledger: Ledger, *, within: float, max_pause: float = MAX_PAUSE
     ) -> AsyncIterator[Linker]:
-        """For `within` seconds; connections end with the context. A catalogue that pauses for more
-        than `waits` seconds is left out; a shorter pause is SourceBusy."""
+        """Open a linker for `within` seconds; its connections end with the context.
+
+        A catalogue that pauses for more than `max_pause` seconds is left out; for a shorter pause,
+        SourceBusy is raised.
+        """
         async with AsyncExitStack() as stack:
             catalogues = []
             for name in settings.link_catalogues:
@@ -105,27 +109,28 @@ class Linker:
                 client = await stack.enter_async_context(opening)
                 catalogues.append(kind(client, contact=settings.contact))
             max_age = settings.link_answers_days * DAY
-            yield cls(ledger, catalogues, max_age=max_age, within=within, waits=waits)
+            yield cls(ledger, catalogues, max_age=max_age, within=within, max_pause=max_pause)
 
     async def link(self, references: Sequence[Reference]) -> list[WorkLink]:
-        """The link of each, in their order.
+        """Return the link of each reference, in order: by an identifier that a catalogue knows,
+        else by search.
 
-        By identifier where there is one that a catalogue knows; by search else. Catalogues that
-        pause for long are left out, and named by `paused`. Raises OutOfTime, SourceBusy, and
-        SourceUnavailable or InvalidSourceResponse where no catalogue answers; whoever calls again
-        goes on from what was answered.
+        Catalogues that pause for long are left out, and named by `paused`. Raises OutOfTime,
+        SourceBusy, and SourceUnavailable or InvalidSourceResponse where no catalogue answers;
+        whoever calls again goes on from what was answered.
         """
-        # In threads: a book has thousands, and others have to have their turn.
+        # In threads: a book has thousands of references, which would hold up the event loop.
         asked = await asyncio.to_thread(lambda: [questions_of(each) for each in references])
         links: list[WorkLink | None] = [None] * len(references)
-        for means in LookupMethod:
-            wanted, questions = await asyncio.to_thread(_wanted, asked, means, links)
+        for method in LookupMethod:
+            wanted, questions = await asyncio.to_thread(_open_questions, asked, method, links)
             answers = await self._answers(questions)
-            links = await asyncio.to_thread(_after, links, references, wanted, answers)
+            links = await asyncio.to_thread(_updated_links, links, references, wanted, answers)
         return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
 
     async def _answers(self, questions: Mapping[str, WorkQuestion]) -> Answers:
-        """The answer to each question, by its key: kept, asked here, or asked by another."""
+        """Return the answer to each question, by its key: from the ledger, asked here, or asked by
+        another process."""
         answers: Answers = {}
         keys = list(questions)
         for start in range(0, len(keys), READ_BATCH_SIZE):
@@ -151,7 +156,8 @@ class Linker:
         return answers
 
     async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
-        """What is claimed is asked and kept, or given up."""
+        """Ask the questions that this process has claimed, and keep the answers; give the claims up
+        where there are none."""
         keys = [each.key for each in questions]
         claims = self._kept_answers
         renew = partial(claims.renew_catalogue_claims, keys, self._holder, CLAIM_TTL)
@@ -172,8 +178,11 @@ class Linker:
             raise
 
     async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[Answers, set[str]]:
-        """The catalogues in their order, each for what the ones before it do not know. Also the
-        keys of those to which one that failed may have known more: they are asked again."""
+        """Ask the catalogues in their order, each for what the ones before it do not know.
+
+        Returns the answers, and the keys of those that are not to be kept, as a catalogue failed or
+        was left out that may know more.
+        """
         answers: Answers = {each.key: [] for each in questions}
         left = list(questions)
         failed: SourceUnavailable | InvalidSourceResponse | None = None
@@ -194,7 +203,7 @@ class Linker:
                 failed = error
                 continue
             except SourceBusy as error:
-                if error.wait <= self._waits:
+                if error.wait <= self._max_pause:
                     raise
                 self.paused[catalogue.name] = self._ledger.clock.time() + error.wait
                 self._log.warning(
@@ -206,7 +215,7 @@ class Linker:
                 answered = is_incomplete = True
                 continue
             except (SourceRefused, SourceNotFound) as error:
-                # Of the question, not of the catalogue: another may understand it.
+                # It refuses this question, not all: another catalogue may understand it.
                 self._log.warning(
                     "catalogue request refused", catalogue=catalogue.name, error=str(error)
                 )
@@ -268,30 +277,30 @@ class Linker:
             raise OutOfTime("time limit reached while linking references")
 
 
-def _wanted(
-    asked: Sequence[Sequence[WorkQuestion]], means: LookupMethod, links: Sequence[WorkLink | None]
+def _open_questions(
+    asked: Sequence[Sequence[WorkQuestion]], method: LookupMethod, links: Sequence[WorkLink | None]
 ) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
-    """The questions of these means, by the places of the references that are not linked yet, and
-    by their keys."""
+    """Return the questions of one method: by the places of the references that are not linked yet,
+    and by their keys."""
     wanted = {
         place: question
         for place, questions in enumerate(asked)
         for question in questions
-        if question.method is means and _is_open(links[place])
+        if question.method is method and _is_unlinked(links[place])
     }
     return wanted, {each.key: each for each in wanted.values()}
 
 
-def _after(
+def _updated_links(
     links: Sequence[WorkLink | None],
     references: Sequence[Reference],
     wanted: Mapping[int, WorkQuestion],
     answers: Answers,
 ) -> list[WorkLink | None]:
-    """The links once these questions are answered."""
+    """Return the links after these questions are answered."""
     linked = list(links)
     for place, question in wanted.items():
-        link = _linked(references[place], question, _works(answers[question.key]))
+        link = _link_of(references[place], question, _works(answers[question.key]))
         before = linked[place]
         if link.status is LinkStatus.LINKED or (
             link.status is LinkStatus.AMBIGUOUS and before is None
@@ -300,12 +309,12 @@ def _after(
     return linked
 
 
-def _is_open(link: WorkLink | None) -> bool:
+def _is_unlinked(link: WorkLink | None) -> bool:
     return link is None or link.status is not LinkStatus.LINKED
 
 
 def _batches(questions: Mapping[str, WorkQuestion], keys: Sequence[str]) -> Iterable[list[str]]:
-    """Identifiers many at a time, searches one by one."""
+    """Split questions into requests: many identifiers in one, each search on its own."""
     size = 1 if questions[keys[0]].method is LookupMethod.SEARCH else BATCH_SIZE
     return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
 
@@ -315,20 +324,20 @@ def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
 
 
 def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
-    """Whether no other catalogue need be asked: of a search, when one work alone fits well what
-    the question says."""
+    """Return whether no other catalogue need be asked: any work for an identifier; for a search,
+    one work alone that fits what the question says."""
     if not answer or question.method is not LookupMethod.SEARCH:
         return bool(answer)
     reference = Reference(text="", title=question.value, year=question.year)
-    return chosen(reference, _works(answer)).status is LinkStatus.LINKED
+    return choose_work(reference, _works(answer)).status is LinkStatus.LINKED
 
 
-def _linked(
+def _link_of(
     reference: Reference, question: WorkQuestion, works: Sequence[tuple[str, CitedWork]]
 ) -> WorkLink:
     if question.method is LookupMethod.SEARCH:
-        return chosen(reference, works)
+        return choose_work(reference, works)
     if not works:
         return WorkLink(LinkStatus.NOT_FOUND)
     provider, work = works[0]
-    return named(reference, question.method.value, provider, work)
+    return link_by_identifier(reference, question.method.value, provider, work)

@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.citations.cited_works import CitedWork
 from switchyard.services.pipeline.citations.linking.catalogue import (
     MAX_AUTHORS,
     MAX_RESULTS,
     Catalogue,
-    by_key,
     dict_in,
     doi_in,
-    dois_of,
+    keys_by_doi,
     last_part,
     list_in,
     person_of,
     text_in,
-    work_of,
+    work_or_none,
+    works_by_key,
     year_in,
 )
-from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
-from switchyard.services.pipeline.citations.works import CitedWork
+from switchyard.services.pipeline.citations.linking.work_questions import WorkQuestion
 
 
 class OpenAlex(Catalogue):
@@ -34,26 +34,26 @@ class OpenAlex(Catalogue):
 
     @classmethod
     def secret_params(cls, settings: Settings) -> dict[str, str]:
-        """Its key, where there is one: without it, it answers few requests a day."""
+        """Return the API key, if there is one; without it, OpenAlex answers few requests a day."""
         key = settings.openalex_api_key
         return {} if key is None else {"api_key": key.get_secret_value()}
 
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        asked = dois_of(questions)
-        if not asked:
+        keys = keys_by_doi(questions)
+        if not keys:
             return {}
-        told = await self._get(
+        answer = await self._get(
             "/works",
-            **{"filter": "doi:" + "|".join(asked), "per-page": "100", "select": self._FIELDS},
+            **{"filter": "doi:" + "|".join(keys), "per-page": "100", "select": self._FIELDS},
         )
-        works = [_work_from_record(each) for each in self._records(told, "results")]
-        return by_key(works, asked)
+        works = [_work_from_record(each) for each in self._records(answer, "results")]
+        return works_by_key(works, keys)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # A comma would begin another filter; the words have no signs.
         params = {"filter": f"title.search:{question.value}", "per-page": str(MAX_RESULTS)}
-        told = await self._get("/works", **params, select=self._FIELDS)
-        works = [_work_from_record(each) for each in self._records(told, "results")[:MAX_RESULTS]]
+        answer = await self._get("/works", **params, select=self._FIELDS)
+        works = [_work_from_record(each) for each in self._records(answer, "results")[:MAX_RESULTS]]
         return [work for work in works if work is not None]
 
 
@@ -61,7 +61,7 @@ def _work_from_record(record: Mapping[str, Any]) -> CitedWork | None:
     location = dict_in(record.get("primary_location"))
     authorships = [dict_in(each) for each in list_in(record.get("authorships"))]
     names = [text_in(dict_in(each.get("author")).get("display_name")) for each in authorships]
-    return work_of(
+    return work_or_none(
         title=text_in(record.get("title")),
         authors=tuple(person_of(name) for name in names[:MAX_AUTHORS] if name),
         year=year_in(record.get("publication_year")),

@@ -1,7 +1,7 @@
 """Wikidata: identifiers in batches, a title at a time, and authors by their own items.
 
-An author is a text (P2093) or an item of its own (P50), in the order that P1545 says. How an item
-is named on the work may stand beside it (P1932); where it does not, the item's label is asked for.
+An author is a text (P2093) or an item of its own (P50), in the order that P1545 says. P1932 may
+give the item's name on the work; where it does not, the item's label is fetched.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.services.pipeline.citations.cited_works import CitedWork
 from switchyard.services.pipeline.citations.linking.catalogue import (
     ARXIV_DOI,
     BATCH_SIZE,
     MAX_AUTHORS,
     MAX_RESULTS,
     Catalogue,
-    by_key,
     dict_in,
     doi_in,
-    dois_of,
     is_arxiv,
+    keys_by_doi,
     last_part,
     list_in,
     person_of,
     text_in,
-    work_of,
+    work_or_none,
+    works_by_key,
 )
-from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
-from switchyard.services.pipeline.citations.works import CitedWork
+from switchyard.services.pipeline.citations.linking.work_questions import WorkQuestion
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 MAX_LISTED_AUTHORS = 10
@@ -47,27 +47,27 @@ class Wikidata(Catalogue):
     takes_mail = False
 
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        asked = dois_of(questions)
-        if not asked:
+        keys = keys_by_doi(questions)
+        if not keys:
             return {}
-        said = [
+        statements = [
             f"P818={doi.removeprefix(ARXIV_DOI)}" if is_arxiv(doi) else f"P356={doi.upper()}"
-            for doi in asked
+            for doi in keys
         ]
-        works = await self._found("haswbstatement:" + "|".join(said), 2 * BATCH_SIZE)
-        return by_key(works, asked)
+        works = await self._find_works("haswbstatement:" + "|".join(statements), 2 * BATCH_SIZE)
+        return works_by_key(works, keys)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # What has a DOI, or a date of publication: most other items are no works.
-        return await self._found(f"{question.value} haswbstatement:P356|P577", MAX_RESULTS)
+        return await self._find_works(f"{question.value} haswbstatement:P356|P577", MAX_RESULTS)
 
-    async def _found(self, said: str, most: int) -> list[CitedWork]:
-        listed = await self._get(
-            "", action="query", list="search", format="json", srsearch=said, srlimit=str(most)
+    async def _find_works(self, query: str, limit: int) -> list[CitedWork]:
+        answer = await self._get(
+            "", action="query", list="search", format="json", srsearch=query, srlimit=str(limit)
         )
-        titles = (each.get("title") for each in self._records(listed, "query", "search"))
+        titles = (each.get("title") for each in self._records(answer, "query", "search"))
         ids = [each for each in titles if isinstance(each, str) and re.fullmatch(_ITEM, each)]
-        items = await self._items(ids[:most], "labels|claims")
+        items = await self._items(ids[:limit], "labels|claims")
         unnamed = {
             author.item: None  # each once, in their order
             for item in items
@@ -80,10 +80,10 @@ class Wikidata(Catalogue):
         return [work for work in works if work is not None]
 
     async def _items(self, ids: Sequence[str], props: str) -> list[dict[str, Any]]:
-        """Those of these items that there are."""
-        found: list[dict[str, Any]] = []
+        """Fetch items; those that do not exist are left out."""
+        items: list[dict[str, Any]] = []
         for start in range(0, len(ids), BATCH_SIZE):
-            told = await self._get(
+            answer = await self._get(
                 "",
                 action="wbgetentities",
                 format="json",
@@ -91,11 +91,11 @@ class Wikidata(Catalogue):
                 languages="|".join(_LANGUAGES),
                 ids="|".join(ids[start : start + BATCH_SIZE]),
             )
-            entities = told.get("entities")
+            entities = answer.get("entities")
             if not isinstance(entities, dict):
                 raise InvalidSourceResponse("Wikidata's answer has no entities")
-            found += [each for each in entities.values() if isinstance(each, dict)]
-        return found
+            items += [each for each in entities.values() if isinstance(each, dict)]
+        return items
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +108,21 @@ class _Author:
 
 
 def _authors(claims: Mapping[str, Any]) -> list[_Author]:
-    found = [
+    authors = [
         _Author(_place(claim), text_in(_value(dict_in(claim).get("mainsnak"))))
         for claim in list_in(claims.get("P2093"))[:MAX_AUTHORS]
     ]
     for claim in list_in(claims.get("P50"))[:MAX_AUTHORS]:
         value = dict_in(_value(dict_in(claim).get("mainsnak")))
         item = last_part(value.get("id"), _ITEM)
-        found.append(_Author(_place(claim), text_in(_qualifier(claim, "P1932")), item))
-    known = [author for author in found if author.name or author.item]
+        authors.append(_Author(_place(claim), text_in(_qualifier(claim, "P1932")), item))
+    known = [author for author in authors if author.name or author.item]
     return sorted(known, key=lambda author: author.place)[:MAX_AUTHORS]
 
 
 def _place(claim: Any) -> float:
-    said = text_in(_qualifier(claim, "P1545"))
-    return int(said) if re.fullmatch(r"[0-9]{1,6}", said) else math.inf
+    ordinal = text_in(_qualifier(claim, "P1545"))
+    return int(ordinal) if re.fullmatch(r"[0-9]{1,6}", ordinal) else math.inf
 
 
 def _work_from_item(item: Mapping[str, Any], names: Mapping[str, str]) -> CitedWork | None:
@@ -131,7 +131,7 @@ def _work_from_item(item: Mapping[str, Any], names: Mapping[str, str]) -> CitedW
     date = next((text_in(dict_in(each).get("time")) for each in _values(claims, "P577")), "")
     people = [each.name or names.get(each.item, "") for each in _authors(claims)]
     digits = re.match(r"\+?(\d{4})-", date)
-    return work_of(
+    return work_or_none(
         title=title or _label(item),
         authors=tuple(person_of(name) for name in people if name),
         year=int(digits[1]) if digits else None,
@@ -143,8 +143,8 @@ def _work_from_item(item: Mapping[str, Any], names: Mapping[str, str]) -> CitedW
 
 def _label(item: Mapping[str, Any]) -> str:
     labels = dict_in(item.get("labels"))
-    said = (text_in(dict_in(labels.get(language)).get("value")) for language in _LANGUAGES)
-    return next(filter(None, said), "")
+    texts = (text_in(dict_in(labels.get(language)).get("value")) for language in _LANGUAGES)
+    return next(filter(None, texts), "")
 
 
 def _values(claims: Mapping[str, Any], name: str) -> Iterator[Any]:
@@ -153,8 +153,8 @@ def _values(claims: Mapping[str, Any], name: str) -> Iterator[Any]:
 
 
 def _qualifier(claim: Any, name: str) -> Any:
-    said = list_in(dict_in(dict_in(claim).get("qualifiers")).get(name))
-    return _value(said[0]) if said else None
+    snaks = list_in(dict_in(dict_in(claim).get("qualifiers")).get(name))
+    return _value(snaks[0]) if snaks else None
 
 
 def _value(snak: Any) -> Any:

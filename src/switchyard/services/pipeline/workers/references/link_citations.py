@@ -13,9 +13,9 @@ from switchyard.services.common.files.storage_keys import extraction_key, links_
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.citations.cited_works import LinkStatus, WorkLink
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.citations.stored import stored_references
-from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
+from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.references.payloads import LinkCitations
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, encode_result
@@ -27,7 +27,7 @@ from switchyard.services.pipeline.workers.stages import (
 
 TIME_BUDGET = 240.0
 """Seconds after which a job asks no more; it goes on behind those that wait."""
-MIN_WAIT = 60.0
+MIN_PAUSE = 60.0
 """Seconds of a catalogue's pause that every job waits for."""
 LINK_TIMEOUT = TIME_BUDGET + 300.0
 
@@ -78,7 +78,7 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
 async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     """Link references that are text. They are cut into fields first; the result is in storage, as
     candidates may be many."""
-    from switchyard.services.pipeline.citations.engines.choice import parse_all
+    from switchyard.services.pipeline.citations.engines.engine_chain import parse_all
 
     references = await parse_all(texts, ctx)
     linked = await _link(references, ctx)
@@ -102,7 +102,7 @@ async def _link(
     time until which."""
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.pipeline.citations.linking.linker import (
-        MAX_WAIT,
+        MAX_PAUSE,
         Linker,
         OutOfTime,
     )
@@ -113,8 +113,10 @@ async def _link(
         )
     age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
     # The older the job, the shorter: else one pause after the other would make it expire.
-    waits = max(MAX_WAIT - age, MIN_WAIT)
-    async with Linker.open(ctx.settings, ctx.ledger, within=TIME_BUDGET, waits=waits) as linker:
+    max_pause = max(MAX_PAUSE - age, MIN_PAUSE)
+    async with Linker.open(
+        ctx.settings, ctx.ledger, within=TIME_BUDGET, max_pause=max_pause
+    ) as linker:
         try:
             links = await linker.link(references)
         except OutOfTime:

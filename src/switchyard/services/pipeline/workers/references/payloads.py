@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.jobs.local_fields import LocalOnly
-from switchyard.services.pipeline.citations.limits import MAX_AT_ONCE, OneReference, Text
+from switchyard.services.pipeline.citations.reference_limits import MAX_AT_ONCE, OneReference, Text
 from switchyard.services.pipeline.workers.stages import DocumentId
 
 

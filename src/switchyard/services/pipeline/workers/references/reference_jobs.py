@@ -181,11 +181,11 @@ async def _parse_references(
         fields = iter(await _fields(texts, ctx))
         return {"references": [each.get("fields") or next(fields) for each in raw]}
 
-    from switchyard.services.pipeline.citations.engines.choice import method_of
+    from switchyard.services.pipeline.citations.engines.engine_chain import parsing_method
 
     return await source.files.reuse_or_run_async(
         PARSE_REFERENCES,
-        content_hash([source.text.output_hash, list(raw), method_of(ctx.settings)]),
+        content_hash([source.text.output_hash, list(raw), parsing_method(ctx.settings)]),
         work,
         content=source.text.content,
         force=force,
@@ -193,7 +193,7 @@ async def _parse_references(
 
 
 async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
-    from switchyard.services.pipeline.citations.engines.choice import parse_all
+    from switchyard.services.pipeline.citations.engines.engine_chain import parse_all
 
     parsed = await parse_all(texts, ctx)
     return await asyncio.to_thread(lambda: [reference.as_json() for reference in parsed])

@@ -7,20 +7,20 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry
+    from switchyard.services.pipeline.citations.engines.grobid_tei import TeiEntry
 
 
 def find_references(pages: Sequence[str]) -> dict[str, Any]:
     """Find the references of a paper, not yet cut into fields, and its text without them."""
-    from switchyard.services.pipeline.citations.sections import split
+    from switchyard.services.pipeline.citations.reference_sections import split_references
 
-    paper = split(pages)
+    paper = split_references(pages)
     return {"references": [asdict(raw) for raw in paper.references], "body": paper.body}
 
 
 def split_list(text: str) -> list[str]:
-    """Split a text that is a list of references: at blank lines, else one to a line."""
-    from switchyard.services.pipeline.citations.sections import MAX_REFERENCES
+    """SplitPaper a text that is a list of references: at blank lines, else one to a line."""
+    from switchyard.services.pipeline.citations.reference_sections import MAX_REFERENCES
     from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 
     blocks = [block for block in text.replace("\r", "").split("\n\n") if block.strip()]
@@ -32,7 +32,7 @@ def split_list(text: str) -> list[str]:
 def references_of_tei(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[str, Any]:
     """Return what `find_references` does, of references that another program has found in the whole
     paper, each with its `fields`. They are numbered where the text cites by numbers."""
-    from switchyard.services.pipeline.citations.sections import cites_by_number
+    from switchyard.services.pipeline.citations.reference_sections import cites_by_number
 
     numbered = cites_by_number(pages)
     return {
@@ -55,7 +55,10 @@ def with_citations(
 ) -> dict[str, Any]:
     """Return references with their places in the list, and where the text cites them."""
     from switchyard.services.pipeline.citations.reference import Reference
-    from switchyard.services.pipeline.citations.sections import RawReference, citations_in
+    from switchyard.services.pipeline.citations.reference_sections import (
+        RawReference,
+        find_citations,
+    )
 
     entries = [RawReference(each["text"], each["label"], each["page"]) for each in raw]
     references = [Reference.from_json(each) for each in fields]
@@ -65,5 +68,5 @@ def with_citations(
             | dict(reference)
             for entry, reference in zip(raw, fields, strict=True)
         ],
-        "citations": [asdict(each) for each in citations_in(body, entries, references)],
+        "citations": [asdict(each) for each in find_citations(body, entries, references)],
     }

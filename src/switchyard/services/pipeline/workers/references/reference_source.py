@@ -119,7 +119,7 @@ def boxes_in_pdf(
 ) -> list[list[dict[str, Any]]]:
     """Return the boxes of each reference (page and text) in a PDF, in a process that can be killed.
     Its pages are not read again where they were kept when its text was read."""
-    from switchyard.services.pipeline.citations.boxes import boxes_of
+    from switchyard.services.pipeline.citations.reference_boxes import boxes_of
     from switchyard.services.pipeline.text.pages import Limits
     from switchyard.services.pipeline.text.pdf import read_pages
 

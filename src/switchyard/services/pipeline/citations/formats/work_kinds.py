@@ -43,14 +43,14 @@ _PREPRINTS = re.compile(
 
 
 def kind_of(reference: Reference) -> WorkKind:
-    """The kind of work; OTHER where the fields don't tell."""
-    says = " ".join((*reference.also, reference.container, reference.publisher))
-    if _THESIS.search(says) or (not reference.container and _THESIS.search(reference.text)):
+    """Return the kind of work; OTHER where the fields don't tell."""
+    notes = " ".join((*reference.also, reference.container, reference.publisher))
+    if _THESIS.search(notes) or (not reference.container and _THESIS.search(reference.text)):
         return WorkKind.THESIS
-    if _REPORT.search(says) or (not reference.container and _REPORT.search(reference.text)):
+    if _REPORT.search(notes) or (not reference.container and _REPORT.search(reference.text)):
         return WorkKind.REPORT
     if reference.container:
-        return _of_part(reference)
+        return _kind_of_part(reference)
     if reference.arxiv_id:
         return WorkKind.PREPRINT
     if reference.publisher or reference.isbn or reference.edition or reference.place:
@@ -58,8 +58,8 @@ def kind_of(reference: Reference) -> WorkKind:
     return WorkKind.WEB if reference.url else WorkKind.OTHER
 
 
-def _of_part(reference: Reference) -> WorkKind:
-    """Of a work that appeared in another."""
+def _kind_of_part(reference: Reference) -> WorkKind:
+    """Return the kind of a work that appeared in another."""
     if _PROCEEDINGS.search(reference.container):
         return WorkKind.PAPER
     if _PREPRINTS.search(reference.container):

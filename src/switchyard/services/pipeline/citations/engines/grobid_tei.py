@@ -1,12 +1,12 @@
-"""GROBID's answers: TEI with one `biblStruct` for each reference."""
+"""Read GROBID's answers: TEI with one `biblStruct` for each reference."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from switchyard.services.pipeline.citations.boxes import Box
 from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.citations.reference_boxes import Box
 from switchyard.services.pipeline.sources.safe_xml import xml_tree
 
 _TEI = "{http://www.tei-c.org/ns/1.0}"
@@ -17,14 +17,15 @@ _COORDS = re.compile(r"(\d{1,6}),(-?[\d.]{1,12}),(-?[\d.]{1,12}),([\d.]{1,12}),(
 
 @dataclass(frozen=True)
 class TeiEntry:
-    """A reference, and where it stands, if that was told."""
+    """A reference, and where it stands, if GROBID says so."""
 
     reference: Reference
     boxes: tuple[Box, ...] = ()
 
 
 def entries_of(answer: bytes) -> list[TeiEntry]:
-    """The references of an answer, in the order of their ids (b0, b1, …); none of an empty one.
+    """Return the references of an answer, in the order of their ids (b0, b1, …); none of an empty
+    one.
 
     Raises InvalidSourceResponse.
     """
@@ -99,7 +100,7 @@ def _notes(element: ET.Element, kind: str) -> Iterator[str]:
 
 
 def _boxes(coords: str) -> Iterator[Box]:
-    """`page,x,y,width,height`, several with semicolons between them."""
+    """Yield the boxes of `page,x,y,width,height`, several with semicolons between them."""
     for match in _COORDS.finditer(coords[:10_000]):
         page, *places = match.groups()
         try:

@@ -1,5 +1,5 @@
-"""Where a text cites by raised numbers: which of them are markers, and which are exponents,
-footnotes, or the marks of authors' addresses.
+"""Find citations by raised numbers: which of them are markers, and which are exponents, footnotes,
+or the marks of authors' addresses.
 
 The rule rather misses a citation than takes a wrong one. A raised number is a citation if
 
@@ -8,8 +8,8 @@ The rule rather misses a citation than takes a wrong one. A raised number is a c
 - it follows a word of three letters or more, a punctuation mark, or a bracket around words; not a
   digit, a symbol, a unit behind a number, or the name of a function; and no letter follows it,
 - its paragraph is text: it has three words in small letters, which lines of authors lack,
-- nothing on the page begins with the same number, as a footnote would. This does not count for a
-  number that also stands in a line of authors: what begins with it is an address.
+- nothing on the page begins with the same number, as a footnote would. Numbers that are also in a
+  line of authors are exempt: the line that begins with one is an author's address.
 """
 
 import re
@@ -34,8 +34,8 @@ _SENTENCE_SIGNS = '.,;:!?”"’»'
 _MAX_WORD = 60
 
 
-def marked_sentences(page: str) -> Iterator[tuple[str, list[str]]]:
-    """The sentences of a page's text (a paragraph to a line) with the markers in each."""
+def sentences_with_markers(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the sentences of a page's text (a paragraph to a line) with the markers in each."""
     paragraphs = [line.strip() for line in page.splitlines() if line.strip()]
     notes = {lowered(mark) for each in paragraphs for mark in _NOTE.findall(each)}
     for each in paragraphs:
@@ -58,7 +58,7 @@ def _markers(sentence: str) -> Iterator[str]:
 
 
 def _may_be_cited(before: str) -> bool:
-    """Whether what stands before a raised number can be what it is a source of."""
+    """Return whether the text before a raised number can be what the number gives a source for."""
     if not before:
         return False
     if before[-1] in _SENTENCE_SIGNS:
@@ -83,5 +83,5 @@ def _digits(mark: str) -> set[str]:
 
 
 def is_numbered(labels: Sequence[str]) -> bool:
-    """Whether a list of references has numbers that can be cited so."""
+    """Return whether a list of references has numbers that raised markers can cite."""
     return sum(label.isdecimal() for label in labels) >= 2

@@ -1,4 +1,4 @@
-"""What is kept of a document's references and of their works, and how it is read."""
+"""Read the stored references of a document, with the works that they are linked to."""
 
 import json
 from typing import Any
@@ -9,8 +9,9 @@ from switchyard.services.common.files.storage_keys import links_key, references_
 
 
 async def stored_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
-    """What a document cites: `references`, each with its `link` where that was looked for, and
-    `citations`. None where nobody has looked for its references yet. Raises StorageError."""
+    """Return the stored `references` of a document, each with its `link` where that was looked for,
+    and its `citations`. None where nobody has looked for its references yet. Raises
+    StorageError."""
     kept = await _read_json(storage, references_key(document_id))
     if kept is None:
         return None

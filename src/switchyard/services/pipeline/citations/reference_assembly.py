@@ -1,12 +1,12 @@
-"""From labelled tokens to a reference's fields."""
+"""Make a reference's fields out of its labelled tokens."""
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from switchyard.services.pipeline.citations.language import language_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.tokens import Token, identifier
+from switchyard.services.pipeline.citations.title_language import language_of
+from switchyard.services.pipeline.citations.tokens import Token, identifier_value
 
 _OPENS = {")": "(", "]": "[", "}": "{"}
 _EDGES = " .,:;–—-/()[]{}<>«»“”‘’\"'`´„"
@@ -25,11 +25,11 @@ _WHOLE_NAME = re.compile(r"[^\W\d_]{3}")
 _ABBREVIATED = re.compile(r"[^\W\d_]{2}\. ")
 
 
-def assembled(
+def assemble_reference(
     text: str, tokens: Sequence[Token], labels: Sequence[str], *, confidence: float, engine: str
 ) -> Reference:
-    """The reference that the labels make of a text."""
-    labels = _mended(tokens, labels)
+    """Build the reference whose fields the labels mark in a text."""
+    labels = _correct_labels(tokens, labels)
     spans = list(_spans(tokens, labels))
 
     def longest(label: str) -> str:
@@ -38,12 +38,12 @@ def assembled(
             for name, first, last in spans
             if name == label
         ]
-        return _trimmed(max(found, key=len, default=""))
+        return _trim(max(found, key=len, default=""))
 
     def first(label: str) -> str:
         return next(
             (
-                _trimmed(text[tokens[begin].start : tokens[end].end])
+                _trim(text[tokens[begin].start : tokens[end].end])
                 for name, begin, end in spans
                 if name == label
             ),
@@ -53,16 +53,16 @@ def assembled(
     identifiers = identifiers_of(tokens)
     title, container = longest("title"), longest("container")
     if not title and (parts := _TITLE_AND_CONTAINER.fullmatch(container)):
-        title, container = _trimmed(parts.group(1)), _trimmed(parts.group(2))
+        title, container = _trim(parts.group(1)), _trim(parts.group(2))
     volume = first("volume")
     if not (container or volume) and (glued := _TITLE_AND_VOLUME.fullmatch(title)):
-        title, container, volume = _trimmed(glued[1]), glued[2], glued[3]
+        title, container, volume = _trim(glued[1]), glued[2], glued[3]
     year, pages = re.search(r"\d{4}", first("year")), first("pages")
     if year is None and (both := _PAGES_AND_YEAR.fullmatch(pages)):
         pages, year = both.group(1) or "", re.match(r"\d{4}", both.group(2))
     persons, more = _persons(text, tokens, labels)
     also = [
-        _trimmed(text[tokens[begin].start : tokens[end].end])
+        _trim(text[tokens[begin].start : tokens[end].end])
         for name, begin, end in spans
         if name in ("note", "type", "series")
     ]
@@ -91,8 +91,9 @@ def assembled(
     )
 
 
-def _mended(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[str]:
-    """The labels without what no reference has: a second work's fields, a group as a title."""
+def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[str]:
+    """Return the labels without what no reference has: a second work's fields, or a group as a
+    title."""
     mended = list(labels)
     seen: set[str] = set()
     for place, token in enumerate(tokens):
@@ -122,10 +123,9 @@ def _mended(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[str]:
 
 
 def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Runs of one label; a sign between two of them does not part them ("Title: subtitle").
-
-    Two signs do not part a title ("The ‘first’: a subtitle").
-    """
+    """Yield each field's runs of tokens as label, first and last token. A sign between two runs of
+    one label does not part them ("Title: subtitle"), nor do two signs within a title ("The ‘first’:
+    a subtitle")."""
     joined: list[tuple[str, int, int]] = []
     for run in _runs(labels):
         if (
@@ -143,7 +143,7 @@ def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str
 
 
 def _runs(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Each run of one label, with its first and its last token."""
+    """Yield each run of one label, with its first and its last token."""
     first = 0
     for label, group in groupby(labels):
         size = len(list(group))
@@ -152,16 +152,17 @@ def _runs(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def identifiers_of(tokens: Sequence[Token]) -> dict[str, str]:
-    """The first identifier of each kind: `doi`, `arxiv`, `isbn`, `url`."""
+    """Return the first identifier of each kind: `doi`, `arxiv`, `isbn`, `url`."""
     found: dict[str, str] = {}
     for token in tokens:
         if token.is_identifier:
-            found.setdefault(token.kind, identifier(token))
+            found.setdefault(token.kind, identifier_value(token))
     return found
 
 
-def _trimmed(text: str) -> str:
-    """Without a style's signs at the edges; a closing bracket stays if the field opens it."""
+def _trim(text: str) -> str:
+    """Strip a citation style's signs from both ends; a closing bracket stays if the field opens
+    it."""
     trimmed = text.strip(_EDGES)
     end = text.find(trimmed) + len(trimmed)
     rest = text[end : end + 1]
@@ -171,7 +172,7 @@ def _trimmed(text: str) -> str:
 
 
 def _with_full_stop(name: str, text: str) -> str:
-    """A periodical's short form with its last full stop, where its other words have theirs."""
+    """Add the last full stop to a periodical's abbreviated name whose other words have theirs."""
     whole = f"{name}."
     return whole if _ABBREVIATED.search(name) and whole in text else name
 
@@ -183,7 +184,8 @@ def _pages(text: str) -> str:
 def _persons(
     text: str, tokens: Sequence[Token], labels: Sequence[str]
 ) -> tuple[tuple[Person, ...], bool]:
-    """People out of runs of names; which name comes first may change (Smith, J. and A. Doe)."""
+    """Return the people whom runs of name labels make up, and whether "et al." stands for more. The
+    order of names may change within a list (Smith, J. and A. Doe)."""
     runs: list[tuple[str, str]] = []
     for label, first, last in _runs(labels):
         if label in ("family", "given", "org", "etal"):

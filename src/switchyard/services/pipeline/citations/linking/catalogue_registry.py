@@ -1,4 +1,4 @@
-"""The catalogues of works that can be asked, by the names that settings give them."""
+"""The catalogues of works by the names that the settings give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of references may be asked for at once."""
+"""How many references, and how long a text, one request may have."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Works that references are linked to, and what a link says: the records that others read."""
+"""Works that references are linked to, and the links. Both are stored as JSON."""
 
 import html
 import re
@@ -12,11 +12,11 @@ from switchyard.services.pipeline.citations.reference import Person, Reference
 
 @dataclass(frozen=True)
 class CitedWork:
-    """A work as a catalogue knows it; what the catalogue does not say is empty."""
+    """A work as a catalogue knows it; a field that the catalogue does not have is empty."""
 
     id: str
     """`doi:10.1145/359545.359563`, else `arxiv:1706.03762`, else `openalex:W…`, else
-    `wikidata:Q…`: the first of these that it has, so it is the same whoever was asked."""
+    `wikidata:Q…`: the first of these that it has, so all catalogues give the work the same id."""
     title: str = ""
     authors: Sequence[Person] = ()
     year: int | None = None
@@ -27,25 +27,28 @@ class CitedWork:
     wikidata: str = ""
 
     @classmethod
-    def from_fields(cls, **said: Any) -> Self:
-        """With the id that its identifiers make. Raises ValueError where it has none."""
+    def from_fields(cls, **fields: Any) -> Self:
+        """Make a work whose id follows from its identifiers. Raises ValueError where it has
+        none."""
         for scheme, name in _SCHEMES:
-            if said.get(name):
-                return cls(id=f"{scheme}:{said[name]}", **said)
+            if fields.get(name):
+                return cls(id=f"{scheme}:{fields[name]}", **fields)
         raise ValueError("a work needs a DOI, an arXiv id, or a catalogue's id")
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make it from what `as_json` returned."""
-        authors = tuple(Person(**each) for each in told.get("authors", ()))
-        # What was kept before catalogues' answers were cleaned is cleaned now.
-        said = {name: without_markup(told[name]) for name in ("title", "container") if name in told}
-        return cls(**{**told, **said, "authors": authors})
+        authors = tuple(Person(**each) for each in values.get("authors", ()))
+        # What was stored before catalogues' answers were cleaned is cleaned now.
+        texts = {
+            name: without_markup(values[name]) for name in ("title", "container") if name in values
+        }
+        return cls(**{**values, **texts, "authors": authors})
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that are not empty, as plain values."""
-        said = {name: value for name, value in asdict(self).items() if value}
-        return said | ({"authors": list(said["authors"])} if "authors" in said else {})
+        """Return the fields that are not empty, as plain values."""
+        values = {name: value for name, value in asdict(self).items() if value}
+        return values | ({"authors": list(values["authors"])} if "authors" in values else {})
 
 
 _SCHEMES = (
@@ -78,9 +81,12 @@ _MIN_WORD = 4
 
 
 def without_markup(text: str) -> str:
-    """A title or name of a catalogue as it is read: HTML, JATS and MathML gone, and references to
-    characters, written once or twice over, resolved; formulae without the spaces between their
-    elements. What only looks like a tag (`p < 0.05`) stays. Linear."""
+    """Return a catalogue's title or name without markup. Linear.
+
+    HTML, JATS and MathML are removed, and references to characters, written once or twice over,
+    resolved; formulae lose the spaces between their elements. What only looks like a tag (`p <
+    0.05`) stays.
+    """
     text = text[:_MAX_TITLE]
     if "<" not in text and "&" not in text:
         return " ".join(text.split())
@@ -108,7 +114,7 @@ def without_markup(text: str) -> str:
 
 
 def _parts_words(before: str, after: str, closes: str) -> bool:
-    """Whether a face begins or ends between two words that catalogues have run together."""
+    """Return whether a face begins or ends between two words that catalogues have run together."""
     word, other = (before[-_MIN_WORD:], after[:1]) if closes else (after, before[-1:])
     return len(word) == _MIN_WORD and word.isalpha() and other.isalnum()
 
@@ -130,12 +136,12 @@ class Candidate:
     work: CitedWork
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make it from what `as_json` returned."""
-        return cls(told["score"], CitedWork.from_json(told["work"]))
+        return cls(values["score"], CitedWork.from_json(values["work"]))
 
     def as_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return it as plain values."""
         return {"score": self.score, "work": self.work.as_json()}
 
 
@@ -145,9 +151,9 @@ class WorkLink:
 
     status: LinkStatus
     by: str = ""
-    """How: `doi`, `arxiv` or `search`."""
+    """The method that found the work: `doi`, `arxiv` or `search`."""
     provider: str = ""
-    """Who said so: `openalex`, `crossref` or `wikidata`."""
+    """The catalogue that has the work: `openalex`, `crossref` or `wikidata`."""
     score: float = 0.0
     work: CitedWork | None = None
     """Only where it is linked."""
@@ -155,32 +161,32 @@ class WorkLink:
     """Only where it is ambiguous, the best first."""
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make it from what `as_json` returned."""
-        work = told.get("work")
+        work = values.get("work")
         return cls(
-            LinkStatus(told["status"]),
-            told.get("by", ""),
-            told.get("provider", ""),
-            told.get("score", 0.0),
+            LinkStatus(values["status"]),
+            values.get("by", ""),
+            values.get("provider", ""),
+            values.get("score", 0.0),
             None if work is None else CitedWork.from_json(work),
-            tuple(Candidate.from_json(each) for each in told.get("candidates", ())),
+            tuple(Candidate.from_json(each) for each in values.get("candidates", ())),
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that are not empty, as plain values."""
-        told: dict[str, Any] = {"status": self.status.value}
+        """Return the fields that are not empty, as plain values."""
+        values: dict[str, Any] = {"status": self.status.value}
         if self.by:
-            told |= {"by": self.by, "provider": self.provider, "score": self.score}
+            values |= {"by": self.by, "provider": self.provider, "score": self.score}
         if self.work is not None:
-            told["work"] = self.work.as_json()
+            values["work"] = self.work.as_json()
         if self.candidates:
-            told["candidates"] = [each.as_json() for each in self.candidates]
-        return told
+            values["candidates"] = [each.as_json() for each in self.candidates]
+        return values
 
 
 def with_work(reference: Reference, work: CitedWork) -> Reference:
-    """The reference with the identifiers of its work, where it has none itself."""
+    """Return the reference with the identifiers of its work, where it has none itself."""
     return replace(
         reference,
         doi=reference.doi or work.doi,

@@ -1,4 +1,5 @@
-"""What is asked of catalogues for a reference: the same question for all that say the same."""
+"""What catalogues are questions for a reference. References that say the same lead to the same
+question."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MAX_WORDS = 40
 
 
 class LookupMethod(StrEnum):
-    """How a work is asked for."""
+    """How a work is looked up."""
 
     DOI = "doi"
     ARXIV = "arxiv"
@@ -28,42 +29,43 @@ class LookupMethod(StrEnum):
 
 @dataclass(frozen=True)
 class WorkQuestion:
-    """One question; `value` is the DOI, the arXiv id without its version, or a title."""
+    """One question to catalogues."""
 
     method: LookupMethod
     value: str
+    """The DOI, the arXiv id without its version, or the words of a title."""
     author: str = ""
-    """Family name of the first one, of a search."""
+    """Family name of the first author; of a search alone."""
     year: int | None = None
+    """Of a search alone."""
 
     @cached_property
     def key(self) -> str:
-        """Names it in the ledger."""
-        said = [self.value, self.author, self.year]
-        return f"{self.method}:{content_hash(said)}"
+        """Key of the question in the ledger."""
+        return f"{self.method}:{content_hash([self.value, self.author, self.year])}"
 
 
 def questions_of(reference: Reference) -> list[WorkQuestion]:
-    """What can be asked for the reference, the surest first; nothing where it says too little."""
-    asked: list[WorkQuestion] = []
+    """Return the questions for a reference, the surest first; none where it says too little."""
+    questions: list[WorkQuestion] = []
     arxiv_id = _VERSION.sub("", reference.arxiv_id.lower())
     if doi := reference.doi.lower():
-        own = _ARXIV_DOI.fullmatch(doi)
-        if own:
-            arxiv_id = _VERSION.sub("", own[1])
+        arxiv_doi = _ARXIV_DOI.fullmatch(doi)
+        if arxiv_doi:
+            arxiv_id = _VERSION.sub("", arxiv_doi[1])
         else:
-            asked.append(WorkQuestion(LookupMethod.DOI, doi))
+            questions.append(WorkQuestion(LookupMethod.DOI, doi))
     if arxiv_id:
-        asked.append(WorkQuestion(LookupMethod.ARXIV, arxiv_id))
+        questions.append(WorkQuestion(LookupMethod.ARXIV, arxiv_id))
     title = words_of(reference.title)
     if len("".join(title)) >= 8:
         author = " ".join(words_of(reference.authors[0].family)) if reference.authors else ""
-        said = " ".join(title[:MAX_WORDS])
-        asked.append(WorkQuestion(LookupMethod.SEARCH, said, author, reference.year))
-    return asked
+        query = " ".join(title[:MAX_WORDS])
+        questions.append(WorkQuestion(LookupMethod.SEARCH, query, author, reference.year))
+    return questions
 
 
 def words_of(text: str) -> list[str]:
-    """Words without accents and case, as they are compared."""
+    """Return the words of a text without accents and case, for comparisons."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return _WORD.findall("".join(sign for sign in plain if not unicodedata.combining(sign)))

@@ -1,5 +1,5 @@
-"""Which engine cuts a job's references: those of the settings in their order, each where the one
-before it has failed."""
+"""Parse references with the engines of the settings, in their order: each where the one before it
+has failed."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.llm.llm_errors import LlmUnreachable
 from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
-from switchyard.services.pipeline.citations.engines.model import ModelEngine
-from switchyard.services.pipeline.citations.parsing import OfflineParser
+from switchyard.services.pipeline.citations.engines.llm_engine import LlmEngine
+from switchyard.services.pipeline.citations.offline_parser import OfflineParser
 from switchyard.services.pipeline.citations.reference import Reference
 
 BATCH_SIZE = 20
-"""References of one question to a server."""
+"""References of one request to a server."""
 MAX_CONCURRENT_BATCHES = 4
-"""Questions of one job to servers at once."""
+"""Requests of one job to servers at once."""
 
 
 class ReferenceEngine(Protocol):
-    """Cuts references into fields."""
+    """Parses references into fields."""
 
     @property
     def name(self) -> str:
-        """Stands in each reference that it has cut."""
+        """The `engine` of each reference that it has parsed."""
         ...
 
     async def parse(self, texts: Sequence[str]) -> Sequence[Reference | None]:
-        """Each reference, cut, in their order; None for one that it has no answer for.
+        """Parse each reference, in order; None for one that the engine has no answer for.
 
         Raises RetryableError, PermanentError.
         """
@@ -50,64 +50,66 @@ class OfflineEngine:
         self._ctx = ctx
 
     async def parse(self, texts: Sequence[str]) -> Sequence[Reference]:
-        """As in ReferenceEngine."""
+        """Parse each reference, as ReferenceEngine says."""
         parsed: list[Reference] = await self._ctx.compute(
-            parsed_offline, texts, characters=sum(map(len, texts))
+            parse_offline, texts, characters=sum(map(len, texts))
         )
         return parsed
 
 
-def parsed_offline(texts: Sequence[str]) -> list[Reference]:
-    """References, cut by our own parser."""
+def parse_offline(texts: Sequence[str]) -> list[Reference]:
+    """Parse references with our own parser."""
     return OfflineParser().parse_all(texts)
 
 
 def engines_of(ctx: JobContext) -> list[ReferenceEngine]:
-    """The engines of the settings, in their order."""
-    made: list[ReferenceEngine] = []
+    """Return the engines of the settings, in their order."""
+    engines: list[ReferenceEngine] = []
     for name in ctx.settings.reference_engines:
         match name:
             case "grobid":
-                made.append(GrobidEngine(ctx.settings.grobid_url or ""))
+                engines.append(GrobidEngine(ctx.settings.grobid_url or ""))
             case "llm":
-                made.append(ModelEngine(ctx))
+                engines.append(LlmEngine(ctx))
             case "offline":
-                made.append(OfflineEngine(ctx))
-    return made
+                engines.append(OfflineEngine(ctx))
+    return engines
 
 
-def method_of(settings: Settings) -> list[str]:
-    """What the fields depend on beside the text."""
+def parsing_method(settings: Settings) -> list[str]:
+    """Return what the fields depend on beside the text: the engines' names, and the models that are
+    asked."""
     models = sorted({each.model for each in settings.llm_servers})
     return [*settings.reference_engines, *(models if "llm" in settings.reference_engines else ())]
 
 
 async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
-    """Each reference, cut, in their order; `engine` says by whom.
+    """Parse each reference, in order; its `engine` names the engine that did.
 
-    A server that is busy is waited for, at the cost of no attempt. Raises what the last engine
-    raises, where all have failed.
+    A busy server is waited for, and no attempt is used up. Raises what the last engine raises,
+    where all have failed.
     """
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:
         return list(await OfflineEngine(ctx).parse(texts))
     batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
-    parsing = (_first_that_can(engines, batch) for batch in batches)
+    parsing = (_parse_with_fallback(engines, batch) for batch in batches)
     return list(
         itertools.chain.from_iterable(await gather_bounded(parsing, at_once=MAX_CONCURRENT_BATCHES))
     )
 
 
-async def _first_that_can(
+async def _parse_with_fallback(
     engines: Sequence[ReferenceEngine], texts: Sequence[str]
 ) -> list[Reference]:
-    """What one engine leaves out, the next one does; and all, where it fails."""
-    made: dict[int, Reference] = {}
+    """Parse with the first engine; the next one gets the references that it left out, or all where
+    it fails."""
+    parsed: dict[int, Reference] = {}
     left = list(range(len(texts)))
     failed: RetryableError | PermanentError | None = None
     for engine in engines:
         try:
-            found = await engine.parse([texts[place] for place in left])
+            answers = await engine.parse([texts[place] for place in left])
         except (RetryableError, PermanentError) as error:
             if _is_busy(error):
                 raise
@@ -116,17 +118,18 @@ async def _first_that_can(
             )
             failed = error
             continue
-        made |= {place: each for place, each in zip(left, found, strict=True) if each is not None}
-        left = [place for place in left if place not in made]
+        answered = zip(left, answers, strict=True)
+        parsed |= {place: each for place, each in answered if each is not None}
+        left = [place for place in left if place not in parsed]
         if not left:
             break
     if left and failed is not None:
         raise failed
-    return [made.get(place) or Reference(text=texts[place]) for place in range(len(texts))]
+    return [parsed.get(place) or Reference(text=texts[place]) for place in range(len(texts))]
 
 
 def _is_busy(error: RetryableError | PermanentError) -> bool:
-    """It will answer, and not now; unlike one that is away."""
+    """Return whether the server will answer later. One that can't be reached is not busy."""
     return (
         isinstance(error, RetryableError)
         and not error.counts

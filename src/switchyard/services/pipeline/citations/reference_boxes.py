@@ -1,4 +1,4 @@
-"""Where on its pages each reference of a list stands."""
+"""Find where on its pages each reference of a list stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchyard.services.pipeline.text.markdown import PageLines
 
 _OTHER_SIGNS = re.compile(r"[\W_]+")
 _MIN_SIGNS = 24
-"""Letters and digits by which a reference's beginning is known."""
+"""Letters and digits of a reference's beginning that are looked for."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,10 @@ class _Placed:
 def boxes_of(
     pages: Sequence[PageLines | None], references: Sequence[tuple[int, str]]
 ) -> list[list[Box]]:
-    """The boxes of each reference, given as its page (from 1) and its text: one for each column
-    and page that it stands in; none for one that is not found on its page.
+    """Return the boxes of each reference, which is given as its page (from 1) and its text.
 
-    A line is within a box as a whole, so that a list whose entries go on within a line has boxes
-    that overlap.
+    One box for each column and page that it stands in; none for one that is not found on its page.
+    A line is within a box as a whole: in a list whose entries go on within a line, boxes overlap.
     """
     placed: list[_Placed] = []
     starts: list[int] = []
@@ -53,40 +52,40 @@ def boxes_of(
         first_of_page[number] = length
         blocks = [] if page is None else reading_order(page.lines)
         for block, line in ((at, line) for at, lines in enumerate(blocks) for line in lines):
-            said = _signs(line.text)
+            line_signs = _signs(line.text)
             placed.append(_Placed(line, number, block))
             starts.append(length)
-            signs.append(said)
-            length += len(said)
+            signs.append(line_signs)
+            length += len(line_signs)
     whole = "".join(signs)
     first_of_page[len(pages) + 1] = length
     at = 0
-    found: list[list[Box]] = []
+    boxes: list[list[Box]] = []
     for number, text in references:
-        said = _signs(text)
+        wanted = _signs(text)
         begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
-        # In their order: what several begin with is found once for each.
-        start = whole.find(said[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
+        # Begin behind the last one: several references may begin with the same text.
+        start = whole.find(wanted[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
         if start < 0:
-            start = whole.find(said[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
-        if start < 0 or not said:
-            found.append([])
+            start = whole.find(wanted[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
+        if start < 0 or not wanted:
+            boxes.append([])
             continue
-        at = start + len(said)
+        at = start + len(wanted)
         lines = placed[bisect_right(starts, start) - 1 : bisect_right(starts, at - 1)]
-        found.append(list(_boxes(lines)))
-    return found
+        boxes.append(list(_boxes(lines)))
+    return boxes
 
 
 def _boxes(lines: Sequence[_Placed]) -> Iterator[Box]:
     for (page, _), group in itertools.groupby(lines, key=lambda each: (each.page, each.block)):
-        mine = [each.line for each in group]
-        x, y = min(line.x0 for line in mine), min(line.y0 for line in mine)
-        width = max(line.x1 for line in mine) - x
-        height = max(line.y1 for line in mine) - y
+        block_lines = [each.line for each in group]
+        x, y = min(line.x0 for line in block_lines), min(line.y0 for line in block_lines)
+        width = max(line.x1 for line in block_lines) - x
+        height = max(line.y1 for line in block_lines) - y
         yield Box(page, round(x, 1), round(y, 1), round(width, 1), round(height, 1))
 
 
 def _signs(text: str) -> str:
-    """Letters and digits alone: words that a line's end has cut are whole again."""
+    """Keep letters and digits alone, so that words which a line's end has cut are whole again."""
     return _OTHER_SIGNS.sub("", unicodedata.normalize("NFKC", text)).casefold()

@@ -1,4 +1,5 @@
-"""A paper's list of references, found and cut into single ones; and where the text cites them."""
+"""Find a paper's lists of references, split them into single ones, and find where the text cites
+them."""
 
 import itertools
 import re
@@ -6,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.citations.superscripts import is_numbered, marked_sentences
+from switchyard.services.pipeline.citations.superscript_citations import (
+    is_numbered,
+    sentences_with_markers,
+)
 from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 from switchyard.services.pipeline.text.plain import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
-# More references than any book has; what comes after them is left out.
+# More references than any book has; those after them are left out.
 MAX_REFERENCES = 5_000
 MAX_CITATIONS = 20_000
 _MAX_LINES = 400_000
@@ -68,7 +72,7 @@ class RawReference:
 
 @dataclass(frozen=True)
 class Citation:
-    """A place of the text that cites: the marker, the sentence around it, and what it cites.
+    """A place in the text that cites: the marker, the sentence around it, and the references.
 
     `references` are places in the list of references, from 0.
     """
@@ -86,32 +90,32 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A paper, taken apart: its references, and the text of each page without the lists of them."""
+class SplitPaper:
+    """A paper's references, and the text of each page without the lists of them."""
 
     references: list[RawReference]
     body: list[str]
 
 
-def split(pages: Sequence[str]) -> Split:
-    """The references of a paper, from the text of its pages; none where no list is found.
+def split_references(pages: Sequence[str]) -> SplitPaper:
+    """Find and split the lists of references in the text of a paper's pages.
 
     A list has a heading of its own, in any of a dozen languages, or entries that are numbered from
     [1] at the end of the paper. There may be several, one at the end of each chapter.
     """
     lines = _lines(pages)
-    found: list[RawReference] = []
+    references: list[RawReference] = []
     listed: set[int] = set()
     for section in _sections(lines):
-        cut = _cut(lines[section.start : section.stop])
-        found += cut
-        if cut:
+        entries = _entries(lines[section.start : section.stop])
+        references += entries
+        if entries:
             listed.update(section)
     body: list[list[str]] = [[] for _ in pages]
     for place, line in enumerate(lines):
         if place not in listed:
             body[line.page - 1].append(line.text)
-    return Split(found[:MAX_REFERENCES], ["\n".join(page) for page in body])
+    return SplitPaper(references[:MAX_REFERENCES], ["\n".join(page) for page in body])
 
 
 def _lines(pages: Sequence[str]) -> list[_Line]:
@@ -144,7 +148,8 @@ def _sections(lines: Sequence[_Line]) -> Iterator[range]:
 
 
 def _numbered_end(lines: Sequence[_Line]) -> range:
-    """What follows the last line that begins with [1], if others follow it in order."""
+    """Return the lines from the last one that begins with [1], if [2] and [3] follow it in
+    order."""
     for place in range(len(lines) - 1, -1, -1):
         if lines[place].text.startswith("[1]"):
             later = [
@@ -154,26 +159,27 @@ def _numbered_end(lines: Sequence[_Line]) -> range:
     return range(0)
 
 
-def _cut(section: Sequence[_Line]) -> list[RawReference]:
-    """The entries of a list; a line may hold several, as a PDF's block is one line."""
+def _entries(section: Sequence[_Line]) -> list[RawReference]:
+    """Split a list into its entries; a line may hold several, as a PDF's block is one line."""
     lines = [
         _Line(part, line.page)
         for line in section
         for part in _WITHIN.split(_RAISED_LABEL.sub(_lowered_label, line.text))
     ]
     starts = _by_brackets(lines) or _by_numbers(lines) or _by_authors(lines)
-    cut: list[RawReference] = []
+    entries: list[RawReference] = []
     for begin, (place, label, skip) in enumerate(starts):
         end = starts[begin + 1][0] if begin + 1 < len(starts) else len(lines)
-        mine = [line.text for line in lines[place:end]]
-        text = "\n".join([mine[0][skip:], *mine[1:]])[:MAX_REFERENCE_CHARS].strip()
+        first, *others = [line.text for line in lines[place:end]]
+        text = "\n".join([first[skip:], *others])[:MAX_REFERENCE_CHARS].strip()
         if _is_reference(text):
-            cut.append(RawReference(text, label, lines[place].page))
-    return cut
+            entries.append(RawReference(text, label, lines[place].page))
+    return entries
 
 
 def _is_reference(text: str) -> bool:
-    """What has neither a year nor a number, or is a word or two, is a page's header or the like."""
+    """Return whether a text can be a reference. One without a digit, or of a word or two, is a
+    page's header or the like."""
     return len(text) >= 12 and any(sign.isdigit() for sign in text)
 
 
@@ -195,7 +201,8 @@ def _by_brackets(lines: Sequence[_Line]) -> list[_Start]:
 
 
 def _by_numbers(lines: Sequence[_Line]) -> list[_Start]:
-    """Lines that begin with the next number; volumes and pages at a line's start are not that."""
+    """Find the lines that begin with the next number; volumes and pages at a line's start are not
+    that."""
     starts: list[_Start] = []
     expected = 0
     for place, line in enumerate(lines):
@@ -208,7 +215,7 @@ def _by_numbers(lines: Sequence[_Line]) -> list[_Start]:
 
 
 def _by_authors(lines: Sequence[_Line]) -> list[_Start]:
-    """Lines that begin as references do, after one that ended as they do."""
+    """Find the lines that begin as references do, after one that ended as they do."""
     starts: list[_Start] = []
     has_year = False
     for place, line in enumerate(lines):
@@ -230,30 +237,30 @@ _NARRATIVE = re.compile(
 _ONE_OF_SEVERAL = re.compile(r"([A-ZÀ-ÖØ-ÞĀ-Ž][\w’'-]{1,40})\D{0,120}?((?:1[5-9]|20)\d\d)[a-z]?")
 
 
-def citations_in(
+def find_citations(
     body: Sequence[str], raw: Sequence[RawReference], parsed: Sequence[Reference]
 ) -> list[Citation]:
-    """Where a paper's text cites its references: [12], [3, 5–7], (Smith, 2020), Smith (2020), and
-    raised numbers where it has none in brackets (`superscripts` has the rule).
+    """Find where a paper's text cites its references: [12], [3, 5–7], (Smith, 2020), Smith (2020),
+    and raised numbers where it has none in brackets (`superscript_citations` has the rule).
 
-    `body` is the text of each page without the lists of references. At most 20,000.
+    `body` is the text of each page without the lists of references. Returns at most MAX_CITATIONS.
     """
     labels = {reference.label: place for place, reference in enumerate(raw) if reference.label}
     named = _by_name(parsed)
-    found: Iterator[Citation] = (
+    citations: Iterator[Citation] = (
         Citation(marker, sentence, number, cited)
         for number, page in enumerate(body, start=1)
         for sentence in sentences(" ".join(page.split()))
         for marker, cited in _cited(sentence, labels, named)
     )
     if is_numbered(list(labels)) and not cites_by_number(body):
-        found = itertools.chain(found, _raised(body, labels))
-    return list(itertools.islice(found, MAX_CITATIONS))
+        citations = itertools.chain(citations, _raised(body, labels))
+    return list(itertools.islice(citations, MAX_CITATIONS))
 
 
 def _raised(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation]:
     for number, page in enumerate(body, start=1):
-        for sentence, markers in marked_sentences(page):
+        for sentence, markers in sentences_with_markers(page):
             for marker in markers:
                 cited = [labels.get(label) for label in _numbers(lowered(marker))]
                 known = tuple(place for place in cited if place is not None)
@@ -262,12 +269,13 @@ def _raised(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation
 
 
 def cites_by_number(body: Sequence[str]) -> bool:
-    """Whether a text has markers such as [12]."""
+    """Return whether a text has markers such as [12]."""
     return any(_NUMERIC_MARKER.search(page) for page in body)
 
 
 def _by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
-    """References by first author and year; two of one year are both meant where no letter tells."""
+    """Return the references' places by first author and year. Two of one year are both meant where
+    no letter tells."""
     named: dict[tuple[str, int], tuple[int, ...]] = {}
     for place, reference in enumerate(parsed):
         if reference.authors and reference.year:
@@ -301,7 +309,8 @@ def _named(
 
 
 def _numbers(marker: str) -> Iterator[str]:
-    """3, 5–7 as 3, 5, 6, 7; a range that is longer than any marker's is two numbers."""
+    """Expand a marker: 3, 5–7 is 3, 5, 6, 7. A range that is longer than any marker's is two
+    numbers."""
     for part in re.split(r"[,;]", marker):
         first, *last = re.split(r"[–-]", part)
         low, high = int(first), int(last[-1]) if last else int(first)

@@ -1,4 +1,5 @@
-"""What the model sees of each token: its shape, its kind of word, its neighbours, its clause."""
+"""The features of each token that the CRF sees: its shape, its kind of word, its neighbours, its
+clause."""
 
 import tomllib
 from collections import Counter
@@ -27,7 +28,7 @@ def _kinds_of_words() -> dict[str, tuple[str, ...]]:
 
 
 class _Word:
-    """What is known of a token wherever it stands."""
+    """The features of a token that do not depend on its place."""
 
     __slots__ = (
         "after",
@@ -89,24 +90,24 @@ def _shape(text: str, kind: str) -> str:
 
 
 def features_of(tokens: Sequence[Token]) -> list[list[str]]:
-    """For each token the names of what is true of it. Linear in the number of tokens."""
+    """Return the names of each token's features. Linear in the number of tokens."""
     words = [_word(token.text, token.kind) for token in tokens]
     quotations = _quotations(tokens)
     ends = _ends(words, tokens, quotations)
     sentences = _clauses(words, "S:", [end == "sentence" for end in ends])
     phrases = _clauses(words, "P:", [bool(end) for end in ends])
-    whole = _whole(words, tokens, quoted=bool(quotations))
+    flags = _reference_flags(words, tokens, quoted=bool(quotations))
     opening, closing = {first for first, _ in quotations}, {last for _, last in quotations}
     years_left = sum(word.here[0] == "year" for word in words)
     numbers_left = sum(token.kind == "number" for token in tokens)
     far = len(words) - 1
     seen_year = seen_number = quoted = closed = False
     depth = 0
-    names: list[list[str]] = []
+    rows: list[list[str]] = []
     for place, word in enumerate(words):
         quoted = quoted or place in opening
         sentence, phrase = sentences[place], phrases[place]
-        mine = [
+        features = [
             *word.here,
             *(words[place - 1].before if place else ["first"]),
             *(words[place - 2].before_last if place > 1 else ()),
@@ -115,26 +116,26 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             *sentence.names,
             *phrase.names,
             f"at:{min(sentence.number, 5)}|{int(seen_year)}{int(closed)}{int(quoted)}",
-            f"all:{whole}|{min(sentence.number, 3)}{int(seen_year)}",
+            f"all:{flags}|{min(sentence.number, 3)}{int(seen_year)}",
             f"ph:{min(phrase.number, 8)}",
             f"left:{min(len(words) - place, 40) // 5}",
             f"pos:{min(place, 40) // 4}",
         ]
         if place and tokens[place - 1].end == tokens[place].start:
-            mine.append("glued")
+            features.append("glued")
         if quoted:
-            mine.append("quoted")
+            features.append("quoted")
         if depth:
-            mine.append("bracketed")
+            features.append("bracketed")
         if tokens[place].kind == "number":
             numbers_left -= 1
-            mine.append(f"numbers:{min(numbers_left, 4)}")
+            features.append(f"numbers:{min(numbers_left, 4)}")
             if word.here[0] == "year":
                 years_left -= 1
-                mine.append(f"years:{int(seen_year)}{min(years_left, 2)}")
+                features.append(f"years:{int(seen_year)}{min(years_left, 2)}")
         if seen_number:
-            mine.append(f"number|{min(sentence.number, 5)}")
-        names.append(mine)
+            features.append(f"number|{min(sentence.number, 5)}")
+        rows.append(features)
         if place in closing:
             quoted, closed = False, True
         if word.text in "([":
@@ -145,11 +146,12 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             seen_year = True
         elif word.here[0].startswith("d") and place > 3:
             seen_number = True
-    return names
+    return rows
 
 
 def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """First and last token of each quotation that stands by itself, such as a title in quotes.
+    """Return the first and last token of each quotation that stands by itself, such as a title in
+    quotes.
 
     Words quoted inside a title or another quotation are none, nor is a mark without its partner.
     """
@@ -182,21 +184,23 @@ def _closing(marks: str) -> tuple[str, ...]:
 
 
 def _stands_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
-    """Whether a sign, a number or nothing stands before a quotation, or a sign at its end."""
+    """Return whether a sign, a number or nothing stands before a quotation, or a sign at its
+    end."""
     if not first or tokens[first - 1].kind != "word" or last + 1 == len(tokens):
         return True
     return tokens[last - 1].text in ",.;:?!" or tokens[last + 1].text in ",.;:?!"
 
 
 def _opens(tokens: Sequence[Token], place: int) -> bool:
-    """Whether nothing is glued to a mark's left, and something to its right."""
+    """Return whether nothing is glued to a mark's left, and something to its right."""
     before = place > 0 and tokens[place - 1].end == tokens[place].start
     after = place + 1 < len(tokens) and tokens[place + 1].start == tokens[place].end
     return after and not before
 
 
-def _whole(words: Sequence[_Word], tokens: Sequence[Token], *, quoted: bool) -> str:
-    """Whether the reference has a quotation, numbers as of a volume, a publisher, editors, "In"."""
+def _reference_flags(words: Sequence[_Word], tokens: Sequence[Token], *, quoted: bool) -> str:
+    """Return five flags, as 0 and 1: whether the reference has a quotation, numbers as of a volume,
+    a publisher, editors, and "In"."""
     volume = publisher = editor = within = False
     for place, word in enumerate(words):
         publisher = publisher or "publisher" in word.kinds
@@ -215,7 +219,9 @@ class _Clause:
 
     __slots__ = ("names", "number")
 
-    def __init__(self, number: int, kind: str, words: Sequence[_Word]) -> None:
+    def __init__(self, number: int, prefix: str, words: Sequence[_Word]) -> None:
+        """`prefix` begins the names of the clause's features: `S:` for sentences, `P:` for
+        phrases."""
         self.number = number
         kinds = {named for word in words for named in word.kinds}
         letters = [word for word in words if word.is_word]
@@ -236,37 +242,39 @@ class _Clause:
         length = str(size) if size < 4 else "4-6" if size < 7 else "7-12" if size < 13 else "long"
         digits = any(word.here[0].startswith("d") for word in words)
         initials = sum(word.here[0] == "X1" for word in words)
-        self.names = [f"{kind}{length}{share}", f"{kind}i{min(initials, 3)}"]
+        self.names = [f"{prefix}{length}{share}", f"{prefix}i{min(initials, 3)}"]
         if digits:
-            self.names.append(f"{kind}digits")
+            self.names.append(f"{prefix}digits")
         if any(word.here[0] == "year" for word in words):
-            self.names.append(f"{kind}year")
-        self.names += [f"{kind}{named}" for named in kinds if named in _TELLING]
+            self.names.append(f"{prefix}year")
+        self.names += [f"{prefix}{kind}" for kind in kinds if kind in _CLAUSE_KINDS]
         if letters and "in" in letters[0].kinds:
             self.names.append(
-                f"{kind}{letters[0].text.capitalize() if letters[0].is_capital else 'in'}"
+                f"{prefix}{letters[0].text.capitalize() if letters[0].is_capital else 'in'}"
             )
 
-    def beside(self, kind: str, before: Sequence[_Word], after: Sequence[_Word], left: int) -> None:
+    def add_neighbours(
+        self, prefix: str, before: Sequence[_Word], after: Sequence[_Word], left: int
+    ) -> None:
         """Note how the clause before ends, how the clause after begins, and how many are left."""
         begins = next(
             (word.here[0] for word in after if word.is_word or word.here[0][0] != "p"), ""
         )
         self.names += [
-            f"{kind}<{before[-1].text if before else ''}",
-            f"{kind}>{begins}",
-            f"{kind}-{min(left, 4)}",
+            f"{prefix}<{before[-1].text if before else ''}",
+            f"{prefix}>{begins}",
+            f"{prefix}-{min(left, 4)}",
         ]
 
 
-_TELLING = frozenset({
+_CLAUSE_KINDS = frozenset({
     "abbreviated", "edition", "editor", "function", "meeting", "month", "pages", "periodical",
     "place", "publisher", "report", "school", "series", "volume", "web",
 })  # fmt: skip
 
 
-def _clauses(words: Sequence[_Word], kind: str, ends: Sequence[bool]) -> list[_Clause]:
-    """The clause of each token; a number before the reference is no clause of its own."""
+def _clauses(words: Sequence[_Word], prefix: str, ends: Sequence[bool]) -> list[_Clause]:
+    """Return the clause of each token; a number before the reference is no clause of its own."""
     spans: list[tuple[int, int]] = []
     begin = 0
     for place, end in enumerate(ends):
@@ -274,15 +282,16 @@ def _clauses(words: Sequence[_Word], kind: str, ends: Sequence[bool]) -> list[_C
             spans.append((begin, place + 1))
             begin = place + 1
     stretches = [words[slice(*span)] for span in spans]
-    mark = bool(stretches) and not any(word.is_word for word in stretches[0])
+    has_label = bool(stretches) and not any(word.is_word for word in stretches[0])
     clauses = [
-        _Clause(max(number - mark, 0), kind, stretch) for number, stretch in enumerate(stretches)
+        _Clause(max(number - has_label, 0), prefix, stretch)
+        for number, stretch in enumerate(stretches)
     ]
     first_names = [clause.names[0] for clause in clauses]
     for number, clause in enumerate(clauses):
         before = stretches[number - 1] if number else ()
         after = stretches[number + 1] if number + 1 < len(clauses) else ()
-        clause.beside(kind, before, after, len(clauses) - number - 1)
+        clause.add_neighbours(prefix, before, after, len(clauses) - number - 1)
         if after:
             clause.names.append("n" + first_names[number + 1])
         if before:
@@ -293,7 +302,8 @@ def _clauses(words: Sequence[_Word], kind: str, ends: Sequence[bool]) -> list[_C
 def _ends(
     words: Sequence[_Word], tokens: Sequence[Token], quotations: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """What ends with each token: "sentence", "phrase" or nothing; a quotation is one sentence."""
+    """Return what ends with each token: "sentence", "phrase" or nothing. A quotation is one
+    sentence."""
     ends = [
         "sentence"
         if _ends_sentence(words, tokens, place)
@@ -311,7 +321,8 @@ def _ends(
 
 
 def _ends_sentence(words: Sequence[_Word], tokens: Sequence[Token], place: int) -> bool:
-    """A full stop after a word, not after an initial or inside an abbreviation or a number."""
+    """Return whether a token is a full stop after a word, and not after an initial or inside an
+    abbreviation or a number."""
     text = tokens[place].text
     if text not in ".?!" or not place:
         return False

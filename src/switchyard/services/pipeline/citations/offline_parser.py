@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from switchyard.services.common.extras import naming_extra
-from switchyard.services.pipeline.citations.assembling import assembled
-from switchyard.services.pipeline.citations.features import features_of
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.citations.tokens import cleaned, tokens_of
+from switchyard.services.pipeline.citations.reference_assembly import assemble_reference
+from switchyard.services.pipeline.citations.token_features import features_of
+from switchyard.services.pipeline.citations.tokens import clean_reference, tokens_of
 
 if TYPE_CHECKING:
     import pycrfsuite
@@ -29,7 +29,8 @@ class OfflineParser:
     engine = "offline"
 
     def __init__(self, model: Path | None = None) -> None:
-        """Another `model` is a file that `make train-citations` has written."""
+        """Use the package's model, or the file `model`, which `make train-citations` has
+        written."""
         self._model = model
 
     @cached_property
@@ -49,7 +50,7 @@ class OfflineParser:
 
     def parse(self, text: str) -> Reference:
         """Parse one reference into its fields; only its first 5,000 characters are read."""
-        text = cleaned(text)
+        text = clean_reference(text)
         tokens = tokens_of(text)
         if not tokens:
             return Reference(text=text, engine=self.engine)
@@ -58,7 +59,7 @@ class OfflineParser:
         labels = tagger.tag()
         # The chance of all labels together falls with their number: its mean for each tells more.
         confidence = tagger.probability(labels) ** (1 / len(labels))
-        return assembled(text, tokens, labels, confidence=confidence, engine=self.engine)
+        return assemble_reference(text, tokens, labels, confidence=confidence, engine=self.engine)
 
     def parse_all(self, texts: Iterable[str]) -> list[Reference]:
         """Parse each reference, in order."""

@@ -1,4 +1,4 @@
-"""The language of a title, by its small words."""
+"""Guess the language of a title by its small words."""
 
 _SMALL = {
     language: frozenset(words.split())
@@ -14,7 +14,8 @@ _SMALL = {
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1 of a title of one of six languages; empty where its small words don't tell."""
+    """Return the ISO 639-1 code of a title's language, one of six; empty where its small words
+    don't tell."""
     words = text.lower().replace("'", " ").replace("’", " ").split()
     counts = {language: sum(word in small for word in words) for language, small in _SMALL.items()}
     best, second = sorted(counts.values(), reverse=True)[:2]
