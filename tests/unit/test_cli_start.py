@@ -17,7 +17,7 @@ from tests.support.command_tree import command_tree
 
 HEAVY = (
     "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "numpy",
-    "pika", "pydantic_settings", "pymupdf", "safetensors", "sqlalchemy", "structlog",
+    "pika", "pydantic_settings", "pymupdf", "rich", "safetensors", "sqlalchemy", "structlog",
     "tokenizers", "wordllama",
 )  # fmt: skip
 PROBE = """

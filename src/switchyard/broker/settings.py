@@ -54,6 +54,7 @@ class BrokerSettings(BaseSettings):
         # Of all settings, so that a compose file's `${NAME:-}` is one that nobody has set.
         env_ignore_empty=True,
         hide_input_in_errors=True,  # it may be a secret
+        defer_build=True,  # a part of the settings is seldom used without the others
     )
 
     amqp_url: SecretStr | None = Field(

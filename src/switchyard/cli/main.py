@@ -25,10 +25,9 @@ from switchyard.cli.base.errors import (
     one_line,
 )
 from switchyard.cli.base.lazy_command import (
-    MARKUP,
     LazyCommand,
     find_modules_here,
-    with_short_types,
+    with_plain_help,
 )
 from switchyard.cli.base.output import echo
 
@@ -37,7 +36,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=MARKUP,
     help="Run, watch and repair Switchyard: a job system on RabbitMQ for document pipelines.",
     epilog="Settings are JOBS_… environment variables: docs/settings.md. All "
     "commands: docs/cli.md.",
@@ -210,7 +208,7 @@ def commands() -> TyperGroup:
     for panel, entries in PANELS.items():
         for name, (place, summary) in entries.items():
             group.add_command(LazyCommand(name, summary, place=place, panel=panel))
-    return cast("TyperGroup", with_short_types(group))
+    return cast("TyperGroup", with_plain_help(group))
 
 
 def main() -> NoReturn:
@@ -246,8 +244,9 @@ def run(arguments: list[str]) -> int:
 def _wrong_usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     message = getattr(error, "format_message", error.__str__)()
-    if not message.strip():
-        return USAGE  # a group without a command: its help has been printed instead
+    if context is not None and message == context.get_help():  # a group without a command
+        echo(message)
+        return USAGE
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     # What a type of ours says of a value comes with pydantic's words before it.
     said = one_line(message).replace(": Value error, ", ": ").rstrip(".")

@@ -11,12 +11,13 @@ import sys
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-MARKUP: Literal["markdown"] = "markdown"
+from switchyard.cli.base.help_page import write_help
+
 SHORT_TYPES = {
     "bool": "",
     "int": "N",
@@ -35,7 +36,7 @@ class LazyCommand(TyperCommand):
     """
 
     def __init__(self, name: str, summary: str, *, place: str, panel: str) -> None:
-        super().__init__(name=name, help=summary, rich_help_panel=panel, rich_markup_mode=MARKUP)
+        super().__init__(name=name, help=summary, rich_help_panel=panel)
         self._place = place
 
     @cached_property
@@ -48,14 +49,14 @@ class LazyCommand(TyperCommand):
         module_name, _, attribute = self._place.partition(":")
         module = import_module(f"switchyard.{module_name}")
         found = getattr(module, attribute)
-        parent = typer.Typer(rich_markup_mode=MARKUP, callback=_group, add_completion=False)
+        parent = typer.Typer(callback=_group, add_completion=False)
         if isinstance(found, typer.Typer):
             parent.add_typer(found, name=self.name)
         else:
             kind = getattr(module, "COMMAND_CLASS", TyperCommand)
             parent.command(name=self.name, cls=kind)(found)
         group = cast("TyperGroup", typer.main.get_command(parent))
-        return with_short_types(group.commands[self.name or ""])
+        return with_plain_help(group.commands[self.name or ""])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -64,16 +65,17 @@ class LazyCommand(TyperCommand):
         return self.loaded.make_context(info_name, args, parent=parent, **extra)
 
 
-def with_short_types(command: Any) -> Any:
-    """Return the command, and those in it, with the types of its parameters as docs/cli.md writes
-    them.
+def with_plain_help(command: Any) -> Any:
+    """Return the command, and those in it, with the page of help_page.py, and the types of its
+    parameters as docs/cli.md writes them.
 
     Nothing for a flag, which takes no value, `N` for a number, `TEXT` for text, `a|b` for a
     choice: the description of an option needs the room at 80 columns. Nothing for an argument:
     its name says what it is. In the line of usage it is `ID`, as everywhere, and not `{ID}`.
     """
     for inner in getattr(command, "commands", {}).values():
-        with_short_types(inner)
+        with_plain_help(inner)
+    command.format_help = partial(write_help, command)
     context = typer.Context(command)
     for each in (*command.params, command.get_help_option(context)):
         if isinstance(each, TyperArgument):

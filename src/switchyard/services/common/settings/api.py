@@ -12,7 +12,7 @@ from switchyard.broker import patterns
 from switchyard.services.common.settings.value_types import Listed
 
 
-class ApiSettings(BaseSettings):
+class ApiSettings(BaseSettings, defer_build=True):
     """HTTP API and its clients."""
 
     api_host: str = Field(

@@ -12,7 +12,7 @@ from switchyard.broker import patterns
 from switchyard.services.common.settings.value_types import Listed
 
 
-class DocumentSettings(BaseSettings):
+class DocumentSettings(BaseSettings, defer_build=True):
     """Documents: vectors, classes, text, references and graph."""
 
     embed_dimensions: int = Field(

@@ -35,7 +35,7 @@ class LimitNumbers(LimitRoom):
     """Of single keys."""
 
 
-class JobSettings(BaseSettings):
+class JobSettings(BaseSettings, defer_build=True):
     """Job types, schedules and limits."""
 
     modules: Listed[str] = Field(
@@ -82,7 +82,7 @@ def _with_known_lanes(value: dict[str, float | None]) -> dict[str, float | None]
     return value
 
 
-class RetentionSettings(BaseSettings):
+class RetentionSettings(BaseSettings, defer_build=True):
     """For how long ended jobs are kept."""
 
     keep_succeeded: Age = Field(
@@ -118,7 +118,7 @@ class RetentionSettings(BaseSettings):
     )
 
 
-class NoticeSettings(BaseSettings):
+class NoticeSettings(BaseSettings, defer_build=True):
     """Alerts and notices."""
 
     alert_webhook: SecretStr | None = Field(

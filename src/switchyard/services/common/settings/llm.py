@@ -79,7 +79,7 @@ class LlmServer(BaseModel):
         return model is None or model == self.model or model in self.aliases
 
 
-class LlmSettings(BaseSettings):
+class LlmSettings(BaseSettings, defer_build=True):
     """Language models."""
 
     llm_base_url: str | None = Field(

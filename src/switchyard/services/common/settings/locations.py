@@ -15,7 +15,7 @@ def default_data_dir() -> Path:
     return Path(".switchyard").absolute()
 
 
-class LocationSettings(BaseSettings):
+class LocationSettings(BaseSettings, defer_build=True):
     """Ledger, files and search index."""
 
     data_dir: Path = Field(

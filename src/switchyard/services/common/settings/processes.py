@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 
-class ProcessSettings(BaseSettings):
+class ProcessSettings(BaseSettings, defer_build=True):
     """Processes: concurrency, metrics and logs."""
 
     worker_concurrency: int = Field(

@@ -11,7 +11,7 @@ from switchyard.broker import patterns
 from switchyard.services.common.settings.value_types import Hosts, OrOff
 
 
-class SourceSettings(BaseSettings):
+class SourceSettings(BaseSettings, defer_build=True):
     """Sources of documents and webhooks."""
 
     arxiv_base_url: str = Field(

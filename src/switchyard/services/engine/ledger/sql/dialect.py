@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     Connection,
     Table,
@@ -26,7 +27,10 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 Columns = Mapping[str, str]
 """Names of columns with their PostgreSQL types."""
@@ -101,7 +105,7 @@ def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> Co
     if dialect == "sqlite":
         each = func.json_each(json.dumps(wanted)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
-    return key == any_(literal(wanted, postgresql.ARRAY(key.type)))
+    return key == any_(literal(wanted, ARRAY(key.type)))
 
 
 def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -110,7 +114,7 @@ def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElem
     if dialect == "sqlite":
         each = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
-    return key == any_(bindparam(name, type_=postgresql.ARRAY(key.type)))
+    return key == any_(bindparam(name, type_=ARRAY(key.type)))
 
 
 def list_value(dialect: str, values: Sequence[Any]) -> Any:
@@ -161,4 +165,12 @@ def db_now(connection: Connection) -> float:
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """Return an INSERT that knows ON CONFLICT, which both databases write alike."""
-    return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
+    return sqlite.insert(table) if is_sqlite(connection) else postgres_insert(table)
+
+
+def postgres_insert(table: Table) -> postgresql.Insert:
+    """Return PostgreSQL's INSERT. Its dialect is as much as a third of SQLAlchemy, and is imported
+    where there is such a ledger."""
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     ARRAY,
@@ -26,12 +26,20 @@ from sqlalchemy import (
     literal,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-from switchyard.services.engine.ledger.sql.dialect import among_listed, is_sqlite, list_value
+from switchyard.services.engine.ledger.sql.dialect import (
+    among_listed,
+    is_sqlite,
+    list_value,
+    postgres_insert,
+)
 from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.records.limits import WokenJob
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 WAKE_TTL = 5.0
 """Seconds for which room is kept for a job that was called."""
@@ -126,7 +134,7 @@ def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
             done.append(update(limits).where(*mine).values(changed))
         else:
             names = [each.name for each in table.c]
-            insert = postgresql.insert(table).from_select(names, new.select())
+            insert = postgres_insert(table).from_select(names, new.select())
             done.append(_kept(insert) if part == "waits" else insert)
     *first, last = done
     return last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(first)))

@@ -1,0 +1,61 @@
+"""The page that `--help` prints: plain text, 80 columns at most.
+
+Not typer's own, which needs all of rich with its Markdown and syntax colouring: that took longer
+than everything else that `jobctl --help` does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+FENCE = "```"
+
+
+def write_help(command: Any, context: Any, formatter: Any) -> None:
+    """Write a command's page with `formatter`, which wraps at the width of the terminal."""
+    command.format_usage(context, formatter)
+    _write_text(command.help, formatter)
+    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(context):
+        row = parameter.get_help_record(context)
+        if row is not None:
+            section = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            rows[section].append((row[0].rstrip(), row[1]))
+    for name, each in getattr(command, "commands", {}).items():
+        if not each.hidden:
+            panel = getattr(each, "rich_help_panel", None)
+            summary = (each.help or "").split("\n\n")[0].replace("\n", " ")
+            rows.setdefault(panel if isinstance(panel, str) else "Commands", []).append(
+                (name, summary)
+            )
+    for section, each in rows.items():
+        if each:
+            formatter.write_paragraph()
+            formatter.write_heading(section)
+            with formatter.indentation():
+                formatter.write_dl(each)
+    _write_text(command.epilog, formatter)
+
+
+def _write_text(text: str | None, formatter: Any) -> None:
+    """Write paragraphs, wrapped; what stands between fences stays as it is."""
+    if not text:
+        return
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(_unfenced(inspect.cleandoc(text)))
+
+
+def _unfenced(text: str) -> str:
+    """Return the text with the formatter's sign for what it must not wrap (a line of a backspace
+    before the paragraph) in the place of fences."""
+    lines = []
+    is_fenced = False
+    for line in text.splitlines():
+        if line == FENCE:
+            is_fenced = not is_fenced
+            lines.append("\b" if is_fenced else "")
+        else:
+            lines.append(f"  {line}" if is_fenced else line)
+    return "\n".join(lines)
