@@ -1,19 +1,36 @@
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, SecretStr
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    RootModel,
+    SecretStr,
+    field_validator,
+)
 
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.jobs.registered_types import job_type_from, record_of
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, job, job_type_of
+from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.jobs.secret_fields import (
     CHANGED,
     HIDDEN,
+    MAX_SCRUBBED,
+    Scrubber,
     Secret,
     hidden,
     hidden_message,
+    moved_secrets,
     revealed,
     secret_schema,
 )
+from switchyard.services.engine.records.bulk import BulkOperation
 
 
 class Login(BaseModel):
@@ -30,6 +47,22 @@ class Named(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
     token: Annotated[str, Secret()] = Field(alias="apiToken")
     code: Annotated[int, Secret()] = Field(0, validation_alias=AliasChoices("pin", "secretCode"))
+    deep: Annotated[str, Secret()] = Field("", validation_alias=AliasPath("auth", 0, "key"))
+    told: Annotated[str, Secret()] = Field("", serialization_alias="out")
+
+
+class Plain(BaseModel):
+    of: Literal["b"]
+    key: str
+
+
+class Keyed(BaseModel):
+    of: Literal["a"]
+    key: Annotated[str, Secret()]
+
+
+class Anything(BaseModel):
+    model_config = ConfigDict(extra="allow")
 
 
 class Deliver(BaseModel):
@@ -44,6 +77,10 @@ class Deliver(BaseModel):
     all_of_it: Annotated[dict[str, Any] | None, Secret()] = None
     tree: Tree | None = None
     named: Named | None = None
+    packed: Json[Login] | None = None
+    names: dict[Annotated[str, Secret()], int] = {}
+    open: Anything | None = None
+    kind: Annotated[Plain | Keyed | None, Field(discriminator="of")] = None
 
 
 class Tokens(RootModel[list[Annotated[str, Secret()]]]):
@@ -62,7 +99,19 @@ SHOWN = {"user": "me", "password": HIDDEN}
     ("payload", "shown"),
     [
         ({"url": "a", "token": "geheim"}, {"url": "a", "token": HIDDEN}),
-        ({"url": "a", "unknown": "b"}, {"url": "a", "unknown": "b"}),
+        ({"url": "a", "tokn": "geheim"}, {"url": "a", "tokn": HIDDEN}),
+        ({"login": LOGIN | {"pasword": "geheim"}}, {"login": SHOWN | {"pasword": HIDDEN}}),
+        ({"named": {"token": "a", "pin": 1}}, {"named": {"token": HIDDEN, "pin": HIDDEN}}),
+        (
+            {"named": {"secretCode": 1, "out": "a"}},
+            {"named": {"secretCode": HIDDEN, "out": HIDDEN}},
+        ),
+        ({"named": {"auth": [{"key": "a"}]}}, {"named": {"auth": [{"key": HIDDEN}]}}),
+        ({"packed": '{"password": "geheim"}'}, {"packed": HIDDEN}),
+        ({"names": {"geheim": 1}}, {"names": HIDDEN}),
+        ({"open": {"anything": "b"}}, {"open": {"anything": "b"}}),
+        ({"login": "me:geheim", "logins": {"a": LOGIN}}, {"login": HIDDEN, "logins": HIDDEN}),
+        ({"kind": {"of": "a", "key": "geheim"}}, {"kind": {"of": "a", "key": HIDDEN}}),
         ({"plain": "geheim"}, {"plain": HIDDEN}),
         ({"plain": None}, {"plain": None}),
         ({"login": LOGIN}, {"login": SHOWN}),
@@ -78,7 +127,7 @@ SHOWN = {"user": "me", "password": HIDDEN}
         ),
         ({"named": {"apiToken": "geheim"}}, {"named": {"apiToken": HIDDEN}}),
         # No payload of that type, and still nothing of it is shown.
-        ({"token": ["geheim"], "logins": "x"}, {"token": HIDDEN, "logins": "x"}),
+        ({"token": ["geheim"], "logins": "x"}, {"token": HIDDEN, "logins": HIDDEN}),
     ],
 )
 def test_secrets_are_hidden_wherever_they_stand(
@@ -115,6 +164,24 @@ def test_what_was_edited_as_it_was_shown_has_its_secrets_again() -> None:
     before = {"url": "a", "token": "geheim", "logins": [LOGIN], "pair": ["x", "y"]}
     edited = hidden(before, schema) | {"url": "b", "pair": ["x", "z"]}
     assert revealed(edited, schema, before) == {**before, "url": "b", "pair": ["x", "z"]}
+    # Each item of a list gets its own again, wherever it stands now.
+    two = {"logins": [{"user": "me", "password": "a"}, {"user": "you", "password": "b"}]}
+    first, second = hidden(two, schema)["logins"]
+    for edited_list, meant in (
+        ([second], [two["logins"][1]]),
+        ([second, first], two["logins"][::-1]),
+        ([first, second | {"user": "her"}], [two["logins"][0], {"user": "her", "password": "b"}]),
+        (
+            [first, second, {"user": "new", "password": "c"}],
+            [*two["logins"], {"user": "new", "password": "c"}],
+        ),
+        ([second | {"user": "her"}], [{"user": "her", "password": HIDDEN}]),
+    ):
+        assert revealed({"logins": edited_list}, schema, two) == {"logins": meant}
+    same = {"logins": [{"user": "me", "password": "a"}, {"user": "me", "password": "b"}]}
+    assert revealed({"logins": hidden(same, schema)["logins"][:1]}, schema, same) == {
+        "logins": [SHOWN]
+    }
     # Nothing stood there before: it stays what it is, and is refused below.
     assert revealed({"token": HIDDEN}, schema, {}) == {"token": HIDDEN}
 
@@ -136,6 +203,8 @@ def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_
     assert registry.shown_payload("deliver_secretly", {"token": "a"}) == {"token": HIDDEN}
     assert registry.shown_payload("unknown", {"token": "a"}) == {"token": "a"}
     job_type.validate({"token": "a", "url": HIDDEN})
+    named = registry.shown_payload("deliver_secretly", {"named": {"secretCode": 1}})
+    assert named == {"named": {"secretCode": HIDDEN}}
     with pytest.raises(InvalidPayload, match="give its value"):
         job_type.validate({"login": {"user": "me", "password": HIDDEN}})
     with pytest.raises(InvalidPayload) as refused:
@@ -163,3 +232,116 @@ def test_the_message_of_a_letter_is_shown_without_secrets(body: bytes, shown: bo
         assert got == b'{"job_type": "deliver", "payload": {"token": "[hidden]"}}'
     else:
         assert got == body
+
+
+class Quoting(BaseModel):
+    url: str
+    token: Annotated[str, Secret()]
+    number: int = 0
+
+    @field_validator("token")
+    @classmethod
+    def check(cls, value: str) -> str:
+        if value.startswith("geheim"):
+            raise ValueError(f"it is {value}")
+        return value
+
+
+@job("quote", worker="llm", lanes=("hot",), version=2, upgrade=lambda old: {"at": int(old["pwd"])})
+async def quote(payload: Quoting, ctx: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("payload", "version"),
+    [
+        ({"url": "a", "token": "geheim-4711"}, 2),
+        ({"url": "a", "token": "sesam-4711", "number": "x"}, 2),
+        ({"token": "sesam-4711"}, 2),
+        ({"url": "a", "pwd": "sesam-4711"}, 1),
+    ],
+)
+def test_errors_of_a_payload_and_their_tracebacks_do_not_quote_its_secrets(
+    payload: dict[str, Any], version: int
+) -> None:
+    with pytest.raises(InvalidPayload) as refused:
+        job_type_of(quote).read(payload, version)
+    failure = Failure.from_error(refused.value)
+    assert "4711" not in failure.message + failure.traceback
+
+
+def test_secrets_are_taken_out_of_other_texts_as_those_quote_them() -> None:
+    schema = secret_schema(Deliver)
+    payload = {"token": "a b/&ä'", "login": {"user": "me", "password": "pw"}, "url": "http://a"}
+    scrubber = Scrubber.from_payload(payload, schema)
+    for text in (
+        "a b/&ä'",
+        "http://b?t=a%20b%2F%26%C3%A4%27",
+        "a+b%2F%26%C3%A4%27",
+        r"a b/&\u00e4'",
+    ):
+        assert scrubber.scrubbed(f"401 for {text}!").endswith(f"{HIDDEN}!"), text
+    assert scrubber.scrubbed("http://a pw") == "http://a pw"  # too short to be looked for
+    assert Scrubber.from_payload(payload, None).scrubbed("a b/&ä'") == "a b/&ä'"
+    many = {"logins": [{"user": "", "password": f"word{n}"} for n in range(MAX_SCRUBBED + 1)]}
+    assert Scrubber.from_payload(many, schema).scrubbed("it failed") == HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("after", "moves"),
+    [
+        ({"url": "http://a", "token": "sesam"}, False),
+        ({"url": "http://b", "token": "other"}, False),
+        ({"url": "http://b/?sesam", "token": "sesam"}, True),
+        ({"url": "http://a", "open": {"copy": ["sesam"]}}, True),
+        ({"url": "http://a", "open": {"sesam": 1}}, True),
+    ],
+)
+def test_a_change_that_would_show_a_secret_is_found(after: dict[str, Any], moves: bool) -> None:
+    schema = secret_schema(Deliver)
+    before = {"url": "http://a", "token": "sesam"}
+    assert moved_secrets(before, schema, after, schema) is moves
+    assert moved_secrets(before, schema, before, None) is True  # to a type without secrets
+
+
+def test_a_large_payload_is_hidden_in_its_time() -> None:
+    """Linear in its items: a quadratic one takes minutes."""
+    schema = secret_schema(Deliver)
+    payload = {
+        "either": [""] * 20_000,
+        "logins": [{"user": "", "password": ""}] * 2_000,
+    }
+    edited = hidden(payload, schema)
+    assert revealed(edited, schema, payload) == payload
+
+
+def test_the_records_of_bulk_operations_are_shown_without_secrets() -> None:
+    registry = Registry([job_type_of(deliver), job_type_of(quote)])
+    login = {"user": "me", "password": "geheim"}
+    spec = {
+        "filter": {"payload": "login.password=geheim"},
+        "change": {
+            "merge": {"login": {"password": "geheim"}, "url": "b"},
+            "values": {"payload.logins.0.password": "geheim", "payload.url": "b", "priority": 3},
+        },
+        "payload": {"login": login, "item": "{item}"},
+        "then_payload": {"token": "geheim"},
+    }
+    operation = bulk_operation(spec, "payload login.password=geheim")
+    shown = shown_operation(registry, operation)
+    assert "geheim" not in repr(shown)
+    assert shown.title == f"payload login.password={HIDDEN}"
+    assert shown.spec["change"]["values"] == {
+        "payload.logins.0.password": HIDDEN,
+        "payload.url": "b",
+        "priority": 3,
+    }
+    assert shown.spec["payload"] == {"login": SHOWN, "item": "{item}"}
+    assert "geheim" in repr(operation)
+    plain = bulk_operation({"filter": {"payload": "url=b"}, "change": {"merge": {"a": 1}}}, "it")
+    assert shown_operation(registry, plain) == plain
+
+
+def bulk_operation(spec: dict[str, Any], title: str) -> BulkOperation:
+    unset: dict[str, Any] = dict.fromkeys(each.name for each in fields(BulkOperation))
+    return BulkOperation(**{**unset, "id": "rerun-1", "title": title, "spec": spec})

@@ -46,7 +46,7 @@ class Delivery(BaseModel):
 @job("deliver_secretly", worker="llm", lanes=("hot",))
 async def deliver(payload: Delivery, ctx: JobContext) -> Outcome:
     if payload.to == "nowhere":
-        raise PermanentError("nobody lives there")
+        raise PermanentError(f"nobody lives there, 401 for https://a/?key={payload.login.password}")
     return Done({"right": payload.login.password == TOKEN})
 
 
@@ -107,6 +107,25 @@ async def test_a_secret_is_shown_nowhere_and_survives_an_edit(
         assert "nowhere" in text, place
         assert HIDDEN in text, place
     assert "geheim" not in caplog.text
+
+    merge = {"to": "elsewhere", "login": {"password": OTHER}}
+    order = {"filter": {"ids": [job_id]}, "change": {"merge": merge}}
+    later = {**order, "change": {"merge": merge}}
+    plan = {"action": "rerun", **later}
+    for path, asked in (("/admin/dead/redrives", order), ("/jobs/actions", plan)):
+        dry = await api.client.post(path, json=asked | {"dry_run": True})
+        assert dry.status_code == 200, dry.text
+        assert "geheim" not in dry.text
+    started = await api.client.post("/jobs/actions", json=plan | {"rate": 0.001})
+    assert started.status_code == 202, started.text
+    action = started.headers["location"]
+    command = ("jobs", "actions", "show", action.rpartition("/")[2])
+    shown = [started.text, (await jobctl(*command, **environment)).stdout]
+    shown += [(await api.client.get(path)).text for path in (action, f"/dashboard{action}")]
+    for text in shown:
+        assert "geheim" not in text
+        assert "rerun" in text
+    await api.client.post(f"{action}/cancel")
 
     refused = await api.client.post("/jobs", json=body | {"payload": delivery(HIDDEN)})
     assert refused.status_code == 422

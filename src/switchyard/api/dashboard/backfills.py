@@ -26,6 +26,7 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.backfill.spec import KIND
 from switchyard.services.engine.bulk import control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.records.bulk import ACTIVE, ENDED, RESUMABLE
 
 M = TypeVar("M", bound=BaseModel)
@@ -47,7 +48,10 @@ async def list_backfills(state: Shared, cursor: Cursor = None) -> DashboardPage:
     """List backfills, newest first, each with its jobs as they are by now."""
     page = await state.ledger.bulk.list_bulk(KIND, limit=PAGE_SIZE, cursor=cursor)
     context = {
-        "backfills": [await view_counted_backfill(state.ledger, each) for each in page.items],
+        "backfills": [
+            await view_counted_backfill(state.ledger, shown_operation(state.registry, each))
+            for each in page.items
+        ],
         "newer": HERE if cursor else None,
         "older": f"{HERE}?cursor={page.next_cursor}" if page.next_cursor else None,
     }
@@ -124,6 +128,7 @@ async def start(
 async def show_backfill(backfill_id: BackfillId, state: Shared) -> DashboardPage:
     """Show how far a backfill is, and what has become of its jobs."""
     operation = await control.require_bulk(state.ledger, backfill_id, KIND)
+    operation = shown_operation(state.registry, operation)
     context = {
         "backfill": await view_counted_backfill(state.ledger, operation),
         "plan": pretty(operation.spec),

@@ -30,6 +30,7 @@ from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.dead import purge
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.records.bulk import (
@@ -217,6 +218,7 @@ async def start_redrive(request: Request, state: Shared, order: Ordered) -> Resp
 async def show_redrive(state: Shared, redrive_id: OperationId) -> DashboardPage:
     """Show how far a redrive is, and what has become of its letters."""
     operation = await bulk_control.require_bulk(state.ledger, redrive_id, KIND)
+    operation = shown_operation(state.registry, operation)
     spec = RedriveSpec.from_json(operation.spec)
     context = {
         "redrive": await view_settled_redrive(state.ledger, operation),
@@ -269,7 +271,9 @@ async def _operations(
 
     return {
         "redrives": [
-            await view_settled_redrive(state.ledger, each) for each in redrives if is_meant(each)
+            await view_settled_redrive(state.ledger, shown_operation(state.registry, each))
+            for each in redrives
+            if is_meant(each)
         ],
         "purges": [view_purge(each) for each in purges if is_meant(each)],
     }

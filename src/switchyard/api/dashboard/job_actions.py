@@ -24,6 +24,7 @@ from switchyard.services.engine.actions.spec import (
     start_action,
 )
 from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.records.bulk import ACTIVE, MAX_RATE, MIN_RATE, RESUMABLE
 from switchyard.services.engine.records.job_actions import TAKES, JobAction
 from switchyard.services.engine.records.states import State
@@ -98,7 +99,9 @@ async def start(
 async def list_actions(state: Shared) -> DashboardPage:
     """List the latest bulk actions: who did what, when and why."""
     page = await state.ledger.bulk.list_bulk(*KINDS, limit=PAGE_SIZE)
-    context: dict[str, Any] = {"actions": [view_action(each) for each in page.items]}
+    context: dict[str, Any] = {
+        "actions": [view_action(shown_operation(state.registry, each)) for each in page.items]
+    }
     return DashboardPage("jobs_actions.html", context, title="Bulk actions")
 
 
@@ -106,6 +109,7 @@ async def list_actions(state: Shared) -> DashboardPage:
 async def show_action(state: Shared, action_id: ActionId) -> DashboardPage:
     """Show how far a bulk action is, and what has become of its new jobs."""
     operation = await bulk_control.require_bulk(state.ledger, action_id, *KINDS)
+    operation = shown_operation(state.registry, operation)
     spec = ActionSpec.from_operation(operation)
     context = {
         "act": await view_settled_action(state.ledger, operation),

@@ -4,7 +4,7 @@ job has."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -16,7 +16,7 @@ from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
 from switchyard.api.dashboard.sessions import form_fields
 from switchyard.api.engine.jobs import prepared, published
 from switchyard.api.http.problems import Problem
-from switchyard.api.middleware.access import source_of
+from switchyard.api.middleware.access import may, source_of
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
@@ -43,6 +43,8 @@ class Wanted:
 
     job_type: JobType
     like: JobRecord | None
+    keeps_secrets: bool = False
+    """Whoever asks may use that job's secrets in another job, which may send them elsewhere."""
 
     @property
     def before(self) -> Mapping[str, Any]:
@@ -57,10 +59,11 @@ class Wanted:
 
     def payload(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Return the payload that the form says, with the secrets of the other job where they were
-        left as they are shown. Raises Problem."""
+        left as they are shown, for whoever may use them. Raises Problem."""
         schema = self.job_type.payload_model.model_json_schema()
         said = read_fields(schema, self.shown, form)
-        payload: dict[str, Any] = revealed(said, self.job_type.secrets, self.before)
+        before = self.before if self.keeps_secrets else {}
+        payload: dict[str, Any] = revealed(said, self.job_type.secrets, before)
         return payload
 
 
@@ -85,7 +88,7 @@ async def publish(
     like: LikeJob = "",
 ) -> Response:
     """Publish the job; where it can't be, show the form again, with the reason."""
-    wanted = await _wanted(state, name, like)
+    wanted = replace(await _wanted(state, name, like), keeps_secrets=may(request, Scope.ADMIN))
     form = await form_fields(request)
     broker = state.require_broker()
     try:

@@ -37,6 +37,7 @@ from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.backfill.spec import KIND, BackfillSpec
 from switchyard.services.engine.backfill.starting import Backfills
 from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.records.bulk import BulkState
@@ -105,7 +106,7 @@ async def start(
         budget=body.budget,
     )
     response.headers["Location"] = f"/backfills/{operation.id}"
-    return await view_counted_backfill(state.ledger, operation)
+    return await view_counted_backfill(state.ledger, shown_operation(state.registry, operation))
 
 
 @router.post(
@@ -117,7 +118,9 @@ async def preview(body: BackfillPlan, state: Shared, asks: PrincipalOf) -> Backf
     """Preview a backfill: the number of items, the first jobs and the estimated cost. Nothing is
     started. The source `documents` also needs the scope `read`.
     """
-    return view_preview(await _open_source(state, body, asks).preview(_make_spec(body)))
+    return view_preview(
+        state.registry, await _open_source(state, body, asks).preview(_make_spec(body))
+    )
 
 
 @router.post(

@@ -15,6 +15,7 @@ from switchyard.api.http.routing import Cursor, Routes
 from switchyard.api.middleware.access import receipt, starter_of
 from switchyard.api.state import ApiState, Shared
 from switchyard.services.engine.bulk import control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 
@@ -46,14 +47,17 @@ class BulkRoutes(Generic[V]):
     async def found(self, state: ApiState, operation_id: str) -> V:
         """Return an operation with its progress. Raises UnknownBulkOperation, LedgerUnavailable."""
         operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
-        return await self.view_of(state.ledger, operation)
+        return await self._view(state, operation)
 
     async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
         """Return what `found` does, as the key that changed the operation may see it: whole if the
         key started the operation. Raises as `found` does."""
         operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
-        view = await self.view_of(state.ledger, operation)
+        view = await self._view(state, operation)
         return receipt(request, view, is_own=operation.created_by == starter_of(request))
+
+    async def _view(self, state: ApiState, operation: BulkOperation) -> V:
+        return await self.view_of(state.ledger, shown_operation(state.registry, operation))
 
     async def set_limits(
         self,
@@ -97,7 +101,7 @@ class BulkRoutes(Generic[V]):
             page = await state.ledger.bulk.list_bulk(
                 *self.kinds, states=states, limit=limit, cursor=cursor
             )
-            found = [await self.view_of(state.ledger, each) for each in page.items]
+            found = [await self._view(state, each) for each in page.items]
             return self.page.model_validate({plural: found, "next_cursor": page.next_cursor})
 
         @router.get(

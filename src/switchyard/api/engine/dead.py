@@ -25,6 +25,7 @@ from switchyard.api.views.dead import view_group, view_redrive_plan, view_settle
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.dead.groups import with_full_ids
 from switchyard.services.engine.dead.scan import wait_at_most
 from switchyard.services.engine.records.bulk import BulkOperation
@@ -85,7 +86,7 @@ async def start_redrive(
         return JsonResponse((await count_redrive(state, body)).model_dump(mode="json"))
     operation = await record_redrive(state, request, body)
     response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
-    return await view_settled_redrive(state.ledger, operation)
+    return await view_settled_redrive(state.ledger, shown_operation(state.registry, operation))
 
 
 @router.patch(

@@ -30,6 +30,7 @@ from switchyard.services.engine.actions.spec import (
     undoing,
 )
 from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation
 
@@ -82,7 +83,7 @@ async def start_job_action(
         state.ledger, spec, created_by=starter_of(request), reason=body.reason, rate=body.rate
     )
     response.headers["Location"] = f"/jobs/actions/{operation.id}"
-    return await view_settled_action(state.ledger, operation)
+    return await view_settled_action(state.ledger, shown_operation(state.registry, operation))
 
 
 @router.patch(
@@ -117,7 +118,7 @@ async def undo_job_action(
     cancelled are rerun, new jobs of a rerun are cancelled, moved jobs go back."""
     operation = await undo_action(state, request, action_id)
     response.headers["Location"] = f"/jobs/actions/{operation.id}"
-    return await view_settled_action(state.ledger, operation)
+    return await view_settled_action(state.ledger, shown_operation(state.registry, operation))
 
 
 def action_spec(state: ApiState, order: NewJobAction) -> ActionSpec:

@@ -10,6 +10,7 @@ from switchyard.services.engine.backfill.progress import progress_of
 if TYPE_CHECKING:
     from switchyard.services.engine.backfill.progress import BackfillProgress
     from switchyard.services.engine.backfill.starting import Preview
+    from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
@@ -37,13 +38,13 @@ async def view_counted_backfill(ledger: Ledger, operation: BulkOperation) -> Bac
     return view_backfill(await progress_of(ledger, operation))
 
 
-def view_preview(preview: Preview) -> BackfillPreview:
-    """Show what a backfill would do."""
+def view_preview(registry: Registry, preview: Preview) -> BackfillPreview:
+    """Show what a backfill would do. The registry knows which fields of payloads are hidden."""
     jobs = [
         JobPreview(
             routing_key=job.routing_key,
             priority=job.message.priority,
-            payload=job.message.payload,
+            payload=registry.shown_payload(job.message.job_type, job.message.payload),
         )
         for job in preview.jobs
     ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.backfill.costs import CostEstimate
     from switchyard.services.engine.backfill.starting import Backfills, Preview
+    from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
@@ -70,7 +71,7 @@ async def _run(
         try:
             spec = parse_spec({"source": name, "options": given, **common.spec})
             if common.dry_run:
-                _print_preview(await backfills.preview(spec), as_json=common.as_json)
+                _print_preview(registry, await backfills.preview(spec), as_json=common.as_json)
                 return True
             queue = queue_name(spec.lane, plan.job_type.worker)
             await require_queues(settings.require_amqp_url(), [queue])
@@ -89,15 +90,19 @@ async def _run(
         finally:
             if name == "file" and not keep:
                 await backfills.storage.delete_async(given["key"])
-        return await _report_start(ledger, operation, common)
+        return await _report_start(ledger, registry, operation, common)
 
 
-async def _report_start(ledger: Ledger, operation: BulkOperation, common: CommonOptions) -> bool:
+async def _report_start(
+    ledger: Ledger, registry: Registry, operation: BulkOperation, common: CommonOptions
+) -> bool:
     """Say what was started, and follow it where that is wanted; whether all is well."""
     from switchyard.cli.engine.backfill.view import BackfillDisplay
     from switchyard.cli.engine.bulk.commands import follow
     from switchyard.services.engine.backfill.progress import progress_of
+    from switchyard.services.engine.bulk.shown import shown_operation
 
+    operation = shown_operation(registry, operation)
     progress = await progress_of(ledger, operation)
     if common.as_json and not common.watch:
         print_json(BackfillDisplay().public(progress))
@@ -106,7 +111,9 @@ async def _report_start(ledger: Ledger, operation: BulkOperation, common: Common
     say(f"{operation.title}{items}")
     if common.watch:
         say(operation.id)
-        return await follow(BackfillDisplay(), ledger, operation.id, as_json=common.as_json)
+        return await follow(
+            BackfillDisplay(), ledger, registry, operation.id, as_json=common.as_json
+        )
     echo(operation.id)
     say(f"Follow it with `jobctl backfill watch {operation.id}`")
     return True
@@ -146,18 +153,19 @@ async def _parts(path: str) -> AsyncIterator[bytes]:
             yield part
 
 
-def _print_preview(preview: Preview, *, as_json: bool) -> None:
+def _print_preview(registry: Registry, preview: Preview, *, as_json: bool) -> None:
     if as_json:
         from switchyard.api.views.backfills import view_preview
 
-        print_json(view_preview(preview))
+        print_json(view_preview(registry, preview))
         return
     items = (
         "an unknown number of items" if preview.total is None else pluralize(preview.total, "item")
     )
     say(f"{preview.title}: {items}. The first jobs would be:")
     for job in preview.jobs:
-        echo(f"{job.routing_key}  {inline_json(job.message.payload)}")
+        shown = registry.shown_payload(job.message.job_type, job.message.payload)
+        echo(f"{job.routing_key}  {inline_json(shown)}")
     for why in preview.unusable:
         say(f"skipped: {why}")
     if preview.cost is not None:

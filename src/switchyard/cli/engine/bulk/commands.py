@@ -24,6 +24,7 @@ from switchyard.cli.base.shared_options import LimitOption
 from switchyard.cli.engine.bulk.view import BulkDisplay, BulkListing
 
 if TYPE_CHECKING:
+    from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
@@ -61,8 +62,9 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
     def watch(operation_id: IdArgument, as_json: JsonOption = False) -> None:
 
         async def follow_it() -> bool:
-            async with open_ledger(load_settings()) as ledger:
-                return await follow(view, ledger, operation_id, as_json=as_json)
+            registry = _registry()
+            async with open_ledger(load_settings(), registry) as ledger:
+                return await follow(view, ledger, registry, operation_id, as_json=as_json)
 
         if not run(follow_it()):
             raise typer.Exit(FAILED)
@@ -92,9 +94,10 @@ def change(
     id, too)."""
 
     async def act() -> tuple[BulkOperation, T]:
-        async with open_ledger(load_settings()) as ledger:
+        registry = _registry()
+        async with open_ledger(load_settings(), registry) as ledger:
             operation = await work(ledger)
-            return operation, await view.read(ledger, operation)
+            return operation, await _read(view, ledger, registry, operation)
 
     operation, seen = run(act())
     if as_json:
@@ -124,9 +127,10 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
     """Print the operations of a kind, the newest first."""
 
     async def read() -> list[T]:
-        async with open_ledger(load_settings()) as ledger:
+        registry = _registry()
+        async with open_ledger(load_settings(), registry) as ledger:
             page = await ledger.bulk.list_bulk(*view.kinds, limit=limit)
-            return [await view.read(ledger, each) for each in page.items]
+            return [await _read(view, ledger, registry, each) for each in page.items]
 
     found = run(read())
     if as_json:
@@ -141,7 +145,14 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
     console().print(rows)
 
 
-async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_json: bool) -> bool:
+async def follow(
+    view: BulkDisplay[T],
+    ledger: Ledger,
+    registry: Registry,
+    operation_id: str,
+    *,
+    as_json: bool,
+) -> bool:
     """Show an operation until there is nothing more to watch, and its report then; whether it has
     done all that it was asked to."""
     import asyncio
@@ -153,7 +164,9 @@ async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_
     async def courses() -> AsyncIterator[T]:
         while True:
             began = time.monotonic()
-            seen = await view.read(ledger, await require_bulk(ledger, operation_id, *view.kinds))
+            seen = await _read(
+                view, ledger, registry, await require_bulk(ledger, operation_id, *view.kinds)
+            )
             took = time.monotonic() - began
             yield seen
             if view.is_over(seen):
@@ -183,5 +196,23 @@ async def _read_operation(view: BulkDisplay[T], operation_id: str) -> T:
     """Read an operation. Raises UnknownBulkOperation, also for an operation of another kind."""
     from switchyard.services.engine.bulk.control import require_bulk
 
-    async with open_ledger(load_settings()) as ledger:
-        return await view.read(ledger, await require_bulk(ledger, operation_id, *view.kinds))
+    registry = _registry()
+    async with open_ledger(load_settings(), registry) as ledger:
+        operation = await require_bulk(ledger, operation_id, *view.kinds)
+        return await _read(view, ledger, registry, operation)
+
+
+async def _read(
+    view: BulkListing[T], ledger: Ledger, registry: Registry, operation: BulkOperation
+) -> T:
+    """Read how far an operation is; the secrets of its record are hidden."""
+    from switchyard.services.engine.bulk.shown import shown_operation
+
+    return await view.read(ledger, shown_operation(registry, operation))
+
+
+def _registry() -> Registry:
+    """Return a registry for the types that are registered in the ledger."""
+    from switchyard.services.engine.jobs.registry import Registry
+
+    return Registry()

@@ -35,6 +35,8 @@ from switchyard.services.common.file_errors import unreadable
 if TYPE_CHECKING:
     from switchyard.services.engine.dead.files import Imported
     from switchyard.services.engine.dead.stored import StoredLetter
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.records.requests import NewJob
     from switchyard.services.engine.runtime.brokerless_attempt import Attempt
 
 
@@ -222,14 +224,14 @@ def replay(
 
     done = run(work())
     if as_json:
-        print_json(public_replay(done))
+        print_json(public_replay(registry, done))
     else:
-        print_replay(done)
+        print_replay(registry, done)
     if not done.succeeded:
         raise typer.Exit(FAILED)
 
 
-def public_replay(done: Attempt) -> dict[str, Any]:
+def public_replay(registry: Registry, done: Attempt) -> dict[str, Any]:
     """Return a replay as `--json` prints it."""
     failure = done.failure
     return {
@@ -237,7 +239,7 @@ def public_replay(done: Attempt) -> dict[str, Any]:
         "seconds": round(done.seconds, 3),
         "result": done.result,
         "next_jobs": [
-            {"routing_key": job.routing_key, "payload": job.message.payload}
+            {"routing_key": job.routing_key, "payload": _shown_payload(registry, job)}
             for job in done.following
         ],
         "error_type": failure.error_type if failure else None,
@@ -246,7 +248,11 @@ def public_replay(done: Attempt) -> dict[str, Any]:
     }
 
 
-def print_replay(done: Attempt) -> None:
+def _shown_payload(registry: Registry, job: NewJob) -> dict[str, Any]:
+    return registry.shown_payload(job.message.job_type, job.message.payload)
+
+
+def print_replay(registry: Registry, done: Attempt) -> None:
     """Print a replay for people."""
     from switchyard.services.engine.jobs.retry import Delayed, Died
 
@@ -260,7 +266,7 @@ def print_replay(done: Attempt) -> None:
             echo(f"succeeds, in {done.seconds:.2f} s")
             echo(shown_json(done.result))
     for job in done.following:
-        payload = inline_json(job.message.payload)
+        payload = inline_json(_shown_payload(registry, job))
         echo(f"would publish {job.routing_key} {payload}")
     if done.failure is not None:
         echo(f"{done.failure.error_type}: {done.failure.message}")

@@ -201,6 +201,7 @@ async def begin(
     """Record a redrive, run it here unless it is for a scheduler, and report."""
     from switchyard.cli.base.common import current_user
     from switchyard.cli.engine.dead.view import RedriveDisplay
+    from switchyard.services.engine.bulk.shown import shown_operation
     from switchyard.services.engine.redrive.spec import start_redrive
 
     async def start(hold: BulkHold | None) -> BulkOperation:
@@ -209,9 +210,11 @@ async def begin(
         )
 
     if background:
-        RedriveDisplay().report_start(await start(None), as_json=as_json)
+        operation = shown_operation(registry, await start(None))
+        RedriveDisplay().report_start(operation, as_json=as_json)
     else:
-        report(spec, await run_redrive(settings, registry, ledger, start), as_json=as_json)
+        operation = await run_redrive(settings, registry, ledger, start)
+        report(spec, shown_operation(registry, operation), as_json=as_json)
 
 
 async def run_redrive(

@@ -54,6 +54,7 @@ def resume(
     only failures from then on.
     """
     from switchyard.cli.engine.dead.redrive import report, run_redrive
+    from switchyard.services.engine.bulk.shown import shown_operation
     from switchyard.services.engine.redrive.spec import RedriveSpec, resume_redrive
 
     settings = load_settings()
@@ -69,9 +70,10 @@ def resume(
                     return await resume_redrive(ledger, operation_id, hold=hold)
 
                 operation = await run_redrive(settings, registry, ledger, resume)
-                report(RedriveSpec.from_json(operation.spec), operation, as_json=as_json)
+                spec = RedriveSpec.from_json(operation.spec)
+                report(spec, shown_operation(registry, operation), as_json=as_json)
                 return
-            operation = await resume_redrive(ledger, operation_id)
+            operation = shown_operation(registry, await resume_redrive(ledger, operation_id))
             if as_json:
                 print_json(VIEW.public(operation))
             else:

@@ -57,10 +57,12 @@ async def begin(
     from switchyard.cli.engine.bulk.run_here import run_here
     from switchyard.services.engine.actions.handler import action_handlers
     from switchyard.services.engine.bulk import control as bulk_control
+    from switchyard.services.engine.bulk.shown import shown_operation
 
     display = ActionDisplay()
     if background:
-        display.report_start(await start(None), as_json=as_json)
+        operation = shown_operation(registry, await start(None))
+        display.report_start(operation, as_json=as_json)
         return
     operation = await run_here(
         ledger,
@@ -69,7 +71,7 @@ async def begin(
         counted="done",
         stop=lambda operation_id: bulk_control.pause(ledger, operation_id, "by Ctrl-C"),
     )
-    report(operation, as_json=as_json)
+    report(shown_operation(registry, operation), as_json=as_json)
 
 
 def report(operation: BulkOperation, *, as_json: bool) -> None:

@@ -30,7 +30,12 @@ from switchyard.services.engine.actions.spec import (
 )
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkHandler, BulkSession
-from switchyard.services.engine.dead.changes import InvalidRedrive, altered, versioned
+from switchyard.services.engine.dead.changes import (
+    InvalidRedrive,
+    altered,
+    versioned,
+    with_secrets,
+)
 from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registered_types import find_type
 from switchyard.services.engine.jobs.registry import (
@@ -414,6 +419,8 @@ class RerunRun(ActionRun):
             altered, before, before.encode(), self.spec.change, job_type
         )
         await find_type(self.registry, self.ledger, job_type)
+        await find_type(self.registry, self.ledger, record.job_type)
+        message = with_secrets(message, before, self.registry)
         message = versioned(self.registry.described(job_type), before, message)
         return await self._jobs.prepared(
             JobRequest(

@@ -25,7 +25,12 @@ from switchyard.services.engine.jobs.registry import (
     RemoteFieldForbidden,
     UnknownJobType,
 )
-from switchyard.services.engine.jobs.secret_fields import hidden, revealed
+from switchyard.services.engine.jobs.secret_fields import (
+    SecretSchema,
+    hidden,
+    moved_secrets,
+    revealed,
+)
 
 MAX_EXPRESSION = 2_000
 """Characters of a jq expression."""
@@ -118,7 +123,7 @@ def changed(
         lane_named(lane, LANES)
         job_type = registry.described(job_type_name)
         message = altered(letter.message, letter.body, change, job_type_name)
-        message = _with_secrets(message, letter.message, registry)
+        message = with_secrets(message, letter.message, registry)
         message = versioned(job_type, letter.message, message, remote=remote)
     except ValidationError as error:
         raise InvalidRedrive(describe(error)) from error
@@ -144,10 +149,17 @@ def changed(
     )
 
 
-def _with_secrets(message: JobMessage, before: JobMessage, registry: Registry) -> JobMessage:
+def with_secrets(message: JobMessage, before: JobMessage, registry: Registry) -> JobMessage:
     """Return a changed copy with the secrets of the message before, where the change has them only
-    as they are shown."""
-    payload = revealed(message.payload, registry.secrets_of(before.job_type), before.payload)
+    as they are shown. Raises InvalidRedrive where it would show one: in a field or job type that
+    does not hide it."""
+    secrets = registry.secrets_of(before.job_type)
+    payload = revealed(message.payload, secrets, before.payload)
+    if moved_secrets(before.payload, secrets, payload, registry.secrets_of(message.job_type)):
+        raise InvalidRedrive(
+            f"the change would show a secret of {before.job_type}: give {message.job_type} a field "
+            "that is marked with Secret(), or a payload without it"
+        )
     return (
         message if payload is message.payload else message.model_copy(update={"payload": payload})
     )
@@ -268,7 +280,7 @@ def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     at[path[-1]] = value
 
 
-def payload_difference(before: Any, after: Any, secrets: Mapping[str, Any] | None) -> list[str]:
+def payload_difference(before: Any, after: Any, secrets: SecretSchema | None) -> list[str]:
     """Return the difference between two payloads without their secrets. `secrets` is the schema of
     a payload that has some; `after` may have them as they are shown."""
     meant = revealed(after, secrets, before)

@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.registry import (
     UnknownJobType,
     check_job_type,
 )
-from switchyard.services.engine.jobs.secret_fields import has_mark
+from switchyard.services.engine.jobs.secret_fields import has_mark, secret_schema
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.job_types import (
@@ -134,7 +134,8 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
 
 @lru_cache(maxsize=1024)  # pydantic makes a schema anew each time, in milliseconds
 def _schema_of(payload_model: type[BaseModel], version: int) -> Mapping[str, Any]:
-    schema = payload_model.model_json_schema()
+    secrets = secret_schema(payload_model)  # with all names of the fields
+    schema = payload_model.model_json_schema() if secrets is None else dict(secrets.root)
     if version != FIRST_PAYLOAD_VERSION:
         schema[VERSION_MARK] = version
     return schema

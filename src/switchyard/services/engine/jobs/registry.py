@@ -35,7 +35,15 @@ from switchyard.services.common.errors import (
 )
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
-from switchyard.services.engine.jobs.secret_fields import HIDDEN, has_hidden, hidden, secret_schema
+from switchyard.services.engine.jobs.secret_fields import (
+    HIDDEN,
+    Scrubber,
+    SecretSchema,
+    has_hidden,
+    hidden,
+    hidden_part,
+    secret_schema,
+)
 from switchyard.services.engine.wings import job_modules, missing_wings_hint
 
 Handler = Callable[..., Any]
@@ -134,14 +142,16 @@ class JobType:
             try:
                 made = steps[older](given)
             except Exception as error:  # whatever a function of the user's does
-                raise UpgradeFailed(f"{where}: {type(error).__name__}: {error}") from error
+                said = Scrubber.from_payload(payload, self.secrets).scrubbed(str(error))
+                cause = error if self.secrets is None else None  # its traceback quotes values
+                raise UpgradeFailed(f"{where}: {type(error).__name__}: {said}") from cause
             if not isinstance(made, Mapping):
                 raise UpgradeFailed(f"{where}: its function returned {type(made).__name__}")
             given = dict(made)
         return given
 
     @property
-    def secrets(self) -> Mapping[str, Any] | None:
+    def secrets(self) -> SecretSchema | None:
         """The payload's JSON Schema where it marks secrets; None where it marks none."""
         return secret_schema(self.payload_model)
 
@@ -152,8 +162,9 @@ class JobType:
         return version <= self.version
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
-        """Return the payload as its model. Raises InvalidPayload; UnknownJobType where the schema
-        that another process has registered can't be used."""
+        """Return the payload as its model. Raises InvalidPayload, without a trace of pydantic's
+        error, which quotes values; UnknownJobType where the schema that another process has
+        registered can't be used."""
         if has_hidden(payload, self.secrets):
             raise InvalidPayload(
                 f"payload of {self.name}: {HIDDEN} is only shown in the place of a secret: give "
@@ -164,9 +175,10 @@ class JobType:
         except UnknownJobType:
             raise
         except ValidationError as error:
-            raise InvalidPayload(f"payload of {self.name}: {describe(error)}") from error
+            said = Scrubber.from_payload(payload, self.secrets).scrubbed(describe(error))
+            raise InvalidPayload(f"payload of {self.name}: {said}") from None
         except Exception as error:  # a validator of the model may raise anything
-            raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from error
+            raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from None
 
     def validate_remote(
         self,
@@ -377,7 +389,7 @@ class Registry:
     def _known(self, name: str) -> JobType | None:
         return self._types.get(name) or self._registered.get(name)
 
-    def secrets_of(self, name: str) -> Mapping[str, Any] | None:
+    def secrets_of(self, name: str) -> SecretSchema | None:
         """Return the JSON Schema of a type's payload where it has secrets; None where it has none,
         or nobody knows the type."""
         job_type = self._known(name)
@@ -387,6 +399,12 @@ class Registry:
         """Return the payload of a type as people may see it."""
         shown: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
         return shown
+
+    def shown_part(self, part: Any) -> Any:
+        """Return what may be a payload, or a part of one, of any type, as people may see it."""
+        for secrets in filter(None, (each.secrets for each in self.all_described)):
+            part = hidden_part(part, secrets)
+        return part
 
     @property
     def all_described(self) -> list[JobType]:

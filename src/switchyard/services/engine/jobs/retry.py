@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,6 +32,7 @@ from switchyard.services.engine.jobs.outcomes import (
     Retry,
     Snooze,
 )
+from switchyard.services.engine.jobs.secret_fields import Scrubber
 from switchyard.services.engine.records.joins import WHEN_DEAD, WhenDead
 
 MAX_CRASHES = 2
@@ -89,6 +90,14 @@ class Failure:
             shortened = writable(text, limit, keep_end=name == "traceback")
             if shortened is not text:
                 object.__setattr__(self, name, shortened)
+
+    def scrubbed(self, scrubber: Scrubber) -> Failure:
+        """Return it without the secrets of a payload."""
+        return replace(
+            self,
+            message=scrubber.scrubbed(self.message),
+            traceback=scrubber.scrubbed(self.traceback),
+        )
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:

@@ -26,6 +26,7 @@ from switchyard.services.engine.jobs.retry import (
     Succeeded,
     decide,
 )
+from switchyard.services.engine.jobs.secret_fields import Scrubber
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.publishing.preparing import InvalidJob, children_of
 from switchyard.services.engine.records.errors import RowRejected
@@ -60,6 +61,15 @@ def outcome_of(ending: Ending) -> str:
             return "dead"
         case _:
             return "cancelled"
+
+
+def without_secrets(registry: Registry, message: JobMessage, answer: Any) -> Any:
+    """Return what a handler has answered, or its Failure without quotes of the secrets of the job's
+    payload."""
+    if not isinstance(answer, Failure):
+        return answer
+    secrets = registry.secrets_of(message.job_type)
+    return answer.scrubbed(Scrubber.from_payload(message.payload, secrets))
 
 
 def classify(

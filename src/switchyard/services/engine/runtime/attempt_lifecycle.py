@@ -41,6 +41,7 @@ from switchyard.services.engine.runtime.attempt_endings import (
     classify,
     inherit_join,
     unwritable,
+    without_secrets,
 )
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.events import Reporter
@@ -118,6 +119,7 @@ class AttemptLifecycle(Generic[J]):
     async def _conclude(self, job: J, answer: Any) -> tuple[Ending, list[str]]:
         """Publish what follows from the attempt, and record its end. An end that can't be written
         is replaced by one that can: the job is dead."""
+        answer = without_secrets(self.registry, job.message, answer)
         try:
             ending, jobs = self._classify(job, answer)
             ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))

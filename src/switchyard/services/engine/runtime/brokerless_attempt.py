@@ -25,7 +25,12 @@ from switchyard.services.engine.jobs.retry import (
 )
 from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.engine.runtime.attempt_endings import classify, limit_refused, unwritable
+from switchyard.services.engine.runtime.attempt_endings import (
+    classify,
+    limit_refused,
+    unwritable,
+    without_secrets,
+)
 from switchyard.services.engine.runtime.execution import Executor
 
 
@@ -79,6 +84,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     clock = asyncio.get_running_loop().time
     began = clock()
     answer = await executor.run(job_type, payload, ctx)
+    answer = without_secrets(registry, message, answer)
     seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision: Decision
