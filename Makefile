@@ -148,7 +148,7 @@ COMPILE_ONLY = $(BIN)/uv pip compile --quiet --no-config --universal --python-ve
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 COMPILE = $(COMPILE_ONLY) pyproject.toml
 # All but `ocr` and `tracing`, which not every installation has.
-EXTRAS = $(foreach extra,api llm documents citations graph jq mcp s3,--extra $(extra))
+EXTRAS = $(foreach extra,api archive llm documents citations graph jq mcp s3,--extra $(extra))
 
 .PHONY: lock
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)

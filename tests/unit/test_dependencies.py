@@ -66,7 +66,7 @@ def _names(requirements: Iterable[str]) -> set[str]:
 CORE = _names(PROJECT["dependencies"])
 EXTRAS = {
     extra: _names(PROJECT["optional-dependencies"][extra])
-    for extra in ("api", "llm", "documents", "citations", "graph", "jq", "mcp", "s3")
+    for extra in ("api", "archive", "llm", "documents", "citations", "graph", "jq", "mcp", "s3")
 }
 RUNTIME = CORE.union(*EXTRAS.values())
 OCR = _names(PROJECT["optional-dependencies"]["ocr"])

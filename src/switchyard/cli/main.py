@@ -159,6 +159,10 @@ PANELS = {
             "cli.system.prune:prune",
             "Remove ended jobs, letters, operations and workers whose age is over.",
         ),
+        "archive": (
+            "cli.system.archive:app",
+            "Jobs that were removed for their age, in Parquet files: list, query, forget.",
+        ),
         "db": (
             "cli.system.db:app",
             "The ledger (database of jobs): create or upgrade its tables, and its users.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, func, select, text
@@ -16,55 +15,15 @@ from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.retention import KeptFor, RetentionAges
 from switchyard.services.engine.records.states import AttemptOutcome, DeadLetterState, State
 from switchyard.services.engine.scheduler.retention import MAX_STEP, MIN_REMOVED, Pruner, StepSize
-from tests.support.made import NOW, claim, finish, letter, message, new_job
+from tests.support.ended_jobs import ENDED, ended, known, recorded
+from tests.support.made import NOW, claim, finish, letter, new_job
 
 DAY = 86_400.0
-ENDED = (State.SUCCEEDED, State.CANCELLED, State.DEAD)
 AGES = RetentionAges(
     {State.SUCCEEDED: 30 * DAY, State.CANCELLED: 30 * DAY, State.DEAD: 365 * DAY},
     {"fetch_page": 7 * DAY, "keep_me": None},
     operations=60 * DAY,
 )
-
-
-async def ended(
-    ledger: Ledger,
-    job_id: str,
-    *,
-    days: float = 40.0,
-    state: State = State.SUCCEEDED,
-    lane: str = "hot",
-    **changes: Any,
-) -> None:
-    """Record a job that ended so many days ago by the ledger's clock."""
-    await recorded(ledger, job_id, state=state, days=days, lane=lane, **changes)
-
-
-async def recorded(
-    ledger: Ledger, job_id: str, *, state: State, days: float, lane: str = "hot", **changes: Any
-) -> None:
-    columns: dict[str, Any] = {
-        name: changes.pop(name)
-        for name in ("parent_id", "operation_id", "job_type")
-        if name in changes
-    }
-    await ledger.jobs.record(new_job(message(job_id), lane=lane, **changes))
-    at = ledger.clock.time() - days * DAY
-    times: dict[str, float | None] = {"created_at": at - 1, "updated_at": at, "finished_at": at}
-    if state not in (State.SUCCEEDED, State.CANCELLED, State.DEAD):
-        times["finished_at"] = None
-    values: dict[str, Any] = {"state": state.value, **times, **columns}
-    await ledger.core.database.write(
-        lambda connection: connection.execute(
-            jobs.update().where(jobs.c.id == job_id).values(values)
-        )
-    )
-
-
-async def known(ledger: Ledger) -> set[str]:
-    return await ledger.core.database.read(
-        lambda connection: set(connection.scalars(select(jobs.c.id)))
-    )
 
 
 async def test_jobs_go_when_the_age_of_their_state_or_type_is_over(ledger: Ledger) -> None:
@@ -112,9 +71,7 @@ async def test_nothing_is_removed_where_all_is_kept_for_ever(ledger: Ledger) -> 
     assert await known(ledger) == {"old"}
 
 
-@pytest.mark.parametrize(
-    "state", sorted(set(State) - {State.SUCCEEDED, State.CANCELLED, State.DEAD})
-)
+@pytest.mark.parametrize("state", sorted(set(State) - set(ENDED)))
 async def test_a_job_that_has_not_ended_stays_however_old(ledger: Ledger, state: State) -> None:
     await recorded(ledger, "open", state=state, days=10_000)
     await Pruner(ledger, AGES).prune()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.broker.wording import pluralize
-from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
+from switchyard.cli.base.common import load_registry, load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import duration
 from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
 
@@ -47,11 +47,14 @@ def prune(
 
 
 async def _prune(settings: Settings, *, dry_run: bool) -> RetentionReport:
+    from switchyard.services.engine.archive.archiver import JobArchiver
     from switchyard.services.engine.records.retention import RetentionAges
     from switchyard.services.engine.scheduler.retention import Pruner
 
-    async with open_ledger(settings) as ledger:
-        pruner = Pruner(ledger, RetentionAges.of(settings))
+    registry = load_registry(settings) if settings.archive_jobs else None
+    async with open_ledger(settings, registry) as ledger:
+        archiver = None if registry is None else JobArchiver(settings, ledger, registry)
+        pruner = Pruner(ledger, RetentionAges.of(settings), archiver=archiver)
         return await pruner.make_pass(dry_run=True) if dry_run else await pruner.prune()
 
 

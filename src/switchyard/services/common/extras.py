@@ -11,6 +11,7 @@ from switchyard.services.common.errors import Misconfigured
 MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
     extra: frozenset(modules.split())
     for extra, modules in {
+        "archive": "duckdb",
         "api": "fastapi fastapi_offline httptools jinja2 python_multipart starlette uvicorn uvloop",
         "llm": "openai tenacity",
         "documents": "PIL Stemmer lancedb lxml numpy protego pyarrow pymupdf pypdfium2 safetensors "

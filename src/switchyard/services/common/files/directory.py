@@ -44,9 +44,12 @@ class FileDirectory:
     root: Path
 
     @contextmanager
-    def writing(self, key: str, *, replace: bool = True) -> Iterator[BufferedWriter]:
+    def writing(
+        self, key: str, *, replace: bool = True, durable: bool = False
+    ) -> Iterator[BufferedWriter]:
         """Open a file that appears under its key when the block ends, and leaves nothing if the
-        block fails. Raises FileExistsError where there is one and it may not be replaced."""
+        block fails. A `durable` one, and its name, are on the disk then. Raises FileExistsError
+        where there is one and it may not be replaced."""
         target = self.root / key
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}#{random.randrange(10**12)}")
@@ -54,13 +57,28 @@ class FileDirectory:
         try:
             with file:
                 yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             if replace:
                 part.replace(target)
             else:
                 target.hardlink_to(part)
+            if durable:
+                self._sync_folders(target.parent)
         finally:
             with suppress(FileNotFoundError):
                 part.unlink()
+
+    def _sync_folders(self, folder: Path) -> None:
+        """Bring the names in a folder to the disk, and those of the folders above it."""
+        while folder.is_relative_to(self.root):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            folder = folder.parent
 
     def put(self, key: str, data: bytes) -> None:
         """Write a file, replacing what was there."""

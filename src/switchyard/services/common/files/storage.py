@@ -197,9 +197,10 @@ class Storage:
         return True
 
     async def put_stream_async(
-        self, key: str, parts: AsyncIterable[bytes], *, max_bytes: int
+        self, key: str, parts: AsyncIterable[bytes], *, max_bytes: int, durable: bool = False
     ) -> Received:
-        """Write a file as it comes in, with a few parts in memory at a time.
+        """Write a file as it comes in, with a few parts in memory at a time. A `durable` one is on
+        the disk then, as it is anyway in an object store.
 
         Raises InvalidKey, FileTooLarge, DiskFull, and whatever `parts` raises; no file is left
         then.
@@ -225,7 +226,7 @@ class Storage:
 
         if (directory := self._directory) is not None:
             with mapping_disk_full():
-                await _write_in_parts(directory, key, measured())
+                await _write_in_parts(directory, key, measured(), durable=durable)
         else:
             with self._reached():
                 writing = self._store.put_async(key, measured(), max_concurrency=PARTS_AT_ONCE)
@@ -381,9 +382,11 @@ def _not_stored(key: str, error: Exception) -> NoReturn:
     raise NotStored(f"there is no file {key!r} in the storage") from error
 
 
-async def _write_in_parts(directory: FileDirectory, key: str, parts: AsyncIterator[bytes]) -> None:
+async def _write_in_parts(
+    directory: FileDirectory, key: str, parts: AsyncIterator[bytes], *, durable: bool
+) -> None:
     """Write what comes, with a part or two in memory, none of it in the event loop."""
-    writing = directory.writing(key)
+    writing = directory.writing(key, durable=durable)
     file = await asyncio.to_thread(writing.__enter__)
     try:
         held = bytearray()

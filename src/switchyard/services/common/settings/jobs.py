@@ -111,6 +111,12 @@ class RetentionSettings(BaseSettings, defer_build=True):
         description="How long ended backfills, redrives and purges are kept, with the list of "
         "what a redrive sent.",
     )
+    archive_jobs: bool = Field(
+        default=False,
+        description="Before ended jobs are removed for their age, write them and their attempts "
+        "into Parquet files in the storage. Needs the extra `archive`, where the scheduler runs "
+        "(docs/retention.md#archive).",
+    )
     keep_openai_files: Age = Field(
         default=30 * DAY,
         description="How long files of the OpenAI-compatible API are kept, and ended batches "

@@ -32,6 +32,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.system import SystemRecord
 
 MARKER = "switchyard-system.json"
+FILE_STORAGE = "file storage"
 MAX_MARKER_BYTES = 1000
 """Bytes of it: whoever can write there may have put anything."""
 READ_TIMEOUT = 2.0
@@ -82,7 +83,7 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
     """Return the setting and the address of each place."""
     index = settings.vectors_url
     return {
-        "file storage": ("JOBS_STORAGE_URL", settings.files_url),
+        FILE_STORAGE: ("JOBS_STORAGE_URL", settings.files_url),
         "index": (
             "JOBS_INDEX_URL",
             index if "://" in index else Path(index).absolute().as_uri(),

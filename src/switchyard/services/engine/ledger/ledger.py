@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from switchyard.broker.closeable import AsyncCloseable
 from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
+from switchyard.services.engine.ledger.archive import ArchiveRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
 from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
@@ -72,6 +73,7 @@ class Ledger(AsyncCloseable):
         self.limits = LimitRepository(core)
         self.alerts = SentAlerts(core)
         self.retention = RetentionRepository(core)
+        self.archive = ArchiveRepository(core)
         self.table_sizes = TableSizes(core)
         self.references = ReferencedKeys(core)
         self.short_ids = ShortIds(core)

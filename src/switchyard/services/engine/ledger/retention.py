@@ -8,7 +8,6 @@ stays. A job goes after the jobs that followed from it: whatever runs has its wh
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -29,14 +28,15 @@ from sqlalchemy import (
 )
 
 from switchyard.services.common.durations import DAY
+from switchyard.services.engine.ledger.archive import is_unsettled
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
-    is_sqlite,
     keys_condition,
     keys_parameter,
 )
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
@@ -46,6 +46,7 @@ from switchyard.services.engine.ledger.sql.tables import (
     redriven_letters,
     workers,
 )
+from switchyard.services.engine.records.archive import JobVersion, WrittenFile, microseconds
 from switchyard.services.engine.records.bulk import ENDED
 from switchyard.services.engine.records.retention import (
     ExaminedJobs,
@@ -77,24 +78,6 @@ _OF_JOBS = {
 
 _ENDED_AT = func.coalesce(jobs.c.finished_at, jobs.c.updated_at)
 _OPEN_OPERATION = bulk_operations.c.state.not_in(sorted(ENDED))
-
-
-class Stopwatch:
-    """Measures what a transaction takes, in seconds.
-
-    Of SQLite, whose work is done in this thread, processor time: on a busy machine the clock says
-    how long the thread was kept waiting, and a smaller transaction would wait as long. Of the clock
-    a tenth counts, for slow disks.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._is_here = is_sqlite(connection)
-        self._began = (time.perf_counter(), time.thread_time())
-
-    def seconds(self) -> float:
-        """Return the seconds so far."""
-        took = time.perf_counter() - self._began[0]
-        return max(time.thread_time() - self._began[1], took / 10) if self._is_here else took
 
 
 class RetentionRepository(Repository):
@@ -153,13 +136,28 @@ class RetentionRepository(Repository):
 
     @write
     def remove_jobs(
-        self, connection: Connection, ages: RetentionAges, job_ids: Sequence[str]
+        self,
+        connection: Connection,
+        ages: RetentionAges,
+        job_ids: Sequence[str],
+        *,
+        archived: WrittenFile | None = None,
     ) -> Removal:
         """Remove those of these jobs that nobody needs, with all that belongs to them. A job with
-        very many attempts loses these first, in several calls."""
+        very many attempts loses these first, in several calls. With `archived`, the jobs are of
+        that file, and one that is not as it was archived stays."""
         watch = Stopwatch(connection)
+        if archived is not None and not is_unsettled(connection, archived.file.number):
+            return Removal(Counter(), True, watch.seconds())
         wanted = (
-            select(jobs.c.id, jobs.c.state, jobs.c.parent_id, jobs.c.operation_id)
+            select(
+                jobs.c.id,
+                jobs.c.state,
+                jobs.c.parent_id,
+                jobs.c.operation_id,
+                jobs.c.created_at,
+                jobs.c.updated_at,
+            )
             .where(
                 # By the id alone: with a condition for the state, SQLite would look through all
                 # that have ended.
@@ -168,7 +166,13 @@ class RetentionRepository(Repository):
             )
             .with_for_update(of=jobs, skip_locked=True)
         )
-        found = connection.execute(wanted).all()
+        found = [
+            row
+            for row in connection.execute(wanted)
+            if archived is None
+            or archived.versions[row.id]
+            == JobVersion(microseconds(row.created_at), microseconds(row.updated_at))
+        ]
         ids = [row.id for row in found]
         removed: Counter[str] = Counter()
         limit = ATTEMPTS_PER_JOB * max(1, len(ids))

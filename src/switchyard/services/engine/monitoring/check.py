@@ -67,6 +67,8 @@ class Finding(StrEnum):
     SOURCE_PAUSED = "source-paused"
     PAUSED = "paused"
     RETENTION_BEHIND = "retention-behind"
+    ARCHIVE_DAMAGED = "archive-damaged"
+    ARCHIVE_LEFTOVER = "archive-leftover"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"

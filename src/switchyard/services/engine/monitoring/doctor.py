@@ -70,6 +70,7 @@ INNER = (
     DoctorStep(workers.scheduler, ledger=True),
     DoctorStep(jobs.pauses, ledger=True),
     DoctorStep(jobs.retention, ledger=True),
+    DoctorStep(jobs.archive, ledger=True, on_demand=True),
     DoctorStep(jobs.schedules, ledger=True),
     DoctorStep(workers.workers, ledger=True),
     DoctorStep(workers.killed, ledger=True),

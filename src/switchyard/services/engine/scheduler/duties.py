@@ -18,6 +18,7 @@ from switchyard.services.common.files.errors import StorageError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.actions.handler import action_handlers
 from switchyard.services.engine.alerts.alerter import Alerter
+from switchyard.services.engine.archive.archiver import JobArchiver
 from switchyard.services.engine.backfill.handler import BackfillHandler
 from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
@@ -174,7 +175,8 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
     recorder = LaneHistoryRecorder(settings, registry, ledger)
     yield PeriodicDuty("lane history", recorder.record, HISTORY_PAUSE)
-    pruner = Pruner(ledger, RetentionAges.of(settings), removed=context.pruned)
+    archiver = JobArchiver(settings, ledger, registry) if settings.archive_jobs else None
+    pruner = Pruner(ledger, RetentionAges.of(settings), removed=context.pruned, archiver=archiver)
     yield PeriodicDuty("retention", pruner.run, intervals.prune)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)

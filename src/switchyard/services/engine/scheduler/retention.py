@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 
+from switchyard.services.engine.archive.archiver import MAX_FILE_JOBS, JobArchiver
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.archive import JobsToArchive, WrittenFile
 from switchyard.services.engine.records.retention import KeptFor, Removal, RetentionAges
 from switchyard.services.engine.records.states import FINISHED, State
 
@@ -24,8 +26,12 @@ FIRST_STEP, MAX_STEP = 100, 1000
 MIN_EXAMINED, MIN_REMOVED = 100, 20
 """Rows of the smallest transactions: on a busy machine one takes its time however small it is, and
 many small ones would only add to the load. Twenty rows are short also where each has a MiB."""
+MAX_READ = 200
+"""Jobs that are read at once for the archive; twenty at first, as each may have MiBs."""
 REST_RATIO = 10.0
 """How many times as long as a pass the rest after it is."""
+ARCHIVE_INTERVAL = 3600.0
+"""Seconds between looks where jobs are archived: fewer files, each with more jobs."""
 
 
 @dataclass(slots=True)
@@ -43,9 +49,11 @@ class RetentionReport:
 class StepSize:
     """How many rows the next transaction takes, by how long the last ones took."""
 
-    def __init__(self, smallest: int = MIN_REMOVED) -> None:
-        self._smallest = smallest
-        self.rows = FIRST_STEP
+    def __init__(
+        self, smallest: int = MIN_REMOVED, *, first: int = FIRST_STEP, largest: int = MAX_STEP
+    ) -> None:
+        self._smallest, self._largest = smallest, largest
+        self.rows = first
         self.longest = 0.0
         """Seconds of the longest transaction."""
 
@@ -55,7 +63,7 @@ class StepSize:
         if seconds > TARGET_SECONDS:
             self.rows = max(self._smallest, int(self.rows * 0.8 * TARGET_SECONDS / seconds))
         elif seconds < TARGET_SECONDS / 2:
-            self.rows = min(MAX_STEP, self.rows + self.rows // 4 + 1)
+            self.rows = min(self._largest, self.rows + self.rows // 4 + 1)
 
 
 class _Pause:
@@ -64,7 +72,10 @@ class _Pause:
 
 
 class Pruner:
-    """Removes ended things in passes. Safe to interrupt, to repeat, and beside everything else."""
+    """Removes ended things in passes. Safe to interrupt, to repeat, and beside everything else.
+
+    With an archiver, jobs are removed once they stand in a complete file of the archive.
+    """
 
     def __init__(
         self,
@@ -73,7 +84,13 @@ class Pruner:
         *,
         traffic: HotTraffic | None = None,
         removed: Counter[str] | None = None,
+        archiver: JobArchiver | None = None,
     ) -> None:
+        self._archive = ledger.archive
+        self._archiver = archiver
+        self._collected: list[str] = []
+        """Jobs that go into the next file of the archive, in the order in which they are
+        removed."""
         self._retention = ledger.retention
         self._ages = ages
         self._traffic = traffic or HotTraffic(ledger.workers)
@@ -81,22 +98,24 @@ class Pruner:
         self._removed: Counter[str] = Counter() if removed is None else removed
         """Rows by table, since this process began."""
         self._examining, self._removing = StepSize(MIN_EXAMINED), StepSize(MIN_REMOVED)
+        self._reading = StepSize(MIN_REMOVED, first=MIN_REMOVED, largest=MAX_READ)
         self._idle_until = float("-inf")
 
     @property
     def longest_transaction(self) -> float:
         """Return the seconds of the longest transaction so far."""
-        return max(self._examining.longest, self._removing.longest)
+        return max(self._examining.longest, self._removing.longest, self._reading.longest)
 
     async def run(self) -> None:
-        """Make a pass, unless the last one has cost so much that it is too soon. Raises
-        LedgerError."""
+        """Make a pass, unless the last one has cost so much that it is too soon; with an archiver,
+        all passes that are needed. Raises LedgerError, StorageError."""
         began = time.monotonic()
         if began < self._idle_until:
             return
-        report = await self.make_pass()
+        report = await (self.make_pass() if self._archiver is None else self.prune())
         took = time.monotonic() - began
-        self._idle_until = time.monotonic() + REST_RATIO * took
+        rest = REST_RATIO * took if self._archiver is None else ARCHIVE_INTERVAL
+        self._idle_until = time.monotonic() + max(rest, REST_RATIO * took)
         if report.rows:
             structlog.get_logger("scheduler").info(
                 "old records removed",
@@ -106,7 +125,7 @@ class Pruner:
             )
 
     async def prune(self) -> RetentionReport:
-        """Make passes until nothing is left to be removed. Raises LedgerError."""
+        """Make passes until nothing is left to be removed. Raises LedgerError, StorageError."""
         report = await self.make_pass()
         last = report
         while last.rows["jobs"]:
@@ -118,11 +137,15 @@ class Pruner:
 
     async def make_pass(self, *, dry_run: bool = False) -> RetentionReport:
         """Look at all that may be old enough once, and remove what nobody needs; with `dry_run`,
-        only count it. Raises LedgerError.
+        only count it. Raises LedgerError, StorageError.
 
         The newest come first: what followed from a job is younger than it, and goes before it.
         """
         report = RetentionReport()
+        if self._archiver is not None and not dry_run:
+            self._collected = []
+            if (written := await self._archiver.interrupted()) is not None:
+                await self._remove_archived(self._archiver, written, report)
         for state in sorted(FINISHED):
             if self._ages.shortest(state) is not None:
                 for lane in await self._retention.ended_lanes(state):
@@ -149,22 +172,52 @@ class Pruner:
             report.jobs += Counter({(state, name): n for name, n in page.types.items()})
             if dry_run:
                 report.rows["jobs"] += len(page.removable)
-            else:
+            elif self._archiver is None:
                 await self._remove_jobs(list(page.removable), report)
+            else:
+                self._collected += page.removable
+                if len(self._collected) >= MAX_FILE_JOBS:
+                    await self._archive_some(self._archiver, report)
             if page.after is None:
                 break
             place = page.after
             await asyncio.sleep(page.seconds)
+        while self._archiver is not None and self._collected:
+            await self._archive_some(self._archiver, report)
         del report.kept[KeptFor.AGE]
 
-    async def _remove_jobs(self, job_ids: list[str], report: RetentionReport) -> None:
+    async def _remove_jobs(
+        self, job_ids: list[str], report: RetentionReport, archived: WrittenFile | None = None
+    ) -> None:
         while job_ids:
             some = job_ids[: self._removing.rows]
             removal = await self._step(
-                partial(self._retention.remove_jobs, self._ages, some), report
+                partial(self._retention.remove_jobs, self._ages, some, archived=archived), report
             )
             if removal.is_complete:
                 del job_ids[: len(some)]
+
+    async def _archive_some(self, archiver: JobArchiver, report: RetentionReport) -> None:
+        """Write a file of collected jobs, as many as it takes, and remove them."""
+        written, done = await archiver.write(
+            self._collected, self._read_jobs, step=lambda: self._reading.rows
+        )
+        del self._collected[:done]
+        if written is not None:
+            await self._remove_archived(archiver, written, report)
+
+    async def _remove_archived(
+        self, archiver: JobArchiver, written: WrittenFile, report: RetentionReport
+    ) -> None:
+        await self._remove_jobs(list(written.versions), report, written)
+        await archiver.settle(written)
+
+    async def _read_jobs(self, job_ids: Sequence[str]) -> JobsToArchive:
+        async with self._traffic.turn(self._pause):
+            found = await self._archive.read_jobs(job_ids)
+        self._reading.note(found.seconds)
+        await asyncio.sleep(found.seconds)
+        return found
 
     async def _prune_others(self, report: RetentionReport, *, dry_run: bool) -> None:
         """Letters without a job, operations and workers."""

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0036"
+SCHEMA_REVISION = "0037"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -192,6 +192,22 @@ leftover_letters = Table(
     Column("letter_id", Text, primary_key=True),
     Column("redrives", Integer, nullable=False),
     Column("copies", Integer, nullable=False),
+)
+
+archive_files = Table(
+    "archive_files",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("key", Text, nullable=False),
+    Column("jobs", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("oldest_at", Double, nullable=False),
+    Column("newest_at", Double, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("settled_at", Double),
+    Column("kept_ids", Text),
 )
 
 letter_edits = Table(

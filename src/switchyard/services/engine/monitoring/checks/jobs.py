@@ -3,11 +3,15 @@ are due."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
 from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.wording import pluralize
+from switchyard.services.common.files.errors import StorageUnavailable
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.archive.contents import read_contents
 from switchyard.services.engine.jobs.registry import UnknownJobType
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
@@ -42,6 +46,10 @@ STOPPED_SECONDS = 7 * 24 * 3600.0
 """Seconds for which a backfill or redrive that has stopped is told of."""
 OVERDUE_REMOVAL = 24 * 3600.0
 """Seconds beyond its age after which a job is told of that could be removed, and is not."""
+ARCHIVE_TIMEOUT = 20.0
+"""Seconds for listing the archive."""
+LEFTOVER_SECONDS = 3600.0
+"""Seconds after which a file that is not registered is one of an interrupted step."""
 JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
@@ -88,6 +96,34 @@ async def retention(system: DoctorContext) -> list[Diagnostic]:
         return []
     age = timedelta(seconds=round(max(0.0, ledger.clock.time() - oldest)))
     return [ok("retention", f"the oldest job is {age} old, and none stays beyond its age")]
+
+
+async def archive(system: DoctorContext) -> list[Diagnostic]:
+    """Tell whether all files of the archive are there, and none is nobody's."""
+    ledger, storage = system.need_ledger(), Storage(system.settings.files_url)
+    try:
+        async with asyncio.timeout(ARCHIVE_TIMEOUT):
+            found = await read_contents(ledger, storage)
+    except (TimeoutError, StorageUnavailable):
+        return []  # the check of the storage tells of it
+    answers = []
+    if found.missing:
+        number = pluralize(len(found.missing), "file")
+        detail = f"{number} missing, or damaged: {some([file.key for file in found.missing])}"
+        remedy = (
+            "is JOBS_STORAGE_URL right? Put them back from a backup; where they are lost, remove "
+            "what is left of them, and then `jobctl archive forget`: queries go on without them"
+        )
+        answers.append(failure("archive", Finding.ARCHIVE_DAMAGED, detail, remedy))
+    lately = ledger.clock.time() - LEFTOVER_SECONDS
+    left = [each.key for each in found.leftovers if each.modified.timestamp() < lately]
+    if left:
+        detail = f"{pluralize(len(left), 'file')} of an interrupted step: {some(left)}"
+        remedy = "delete them from the storage: nobody reads them, and their jobs are in the ledger"
+        answers.append(warning("archive", Finding.ARCHIVE_LEFTOVER, detail, remedy))
+    if found.files and not answers:
+        answers.append(ok("archive", f"{pluralize(len(found.files), 'file')}, all there"))
+    return answers
 
 
 async def timeouts(system: DoctorContext) -> list[Diagnostic]:

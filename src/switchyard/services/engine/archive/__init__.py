@@ -1,0 +1,1 @@
+"""Ended jobs in Parquet files, after their time in the ledger."""

@@ -1,0 +1,185 @@
+"""Writes ended jobs into the archive, before they are removed from the ledger.
+
+    write the file ── register it in the ledger ── remove its jobs in small steps ── settle it
+
+Whatever is killed in between, no job is lost and none counts twice. A file that is not registered
+is nobody's: its jobs are all in the ledger. Of a registered file that is not settled, the jobs that
+are still in the ledger count there; the next process goes on removing them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.common.files.errors import NotStored, StorageError, StorageUnavailable
+from switchyard.services.common.files.storage import PART_BYTES, Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.archive.parquet import (
+    JobTable,
+    hiding_secrets,
+    load_duckdb,
+    read_versions,
+)
+from switchyard.services.engine.identity.storage_identity import FILE_STORAGE, claim_places
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.archive import (
+    ARCHIVE_FOLDER,
+    ArchiveFile,
+    JobsToArchive,
+    WrittenFile,
+)
+
+MAX_FILE_JOBS = 10_000
+"""Jobs in one file."""
+MAX_CONTENT_BYTES = 32 * 1024 * 1024
+"""Bytes of payloads, results and errors after which a file is full, before compression."""
+MAX_FILE_BYTES = 4 * 1024**3
+SETTLED_AT_ONCE = 1000
+"""Jobs that are looked for in the ledger at once."""
+
+ReadJobs = Callable[[Sequence[str]], Awaitable[JobsToArchive]]
+"""Reads jobs from the ledger, in its turn."""
+
+
+class ArchiveFileDamaged(StorageError, Misconfigured):
+    """A registered file is not in the storage, or is not what was registered; the text says what to
+    do."""
+
+    def __init__(self, file: ArchiveFile, wrong: str) -> None:
+        super().__init__(
+            f"file {file.number} of the archive, {file.key}, {wrong}: is JOBS_STORAGE_URL right? "
+            "Put it back from a backup of the storage; if it is lost for good, remove what is left "
+            "of it, and then `jobctl archive forget`"
+        )
+
+
+class JobArchiver:
+    """Writes files of ended jobs. Raises ExtraNotInstalled where DuckDB is not there."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
+        load_duckdb()
+        self._settings = settings
+        self._ledger = ledger
+        self._hide = hiding_secrets(registry)
+        self._storage = Storage(settings.files_url)
+        self._is_claimed = False
+
+    async def write(
+        self, job_ids: Sequence[str], read_jobs: ReadJobs, *, step: Callable[[], int]
+    ) -> tuple[WrittenFile | None, int]:
+        """Write a file of these jobs, in their order, and register it; as many as fit into one, of
+        which `step` are read at a time. Returns also how many ids are done with. None where none is
+        there any more, or another process archives: those are left for later. Raises LedgerError,
+        StorageError."""
+        number = 1 + await self._ledger.archive.last_number()
+        with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder:
+            table = await asyncio.to_thread(JobTable, Path(folder), self._hide)
+            try:
+                done = 0
+                while (
+                    done < len(job_ids)
+                    and len(table.versions) < MAX_FILE_JOBS
+                    and table.content_bytes < MAX_CONTENT_BYTES
+                ):
+                    some = job_ids[done : done + step()]
+                    await asyncio.to_thread(table.add, await read_jobs(some))
+                    done += len(some)
+                if not table.versions:
+                    return None, done
+                path = await asyncio.to_thread(table.write)
+                file = await self._put(number, path, table)
+            finally:
+                await asyncio.to_thread(table.close)
+        if await self._ledger.archive.register(file):
+            return WrittenFile(file, table.versions), done
+        await self._storage.delete_async(file.key)
+        return None, done
+
+    async def _put(self, number: int, path: Path, table: JobTable) -> ArchiveFile:
+        now = self._ledger.clock.time()
+        day = datetime.fromtimestamp(now, UTC).date()
+        # By a name of its own: a process that was overtaken must not write into another's file.
+        key = f"{ARCHIVE_FOLDER}/{day}/{number:08d}-{token_hex(4)}.parquet"
+        received = await self._storage.put_stream_async(
+            key, _parts(path), max_bytes=MAX_FILE_BYTES, durable=True
+        )
+        made = [version.created_us / 1e6 for version in table.versions.values()]
+        return ArchiveFile(
+            number=number,
+            key=key,
+            jobs=len(table.versions),
+            attempts=table.attempts,
+            bytes=received.size,
+            sha256=received.sha256,
+            oldest_at=min(made),
+            newest_at=max(made),
+            created_at=now,
+        )
+
+    async def interrupted(self) -> WrittenFile | None:
+        """Return the file whose jobs another process has not removed to the end. Raises
+        ArchiveFileDamaged, LedgerError, StorageError, WrongStorage."""
+        if not self._is_claimed:
+            if FILE_STORAGE in await claim_places(self._settings, self._ledger):
+                raise StorageUnavailable(f"the file storage at {self._storage.url} is away")
+            self._is_claimed = True
+        file = await self._ledger.archive.unsettled()
+        if file is None:
+            return None
+        async with local_copy(self._storage, file) as path:
+            return WrittenFile(file, await asyncio.to_thread(read_versions, path))
+
+    async def settle(self, written: WrittenFile) -> None:
+        """Note which of the jobs have stayed in the ledger: there they count. Raises
+        LedgerError."""
+        archive, left = self._ledger.archive, set[str]()
+        ids = list(written.versions)
+        for start in range(0, len(ids), SETTLED_AT_ONCE):
+            some = ids[start : start + SETTLED_AT_ONCE]
+            left |= await archive.still_there({each: written.versions[each] for each in some})
+        await archive.settle(
+            written.file.number, {each: written.versions[each] for each in sorted(left)}
+        )
+
+
+@asynccontextmanager
+async def local_copy(storage: Storage, file: ArchiveFile) -> AsyncIterator[Path]:
+    """Give a file of the archive on this host, its content checked. Raises ArchiveFileDamaged,
+    StorageUnavailable."""
+    with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder:
+        path = Path(folder) / "jobs.parquet"
+        await copy_file(storage, file, path)
+        yield path
+
+
+async def copy_file(storage: Storage, file: ArchiveFile, path: Path) -> None:
+    """Copy a file of the archive to this host, and check its content. Raises ArchiveFileDamaged,
+    StorageUnavailable."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("wb") as target:
+            async for part in storage.stream_async(file.key):
+                size += len(part)
+                if size > file.bytes:
+                    break
+                digest.update(part)
+                await asyncio.to_thread(target.write, part)
+    except NotStored as error:
+        raise ArchiveFileDamaged(file, "is not in the storage") from error
+    if (size, digest.hexdigest()) != (file.bytes, file.sha256):
+        raise ArchiveFileDamaged(file, "is not what was written")
+
+
+async def _parts(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as source:
+        while part := await asyncio.to_thread(source.read, PART_BYTES):
+            yield part

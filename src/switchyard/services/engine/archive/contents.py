@@ -1,0 +1,50 @@
+"""What is in the archive: the files that the ledger knows, beside those in the storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from switchyard.services.common.files.directory import StoredFile
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.archive import ARCHIVE_FOLDER, ArchiveFile
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveContents:
+    """The archive as it is."""
+
+    files: tuple[ArchiveFile, ...]
+    """Those that the ledger knows, oldest first."""
+    missing: tuple[ArchiveFile, ...]
+    """Those of them that are not in the storage, or have another size there."""
+    leftovers: tuple[StoredFile, ...]
+    """Files that the ledger does not know: a process ended before it had registered them, and their
+    jobs are in the ledger. Nobody reads them."""
+
+
+async def read_contents(ledger: Ledger, storage: Storage) -> ArchiveContents:
+    """Compare ledger and storage. Raises LedgerError, StorageUnavailable."""
+    before = await ledger.archive.files()
+    stored = {each.key: each async for each in storage.list_async(ARCHIVE_FOLDER)}
+    files = await ledger.archive.files()
+    missing = [
+        file
+        for file in before
+        if (found := stored.get(file.key)) is None or found.size != file.bytes
+    ]
+    known = {file.key for file in files}
+    leftovers = [each for key, each in sorted(stored.items()) if key not in known]
+    return ArchiveContents(tuple(files), tuple(missing), tuple(leftovers))
+
+
+async def forget_missing(ledger: Ledger, storage: Storage) -> tuple[ArchiveFile, ...]:
+    """Delete what the ledger knows of files that are not in the storage, and return them. Raises
+    LedgerError, StorageUnavailable."""
+    gone = [
+        file
+        for file in (await read_contents(ledger, storage)).missing
+        if not await storage.exists_async(file.key)
+    ]
+    await ledger.archive.forget([file.number for file in gone])
+    return tuple(gone)

@@ -1,0 +1,297 @@
+"""SQL over the archive, and over the ledger's jobs beside it, by DuckDB.
+
+A query reads the tables `jobs` and `attempts` and nothing else: one SELECT, without access to
+files, network or settings, with bounds for memory, time and what it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.errors import InvalidInput, PermanentFailure
+from switchyard.services.common.files.storage import Storage, directory_of
+from switchyard.services.engine.archive.archiver import ArchiveFileDamaged, copy_file
+from switchyard.services.engine.archive.parquet import (
+    ATTEMPT_LIST,
+    NO_EXTENSIONS,
+    JobTable,
+    empty_source,
+    load_duckdb,
+    parquet_source,
+    read_versions,
+)
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.archive import ArchiveFile, microseconds
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+QUERY_MEMORY = "512MB"
+QUERY_ROOM = "8GB"
+"""Of temporary files."""
+MAX_ROWS = 100_000
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of all values together, as text."""
+READ_AT_ONCE = 100
+"""Jobs of the ledger that are read at once."""
+_FETCHED_AT_ONCE = 50
+_LIMITS = {
+    "memory_limit": QUERY_MEMORY,
+    "max_temp_directory_size": QUERY_ROOM,
+    "threads": "2",
+    **NO_EXTENSIONS,
+}
+
+
+class InvalidQuery(InvalidInput):
+    """A query is no single SELECT, or DuckDB does not understand it; the text says what is
+    wrong."""
+
+
+class QueryTooCostly(PermanentFailure):
+    """A query took too long or needed too much room; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRange:
+    """Which jobs a query sees."""
+
+    since: float = 0.0
+    until: float = math.inf
+    """When jobs were made, in seconds since the epoch; both included."""
+    with_ledger: bool = False
+    """Also those that are in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """What a query returned."""
+
+    columns: tuple[str, ...]
+    """Each name once."""
+    rows: tuple[tuple[Any, ...], ...]
+    """Values that JSON has; moments as ISO 8601 in UTC."""
+    more: bool
+    """There are more rows than were asked for or fit into an answer."""
+
+
+async def run_query(
+    sql: str,
+    ledger: Ledger,
+    storage: Storage,
+    hide: Callable[[str, str], str],
+    *,
+    wanted: ArchiveRange,
+    limit: int,
+    timeout: float,
+) -> QueryAnswer:
+    """Run one SELECT over `jobs` and `attempts`, for at most `timeout` seconds. `hide` gives the
+    payload of a job type as people may see it. Raises InvalidQuery, QueryTooCostly,
+    ArchiveFileDamaged, ExtraNotInstalled, LedgerError, StorageError."""
+    await asyncio.to_thread(load_duckdb)
+    check_is_select(sql)
+    with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as made:
+        folder = Path(made)
+        # Before the list of files is read: what is archived meanwhile is in both, and counts once.
+        current = await _ledger_jobs(ledger, folder, hide, wanted) if wanted.with_ledger else None
+        files = [
+            file
+            for file in await ledger.archive.files()
+            if file.oldest_at <= wanted.until and file.newest_at >= wanted.since
+        ]
+        paths = [await _path_of(file, storage, folder) for file in files]
+        hidden = [
+            (str(path), job_id)
+            for file, path in zip(files, paths, strict=True)
+            for job_id in await _in_ledger(file, path, ledger)
+        ]
+        with _opened(folder, paths, current, hidden, wanted) as connection:
+            return await _fetch(connection, sql, limit, timeout)
+
+
+def check_is_select(sql: str) -> None:
+    """Raises InvalidQuery for anything but one SELECT."""
+    import duckdb
+
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as error:
+        raise InvalidQuery(f"DuckDB can't read this query: {_first_lines(error)}") from error
+    if [each.type for each in statements] != [duckdb.StatementType.SELECT]:
+        raise InvalidQuery("a query of the archive is one SELECT over `jobs` and `attempts`")
+
+
+async def _ledger_jobs(
+    ledger: Ledger, folder: Path, hide: Callable[[str, str], str], wanted: ArchiveRange
+) -> Path:
+    table = await asyncio.to_thread(JobTable, folder, hide)
+    try:
+        after: tuple[float, str] | None = None
+        while True:
+            page = await ledger.archive.ids_between(
+                wanted.since, min(wanted.until, 1e15), after=after, limit=READ_AT_ONCE
+            )
+            if page:
+                found = await ledger.archive.read_jobs([job_id for _, job_id in page])
+                await asyncio.to_thread(table.add, found)
+            if len(page) < READ_AT_ONCE:
+                return await asyncio.to_thread(table.write)
+            after = page[-1]
+    finally:
+        await asyncio.to_thread(table.close)
+
+
+async def _path_of(file: ArchiveFile, storage: Storage, folder: Path) -> Path:
+    """Return where a file lies on this host. One of an object store is copied."""
+    if (directory := directory_of(storage.url)) is None:
+        path = folder / f"{file.number}.parquet"
+        await copy_file(storage, file, path)
+        return path
+    found = await storage.stat_async(file.key)
+    if found is None or found.size != file.bytes:
+        raise ArchiveFileDamaged(
+            file, "is not in the storage" if found is None else "is not what was written"
+        )
+    return directory / file.key
+
+
+async def _in_ledger(file: ArchiveFile, path: Path, ledger: Ledger) -> Iterable[str]:
+    """Return the jobs of a file that count in the ledger."""
+    if file.settled_at is not None:
+        return file.kept
+    versions = await asyncio.to_thread(read_versions, path)
+    return await ledger.archive.still_there(versions)
+
+
+def _opened(
+    folder: Path,
+    paths: Sequence[Path],
+    current: Path | None,
+    hidden: Sequence[tuple[str, str]],
+    wanted: ArchiveRange,
+) -> DuckDBPyConnection:
+    """Open a database that has the two tables and can read nothing else."""
+    import duckdb
+
+    connection = duckdb.connect(config={**_LIMITS, "temp_directory": str(folder / "temporary")})
+    connection.execute("CREATE TABLE hidden (path VARCHAR, id VARCHAR)")
+    if hidden:
+        connection.execute(
+            "INSERT INTO hidden SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[])",
+            [[path for path, _ in hidden], [job_id for _, job_id in hidden]],
+        )
+    parts = [f"SELECT *, true AS archived FROM {empty_source()}"]
+    if paths:
+        once = "NOT EXISTS (FROM hidden WHERE hidden.path = job.filename AND hidden.id = job.id)"
+        if current is not None:
+            once += (
+                f" AND NOT EXISTS (FROM {parquet_source([current])} AS mine "
+                "WHERE mine.id = job.id AND mine.created_at = job.created_at)"
+            )
+        parts.append(
+            "SELECT * EXCLUDE (filename), true AS archived "
+            f"FROM {parquet_source(paths, with_name=True)} AS job WHERE {once}"
+        )
+    if current is not None:
+        parts.append(f"SELECT *, false AS archived FROM {parquet_source([current])}")
+    bounds = [f"created_at >= make_timestamp({microseconds(wanted.since)}::BIGINT)"]
+    if math.isfinite(wanted.until):
+        bounds.append(f"created_at <= make_timestamp({microseconds(wanted.until)}::BIGINT)")
+    everything = " UNION ALL BY NAME ".join(parts)
+    connection.execute(
+        f"CREATE VIEW everything AS SELECT * FROM ({everything}) WHERE {' AND '.join(bounds)}"
+    )
+    connection.execute(f"CREATE VIEW jobs AS SELECT * EXCLUDE ({ATTEMPT_LIST}) FROM everything")
+    connection.execute(
+        "CREATE VIEW attempts AS SELECT id AS job_id, job_type, lane, archived, "
+        f"unnest({ATTEMPT_LIST}, recursive := true) FROM everything"
+    )
+    allowed = [str(path) for path in (*paths, *([current] if current else []))]
+    connection.execute("SET allowed_paths = $1", [allowed])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+async def _fetch(
+    connection: DuckDBPyConnection, sql: str, limit: int, timeout: float
+) -> QueryAnswer:
+    import duckdb
+
+    work = asyncio.create_task(asyncio.to_thread(_fetched, connection, sql, limit))
+    try:
+        done, _ = await asyncio.wait((work,), timeout=timeout)
+        if not done:
+            raise QueryTooCostly(
+                f"the query took more than {timeout:g} s: ask for less time with --since and "
+                "--until, or raise --timeout"
+            )
+        return work.result()
+    except duckdb.OutOfMemoryException as error:
+        raise QueryTooCostly(
+            f"the query needs more than {QUERY_MEMORY} of memory, or {QUERY_ROOM} of temporary "
+            "files: ask for less time with --since and --until, or for fewer columns"
+        ) from error
+    except duckdb.Error as error:
+        raise InvalidQuery(f"DuckDB can't run this query: {_first_lines(error)}") from error
+    finally:
+        while not work.done():
+            connection.interrupt()
+            await asyncio.wait((work,), timeout=0.1)
+
+
+def _fetched(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryAnswer:
+    answer = connection.execute(sql)
+    names: list[str] = []
+    for name, *_ in answer.description or ():
+        number = 2
+        unique = name
+        while unique in names:
+            unique, number = f"{name}_{number}", number + 1
+        names.append(unique)
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    while len(rows) <= limit and size <= MAX_ANSWER_BYTES:
+        some = answer.fetchmany(min(_FETCHED_AT_ONCE, limit + 1 - len(rows)))
+        if not some:
+            return QueryAnswer(tuple(names), tuple(rows), more=False)
+        rows += [tuple(map(_plain, row)) for row in some]
+        size += sum(len(str(value)) for row in some for value in row)
+    return QueryAnswer(tuple(names), tuple(rows[:limit]), more=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case datetime():
+            return value.isoformat(timespec="microseconds") + ("" if value.tzinfo else "Z")
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case dict():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case bytes():
+            return value.hex()
+        case _:
+            return str(value)
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]

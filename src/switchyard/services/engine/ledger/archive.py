@@ -1,0 +1,170 @@
+"""Files of the archive, and reading what goes into them.
+
+A file is registered before the first of its jobs is removed, so every job stands in the ledger or
+in a registered file. Only one file at a time may be unsettled, and its number is the next: of two
+processes that archive at the same time, one registers its file and the other throws its own away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, func, literal, select, tuple_, update
+
+from switchyard.services.engine.ledger.sql.codec import to_json
+from switchyard.services.engine.ledger.sql.dialect import among, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
+from switchyard.services.engine.ledger.sql.tables import archive_files, attempts, job_tags, jobs
+from switchyard.services.engine.records.archive import (
+    ArchiveFile,
+    JobsToArchive,
+    JobVersion,
+    microseconds,
+)
+
+
+class ArchiveRepository(Repository):
+    """All raise LedgerUnavailable when the database is away."""
+
+    @read
+    def read_jobs(self, connection: Connection, job_ids: Sequence[str]) -> JobsToArchive:
+        """Return these jobs, as far as they are there, with attempts and tags."""
+        watch = Stopwatch(connection)
+        found = connection.execute(select(jobs).where(among(connection, jobs.c.id, job_ids)))
+        rows = [dict(row._mapping) for row in found]
+        query = select(attempts).where(among(connection, attempts.c.job_id, job_ids))
+        tried = connection.execute(query.order_by(attempts.c.id))
+        tags: dict[str, dict[str, str]] = {}
+        for tag in connection.execute(
+            select(job_tags).where(among(connection, job_tags.c.job_id, job_ids))
+        ):
+            tags.setdefault(tag.job_id, {})[tag.name] = tag.value
+        return JobsToArchive(rows, [dict(row._mapping) for row in tried], tags, watch.seconds())
+
+    @read
+    def ids_between(
+        self,
+        connection: Connection,
+        since: float,
+        until: float,
+        *,
+        after: tuple[float, str] | None,
+        limit: int,
+    ) -> list[tuple[float, str]]:
+        """Return when the next jobs were made in that time, and their ids, oldest first."""
+        query = select(jobs.c.created_at, jobs.c.id).where(
+            jobs.c.created_at >= since, jobs.c.created_at <= until
+        )
+        if after is not None:
+            key = tuple_(jobs.c.created_at, jobs.c.id)
+            query = query.where(jobs.c.created_at >= after[0], key > tuple_(*after))
+        rows = connection.execute(query.order_by(jobs.c.created_at, jobs.c.id).limit(limit))
+        return [(row.created_at, row.id) for row in rows]
+
+    @read
+    def last_number(self, connection: Connection) -> int:
+        """Return the number of the newest file; 0 where there is none."""
+        return connection.scalar(select(func.max(archive_files.c.number))) or 0
+
+    @write
+    def register(self, connection: Connection, file: ArchiveFile) -> bool:
+        """Note a complete file, whose jobs may be removed from now on. False, and nothing is noted,
+        where another process has registered one meanwhile or is not through with its own."""
+        known = select(literal(1)).where(
+            exists().where(
+                (archive_files.c.number >= file.number) | archive_files.c.settled_at.is_(None)
+            )
+        )
+        if connection.scalar(known) is not None:
+            return False
+        values = {
+            "number": file.number,
+            "key": file.key,
+            "jobs": file.jobs,
+            "attempts": file.attempts,
+            "bytes": file.bytes,
+            "sha256": file.sha256,
+            "oldest_at": file.oldest_at,
+            "newest_at": file.newest_at,
+            "created_at": file.created_at,
+        }
+        noted = insert_into(connection, archive_files).values(values).on_conflict_do_nothing()
+        return connection.execute(noted).rowcount == 1
+
+    @read
+    def unsettled(self, connection: Connection) -> ArchiveFile | None:
+        """Return the file whose jobs are being removed, or were when a process died."""
+        query = select(archive_files).where(archive_files.c.settled_at.is_(None))
+        row = connection.execute(query).first()
+        return None if row is None else _to_file(row)
+
+    @read
+    def still_there(self, connection: Connection, versions: Mapping[str, JobVersion]) -> set[str]:
+        """Return which of these jobs the ledger has. A newer job of the same id is another one."""
+        return _still_there(connection, versions)
+
+    @write
+    def settle(self, connection: Connection, number: int, left: Mapping[str, JobVersion]) -> None:
+        """Note that the jobs of a file have been removed from the ledger, but for those of `left`
+        that are there. From now on nobody removes jobs for this file."""
+        mine = (archive_files.c.number == number) & archive_files.c.settled_at.is_(None)
+        # Waits for those who still remove jobs for it.
+        locked = select(archive_files.c.number).where(mine).with_for_update()
+        if connection.scalar(locked) is None:
+            return
+        kept = sorted(_still_there(connection, left))
+        connection.execute(
+            update(archive_files)
+            .where(mine)
+            .values(settled_at=self.clock.time(), kept_ids=to_json(kept) if kept else None)
+        )
+
+    @write
+    def forget(self, connection: Connection, numbers: Sequence[int]) -> int:
+        """Delete what is known of these files, and return how many there were."""
+        gone = delete(archive_files).where(archive_files.c.number.in_(numbers))
+        return connection.execute(gone).rowcount
+
+    @read
+    def files(self, connection: Connection) -> list[ArchiveFile]:
+        """Return all files, oldest first."""
+        query = select(archive_files).order_by(archive_files.c.number)
+        return [_to_file(row) for row in connection.execute(query)]
+
+
+def is_unsettled(connection: Connection, number: int) -> bool:
+    """Whether jobs may be removed for a file, until this transaction ends."""
+    query = select(archive_files.c.number).where(
+        archive_files.c.number == number, archive_files.c.settled_at.is_(None)
+    )
+    return connection.scalar(query.with_for_update(read=True)) is not None
+
+
+def _still_there(connection: Connection, versions: Mapping[str, JobVersion]) -> set[str]:
+    query = select(jobs.c.id, jobs.c.created_at).where(
+        among(connection, jobs.c.id, sorted(versions))
+    )
+    return {
+        row.id
+        for row in connection.execute(query)
+        if microseconds(row.created_at) == versions[row.id].created_us
+    }
+
+
+def _to_file(row: Any) -> ArchiveFile:
+    return ArchiveFile(
+        number=row.number,
+        key=row.key,
+        jobs=row.jobs,
+        attempts=row.attempts,
+        bytes=row.bytes,
+        sha256=row.sha256,
+        oldest_at=row.oldest_at,
+        newest_at=row.newest_at,
+        created_at=row.created_at,
+        settled_at=row.settled_at,
+        kept=frozenset(json.loads(row.kept_ids)) if row.kept_ids else frozenset(),
+    )

@@ -1,0 +1,70 @@
+"""Jobs that were removed from the ledger and are kept in Parquet files: what the ledger knows of
+those files, and the jobs on their way there. Moments are whole microseconds since the epoch where
+their name says so, since Parquet has no others; else seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ARCHIVE_FOLDER = "archive"
+"""Of the storage: in it is a folder for each day, in UTC."""
+
+
+def microseconds(moment: float) -> int:
+    """Return a moment of the ledger as Parquet has it."""
+    return round(moment * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class JobVersion:
+    """Which job it is, and in which state of its record: another job may get the same id later."""
+
+    created_us: int
+    updated_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobsToArchive:
+    """Rows of jobs, and what goes into the archive with them."""
+
+    jobs: Sequence[Mapping[str, Any]]
+    attempts: Sequence[Mapping[str, Any]]
+    """Oldest first."""
+    tags: Mapping[str, Mapping[str, str]]
+    """By job id."""
+    seconds: float
+    """What the transaction took."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A complete file of the archive."""
+
+    number: int
+    """They are numbered in the order in which they were registered."""
+    key: str
+    """In the storage."""
+    jobs: int
+    attempts: int
+    bytes: int
+    sha256: str
+    """Hexadecimal."""
+    oldest_at: float
+    newest_at: float
+    """When the oldest and the newest of its jobs were made."""
+    created_at: float
+    settled_at: float | None = None
+    """When all of its jobs had been removed from the ledger; None while some may be in both."""
+    kept: frozenset[str] = frozenset()
+    """Ids of its jobs that stayed in the ledger, as they came to be needed: there they count."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A registered file, with its jobs."""
+
+    file: ArchiveFile
+    versions: Mapping[str, JobVersion]
+    """Its jobs by id, as they were archived."""
