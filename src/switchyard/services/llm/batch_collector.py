@@ -1,7 +1,8 @@
-"""Questions that may wait: collected for a server's Batch API instead of asked at once.
+"""Collect questions that may wait for a server's Batch API, instead of asking at once.
 
-The job of a collected question waits without an attempt, and is called when the batch has ended for
-it: it then finds the answer where kept answers are, or asks live.
+The job of a collected question waits, which uses up no attempt, and is published again when its
+batch has ended. It then finds the answer among the stored ones, or asks live. `batch_sender` sends
+the batches and takes their answers in.
 """
 
 from __future__ import annotations

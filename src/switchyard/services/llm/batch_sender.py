@@ -1,4 +1,4 @@
-"""Sends collected questions through Batch APIs, and concludes the batches, answer by answer.
+"""Send collected questions through Batch APIs, and take in the batches' answers one by one.
 
 Nothing is lost and nothing sent twice, wherever the process is killed: the questions of a batch are
 chosen in the ledger before the server hears of it; our id is in the batch's metadata, and before a
@@ -60,13 +60,13 @@ SENDING_TIMEOUT = FENCE_TTL - 120.0
 MAX_SENDING_AGE = 6 * 3600.0
 """Seconds for which a batch is tried to be sent; then its jobs ask live."""
 MAX_FILE_BYTES = 48 * 1024 * 1024
-"""Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
+"""Size of a batch's file of questions."""
 _MAX_LINES_PER_QUESTION = 2
 """Lines for each question that are looked at in a file of answers: of one that has more, the rest
 is asked live."""
 CLEANUP_INTERVAL = 600.0
 RETENTION = 7 * 24 * 3600.0
-"""Seconds after which it is forgotten what nobody comes for."""
+"""Seconds after which batches that are done, and questions that no job asks for, are deleted."""
 
 Trouble = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
 

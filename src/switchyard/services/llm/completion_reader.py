@@ -1,8 +1,8 @@
-"""Reading a server's answer, whole or as a stream: everything it sends is checked here.
+"""Read a server's answer, whole or as a stream, and check and bound everything in it.
 
-The SDK does not check what a server sends, so all of it is checked here, and bounded in size. It is
-read as JSON (`cast_to=object`): of four megabytes of `{}` the SDK would make objects for a minute,
-in two gigabytes, and nothing else would run meanwhile.
+The SDK does not check what a server sends. The answer is read as plain JSON (`cast_to=object`): of
+four megabytes of `{}` the SDK would make objects for a minute, in two gigabytes, and nothing else
+would run meanwhile.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class CompletionReader:
     """Called when what `on_text` got turns out to be reasoning that had no opening mark: the answer
     begins anew."""
     begins_within: bool = False
-    """Whether this model is known to begin with reasoning without such a mark: until its end,
-    nothing is told."""
+    """Whether this model is known to begin with reasoning without such a mark: `on_text` then gets
+    nothing before the end of the reasoning."""
     keeps_all: bool = False
     """Whether the answer keeps all that the server sends: further choices, tool calls, … An answer
     without text is one then, too."""
@@ -183,7 +183,7 @@ class CompletionReader:
                     for chunk in chunks_of(_parse_json(event)):
                         self._read_chunk(chunk)
         except Exception as error:
-            # What follows the end of the answer is not worth another one.
+            # The answer is complete: an error behind its end is no reason to ask again.
             if self._finish_reason is None or not is_cut(error):
                 raise
         if self._finish_reason is None:

@@ -54,7 +54,7 @@ class DirectRequests:
         hub: EventHub,
     ) -> None:
         self.hub = hub
-        """Where it is heard what jobs write."""
+        """The events of jobs, with the text that they write."""
         self._registry = registry
         self._ledger = ledger
         self._runner = runner

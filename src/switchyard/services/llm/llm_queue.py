@@ -1,4 +1,4 @@
-"""Questions to language models from programs: through the lanes, and with the answer at hand."""
+"""Send requests to language models from a program, through the lanes, and wait for the answers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RequestBackend(Protocol):
 
     @property
     def hub(self) -> EventHub:
-        """Where it is heard what jobs write."""
+        """The events of jobs, with the text that they write."""
         ...
 
     async def publish(self, request: JobRequest) -> Published: ...
@@ -233,8 +233,8 @@ class LLMQueue:
         key: str | None = None,
         source: str = "python",
     ) -> AnswerStream:
-        """Send a request whose answer is told as it is written; `follow` it with `ending`, and
-        close it. Raises as `submit`."""
+        """Send a request whose answer is streamed as it is written. Read it with
+        `AnswerStream.follow`, and close it. Raises as `submit`."""
         payload = {**payload, "stream": True}
         job_id = job_id_for(key, job_type, payload)
         written = AnswerStream(self._backend.hub, job_id)

@@ -41,7 +41,7 @@ MAX_LINE_BYTES = 2 * 1024 * 1024
 MAX_CUSTOM_ID = 512
 """Characters."""
 MAX_ERRORS = 100
-"""Complaints about an input that are told."""
+"""Errors of one input that are reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ class Answers:
 
 
 async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
-    """Delete answers beyond the settings' age and size; how many they were. Raises LedgerError,
+    """Delete answers beyond the settings' age and size. Returns how many. Raises LedgerError,
     StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
     number = 0

@@ -1,4 +1,6 @@
-"""Answers that must fit a JSON Schema. Schemas and answers both come from outside.
+"""Parse answers that must fit a JSON Schema, and check the schemas. Both come from outside.
+
+`job_answers` asks the model once more where its answer does not fit.
 
 Schemas are bounded in size and in what they cost to compile, refer to nothing elsewhere, and their
 patterns are run by an engine whose time is linear in the text. Recursive schemas may still need

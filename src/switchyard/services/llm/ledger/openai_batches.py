@@ -1,4 +1,5 @@
-"""Files and batches of the OpenAI-compatible API. Their contents lie in the file storage."""
+"""Records of the files and batches of the OpenAI-compatible API. The file storage has the files'
+contents."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ class OpenAiBatchRepository(Repository):
 
     @write
     def add_batch(self, connection: Connection, batch: OpenAiBatch) -> OpenAiBatch:
-        """Record a batch; the same id again answers with the one that is there."""
+        """Record a batch. Returns the one that is recorded where the id is known already."""
         known = _fetch(connection, batch.id)
         if known is None:
             connection.execute(insert(openai_batches).values(_row(batch)))
@@ -164,8 +165,8 @@ class OpenAiBatchRepository(Repository):
         among_states: Collection[OpenAiBatchState],
         changes: Mapping[str, Any] | None = None,
     ) -> OpenAiBatch | None:
-        """Move a batch to a state from one of those, and change fields with it. Returns the batch
-        as it is then; None when there is none of that id."""
+        """Move a batch that is in one of `among_states` to another state, and change fields with
+        it. Returns the batch as it is then; None when there is none of that id."""
         known = _fetch(connection, batch_id, lock=True)
         if known is None or known.state not in among_states:
             return known

@@ -1,4 +1,4 @@
-"""What the ledger keeps of language models' servers, as plain values."""
+"""What the ledger keeps of language models' servers and of claims to ask them, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 TRIAL_AFTER_FAILURES = 5
 """Failures in a row from which a server gets one call at a time, until one is answered."""
 BRIEF_PAUSE = 5.0
-"""Seconds of the longest pause that a request waits for in its worker; else its job goes back."""
+"""Seconds of a server's pause up to which a request waits in its worker; for a longer one, its job
+goes back to its queue."""
 WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited", "LlmOverloaded")
 """Errors of requests that have gone back to wait for a server, and used up no attempt."""
 
