@@ -12,8 +12,8 @@ from benchmarks.stage import Stage
 from switchyard.services.pipeline.samples.canvas import Block
 from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text.ocr import DPI, MAX_SIDE, read_picture
-from switchyard.services.pipeline.text.pages import Limits
 from switchyard.services.pipeline.text.pdf import draw_page
+from switchyard.services.pipeline.text.pdf_pages import Limits
 
 Picture = Any
 Page = tuple[Picture, Sequence[Block]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from switchyard.services.pipeline.samples.canvas import Block
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 
 
 @dataclass

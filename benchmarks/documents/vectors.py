@@ -24,8 +24,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.index.wordllama import TOKENIZER, WORD_BEGINS
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.missing import MissingError
@@ -113,7 +113,7 @@ async def _timed(index: OpenIndex, ask: Searched, row: Row) -> None:
     row.rounds.append(statistics.quantiles(taken, n=20)[-1])
 
 
-def _asking(mode: Mode) -> Searched:
+def _asking(mode: SearchMode) -> Searched:
     async def ask(index: OpenIndex, query: str) -> object:
         async with index.searched() as (table, embedder):
             return await search(table, embedder, query, 10, mode=mode)
@@ -176,11 +176,11 @@ async def _measured(kind: str, place: Any, count: int) -> list[Row]:
                 await table.compact()
             row("compacted", "s").rounds.append(time.perf_counter() - began)
             row("memory grown by that", "MB", "flat").rounds.append(resident_memory() - before)
-            for mode in Mode:
+            for mode in SearchMode:
                 within = row(f"search, {mode}: p95", "ms", "under 30 ms")
                 await _timed(index, _asking(mode), within)
             before = resident_memory()
-            await _timed(index, _asking(Mode.HYBRID), Row("", "ms"))
+            await _timed(index, _asking(SearchMode.HYBRID), Row("", "ms"))
             row(f"memory grown by {QUERIES} searches more", "MB", "flat").rounds.append(
                 resident_memory() - before
             )

@@ -20,10 +20,10 @@ from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import FIRST_TABLE
 from switchyard.services.pipeline.index.lance_store import LanceStore
 from switchyard.services.pipeline.index.local_model import is_minilm_installed
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.opening import generation_of
+from switchyard.services.pipeline.index.open_index import generation_of
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, split
-from switchyard.services.pipeline.text.plain import content_words
+from switchyard.services.pipeline.text.plain_text import content_words
 from switchyard.services.pipeline.text.stems import forms
 
 _DEEP = 50
@@ -56,7 +56,7 @@ class Found:
         return statistics.mean(self.all)
 
 
-async def evaluate(embedder: Embedder) -> dict[Mode, Found]:
+async def evaluate(embedder: Embedder) -> dict[SearchMode, Found]:
     """Index the documents, and ask all queries in each mode."""
     with tempfile.TemporaryDirectory() as directory:
         async with LanceStore(directory).table(generation_of(embedder, FIRST_TABLE)) as index:
@@ -66,10 +66,10 @@ async def evaluate(embedder: Embedder) -> dict[Mode, Found]:
                 vectors = await embedder.embed([chunk.text for chunk in chunks])
                 await index.put(document.title, chunks, vectors)
             await index.compact()
-            return {mode: await _asked(index, embedder, mode) for mode in Mode}
+            return {mode: await _asked(index, embedder, mode) for mode in SearchMode}
 
 
-async def _asked(index: ChunkIndex, embedder: Embedder, mode: Mode) -> Found:
+async def _asked(index: ChunkIndex, embedder: Embedder, mode: SearchMode) -> Found:
     found = Found()
     for query in queries():
         hits = await search(index, embedder, query.text, _DEEP, mode=mode, per_document=1)
@@ -100,7 +100,7 @@ def search_quality(stage: Stage, rounds: int, count: int) -> list[Row]:
                 Row(f"{way}: first, {kind}", f"of {len(ranks)}", [sum(r == 1 for r in ranks)])
                 for kind, ranks in found.reciprocal_ranks.items()
             ]
-            if mode is Mode.HYBRID:
+            if mode is SearchMode.HYBRID:
                 first.target = "at least that of the best single way"
                 mrr.target = first.target
             rows += [first, mrr, nothing, *kinds]
@@ -132,7 +132,7 @@ async def compare(collection: Collection, embedder: Embedder) -> dict[str, float
                 question = collection.questions[number]
                 first = yardstick.first(question)
                 found.setdefault("BM25 with stems", []).append(_ndcg(first, relevant))
-                for mode in Mode:
+                for mode in SearchMode:
                     hits = await search(index, embedder, question, 10, mode=mode, per_document=1)
                     places = [hit.document_id for hit in hits]
                     found.setdefault(mode, []).append(_ndcg(places, relevant))
@@ -183,10 +183,10 @@ def collection_quality(folder: Path) -> list[Row]:
     embedder = embedder_for(Settings())
     for collection in collections_in(folder):
         found = asyncio.run(compare(collection, embedder))
-        better = max(found["BM25 with stems"], found[Mode.VECTOR])
+        better = max(found["BM25 with stems"], found[SearchMode.VECTOR])
         for way, value in found.items():
             row = Row(f"{collection.name}, {way}: nDCG@10", "%", [100 * value])
-            if way == Mode.HYBRID:
+            if way == SearchMode.HYBRID:
                 row.ratio = value / better
                 row.target = "1.05 × the better of BM25 with stems and vector"
             rows.append(row)

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from switchyard.cli.pipeline.search import ModeName
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import CommandLine, clean_environment
 from tests.support.api_server import serving
@@ -163,4 +163,4 @@ def test_waiting_ends_with_the_document_or_the_time(
 
 
 def test_modes_of_the_command_line_are_those_of_the_search() -> None:
-    assert {mode.value for mode in ModeName} == {mode.value for mode in Mode}
+    assert {mode.value for mode in ModeName} == {mode.value for mode in SearchMode}

@@ -10,7 +10,7 @@ from switchyard.cli.pipeline.index import OfflineName
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from switchyard.services.pipeline.workers.reindex import RebuildIndex
 from tests.acceptance.conftest import CommandLine

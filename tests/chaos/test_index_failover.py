@@ -12,7 +12,7 @@ import pytest
 from switchyard.services.pipeline.index import postgres_store as postgres_home
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import index_store_at
+from switchyard.services.pipeline.index.open_index import index_store_at
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 from tests.support.postgres_standby import Pair, running_pair, url_of

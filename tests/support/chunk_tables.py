@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import index_store_at
+from switchyard.services.pipeline.index.open_index import index_store_at
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8

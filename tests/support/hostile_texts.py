@@ -11,11 +11,11 @@ import sys
 import time
 
 from switchyard.services.engine.dead.causes import cause_of
-from switchyard.services.pipeline.index.hashed import HashedEmbedder
-from switchyard.services.pipeline.index.words import full_text_query
+from switchyard.services.pipeline.index.hashed_embedder import HashedEmbedder
+from switchyard.services.pipeline.index.word_index import full_text_query
 from switchyard.services.pipeline.text.chunks import split
-from switchyard.services.pipeline.text.extractive import summarize
-from switchyard.services.pipeline.text.plain import (
+from switchyard.services.pipeline.text.extractive_summary import summarize
+from switchyard.services.pipeline.text.plain_text import (
     clean,
     content_words,
     count_words,

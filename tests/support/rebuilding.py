@@ -11,8 +11,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.index.index_rebuild import begin_rebuild, continue_rebuild
+from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 
 
@@ -80,8 +80,8 @@ def always(answer: bool) -> Callable[[], bool]:
 
 
 async def rebuilt(index: OpenIndex, dimensions: int = 32) -> Generation:
-    building = (await begin(index, other(index, dimensions))).building
+    building = (await begin_rebuild(index, other(index, dimensions))).building
     assert building is not None
-    while not await build(index, building, always(False)):
+    while not await continue_rebuild(index, building, always(False)):
         pass
     return building

@@ -19,7 +19,7 @@ from switchyard.services.common.files.charsets import (
 )
 from switchyard.services.pipeline.sources.safe_xml import xml_tree
 from switchyard.services.pipeline.sources.source_response import SourceResponse
-from switchyard.services.pipeline.text.web import read_page
+from switchyard.services.pipeline.text.web_page_text import read_page
 
 
 @pytest.mark.parametrize(

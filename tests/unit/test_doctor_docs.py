@@ -7,7 +7,7 @@ from switchyard.services.engine.monitoring import checks
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.llm import operations as llm
 from switchyard.services.pipeline import operations as pipeline
-from switchyard.services.pipeline.index import checking as index
+from switchyard.services.pipeline.index import index_check as index
 
 ROOT = Path(__file__).parents[2]
 

@@ -62,7 +62,7 @@ SIGNALS = {
     "services.engine.bulk.session.SessionEnded": "ends a handler whose operation is another's",
     "services.engine.jobs.retry.RemoteError": "stands for a handler's error from another process",
     "services.engine.dead.replay._RolledBack": "ends a transaction that must leave nothing",
-    "services.pipeline.index.rebuilding._NotBuilding": "ends a build that another process ended",
+    "services.pipeline.index.index_rebuild._NotBuilding": "ends a build that another process ended",
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.engine.redrive.redrive_progress.Halted": "ends a pass of a paused redrive",

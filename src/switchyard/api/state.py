@@ -42,7 +42,7 @@ from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget
 from switchyard.services.llm.llm_queue import LLMQueue
 from switchyard.services.llm.records.llm_spend import Requester
-from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 from tests.integration.api.document_server import send, serving
 from tests.integration.api.standing import client_of, standing
 

@@ -12,9 +12,9 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import is_postgres
 from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.pipeline.index import checking
+from switchyard.services.pipeline.index import index_check
 from switchyard.services.pipeline.index import lance_store as lance_home
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 
 
 async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.MonkeyPatch):
@@ -22,8 +22,8 @@ async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.
     on a busy machine, and the doctor called the index away."""
     settings = Settings(index_url=SecretStr(url), embed_offline="hashed")
     async with open_index(settings) as index, index.searched():
-        monkeypatch.setattr(checking, "TIMEOUT", 0.0)
-        (check,) = await checking.index(settings)
+        monkeypatch.setattr(index_check, "TIMEOUT", 0.0)
+        (check,) = await index_check.check_index(settings)
     late = ("wrong", Finding.INDEX_AWAY) if is_postgres(url) else ("ok", None)
     assert (check.status, check.finding) == late
 
@@ -34,7 +34,7 @@ async def test_an_index_that_is_marked_as_a_systems_own_is_empty_still(tmp_path:
     directory = Path(settings.vectors_url)
     directory.mkdir()
     (directory / MARKER).touch()
-    (check,) = await checking.index(settings)
+    (check,) = await index_check.check_index(settings)
     assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
 
 

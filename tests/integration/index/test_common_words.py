@@ -12,8 +12,8 @@ import pytest
 from switchyard.services.pipeline.index import postgres_words
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
-from switchyard.services.pipeline.index.postgres_words import combinations, known
-from switchyard.services.pipeline.index.words import MAX_QUERY_WORDS
+from switchyard.services.pipeline.index.postgres_words import combinations, word_counts_statement
+from switchyard.services.pipeline.index.word_index import MAX_QUERY_WORDS
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, opened
 
@@ -113,7 +113,7 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
         found = postgres_words._FOUND.format(table="chunks")
         compared = postgres_words._COMPARED.format(table="chunks", ids=found)
         for statement, values in (
-            (known("chunks", is_counted=False), [["rare"]]),
+            (word_counts_statement("chunks", is_counted=False), [["rare"]]),
             (compared, [["common", "rare"], NOWHERE, ["rare common"], None, 9]),
         ):
             plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.index import lance_table, postgres_neighbours,
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.lance_table import LanceTable
-from switchyard.services.pipeline.index.opening import index_store_at
+from switchyard.services.pipeline.index.open_index import index_store_at
 from switchyard.services.pipeline.index.postgres_table import COMPARED
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.postgres import SYSTEM_USER

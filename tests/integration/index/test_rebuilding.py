@@ -9,20 +9,25 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.index import rebuilding
+from switchyard.services.pipeline.index import index_rebuild
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch
 from switchyard.services.pipeline.index.chunk_search import search
-from switchyard.services.pipeline.index.generations import Generation, Generations, decoded, encoded
-from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.index.rebuilding import (
+from switchyard.services.pipeline.index.generations import (
+    Generation,
+    Generations,
+    decode_state,
+    encode_state,
+)
+from switchyard.services.pipeline.index.index_rebuild import (
     RETIRED_RETENTION,
     AnotherRebuild,
     Progress,
-    abandon,
-    begin,
-    build,
-    compact,
+    abandon_rebuild,
+    begin_rebuild,
+    compact_index,
+    continue_rebuild,
 )
+from switchyard.services.pipeline.index.open_index import open_index
 from tests.support.rebuilding import always, contents, opened, other, rebuilt, texts, write
 
 
@@ -38,7 +43,7 @@ async def test_an_index_is_built_anew_and_swapped(url: str):
         assert now.active.embedder == "hashed-2-32"
         assert [each.generation.table for each in now.retired] == ["chunks"]
         assert await contents(index) == before
-        assert (await begin(index, other(index))).building is None  # it is of that embedder
+        assert (await begin_rebuild(index, other(index))).building is None  # it is of that embedder
 
 
 async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is(url: str):
@@ -64,32 +69,32 @@ async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
 
 
 async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rebuilding, "PROGRESS_INTERVAL", 1)
+    monkeypatch.setattr(index_rebuild, "PROGRESS_INTERVAL", 1)
     async with opened(url) as index:
         for n in range(4):
             await write(index, f"doc-{n}", 2, "old")
-        building = (await begin(index, other(index))).building
+        building = (await begin_rebuild(index, other(index))).building
         assert building is not None
-        assert not await build(index, building, always(True))
+        assert not await continue_rebuild(index, building, always(True))
         turns = iter([False, False, True])
-        assert not await build(index, building, lambda: next(turns))
+        assert not await continue_rebuild(index, building, lambda: next(turns))
         assert Progress.from_note(await index.store.progress(building)) == Progress(1, "doc-1")
         assert (await index.generations()).active.dimensions == 64
-        assert await build(index, building, always(False))
+        assert await continue_rebuild(index, building, always(False))
         assert len(await contents(index)) == 4
 
 
 async def test_one_building_at_a_time_and_it_can_be_given_up(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
-        building = (await begin(index, other(index))).building
+        building = (await begin_rebuild(index, other(index))).building
         assert building is not None
-        assert (await begin(index, other(index))).building == building
+        assert (await begin_rebuild(index, other(index))).building == building
         with pytest.raises(AnotherRebuild, match=r"hashed-2-32.*jobctl index abandon"):
-            await begin(index, other(index, 16))
-        assert await abandon(index) == building
-        assert await abandon(index) is None
-        assert await build(index, building, always(False))  # who was at it stops
+            await begin_rebuild(index, other(index, 16))
+        assert await abandon_rebuild(index) == building
+        assert await abandon_rebuild(index) is None
+        assert await continue_rebuild(index, building, always(False))  # who was at it stops
         assert (await index.generations()).active.dimensions == 64
         await rebuilt(index, 16)
         assert (await contents(index)) == {"a": texts("a", 2, "old")}
@@ -99,9 +104,9 @@ async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
         await rebuilt(index)
-        assert await compact(index) == []
+        assert await compact_index(index) == []
         by_the_ledger = replace(index, clock=lambda: time.time() + RETIRED_RETENTION + 60)
-        assert [each.table for each in await compact(by_the_ledger)] == ["chunks"]
+        assert [each.table for each in await compact_index(by_the_ledger)] == ["chunks"]
         assert (await index.generations()).retired == ()
         assert await contents(index) == {"a": texts("a", 2, "old")}
         await rebuilt(index, 16)
@@ -115,10 +120,10 @@ async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(url: str):
         "",
         "[]",
         '{"active": 1, "building": null, "retired": [], "number": 1}',
-        encoded(Generations(Generation("x; DROP TABLE y", "e", 8))).decode(),
+        encode_state(Generations(Generation("x; DROP TABLE y", "e", 8))).decode(),
         "[" * 100_000,
     ],
 )
 def test_a_catalogue_that_somebody_else_has_written_is_refused(text: str):
     with pytest.raises(IndexMismatch, match="can't be read"):
-        decoded(text)
+        decode_state(text)

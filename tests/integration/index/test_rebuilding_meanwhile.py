@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.pipeline.index import rebuilding
+from switchyard.services.pipeline.index import index_rebuild
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.index_rebuild import begin_rebuild, continue_rebuild
 from switchyard.services.pipeline.index.lance_table import LanceTable
-from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.postgres_table import PostgresTable
-from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 from tests.support.rebuilding import always, contents, fill, opened, other, rebuilt, texts, write
@@ -47,7 +47,7 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
         async def look() -> None:
             while not done.is_set():
                 async with searching.searched() as (table, embedder):
-                    hits = await search(table, embedder, "tide", 5, mode=Mode.HYBRID)
+                    hits = await search(table, embedder, "tide", 5, mode=SearchMode.HYBRID)
                     searched.append(embedder.name)
                     assert len(hits) == 5
                 await changed.wait()  # the same search of the same index costs most of the time
@@ -66,9 +66,9 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
                 changed.set()
 
         async def rebuild() -> None:
-            building = (await begin(index, other(index))).building
+            building = (await begin_rebuild(index, other(index))).building
             assert building is not None
-            while not await build(index, building, always(False)):
+            while not await continue_rebuild(index, building, always(False)):
                 pass
 
         # Each document has one writer: 1 and 3 change the odd ones, lots apart.
@@ -108,8 +108,8 @@ async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_
 ):
     async with opened(url) as index:
         await write(index, "a", 4, "old")
-        await begin(index, other(index))
-        copied = rebuilding._copied
+        await begin_rebuild(index, other(index))
+        copied = index_rebuild._copy_differences
         times: list[bool] = []
 
         async def disturbed(
@@ -128,7 +128,7 @@ async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_
             times.append(True)
             return True
 
-        monkeypatch.setattr(rebuilding, "_copied", disturbed)
+        monkeypatch.setattr(index_rebuild, "_copy_differences", disturbed)
         await rebuilt(index)
         assert await contents(index) == {"a": texts("a", 2, "new")}
 
@@ -140,7 +140,7 @@ async def test_who_was_frozen_while_another_has_swapped_changes_nothing_of_what_
     async with opened(url) as index:
         for name in ("a", "b"):
             await write(index, name, 3, "old")
-        building = (await begin(index, other(index))).building
+        building = (await begin_rebuild(index, other(index))).building
         assert building is not None
         thaw, frozen = asyncio.Event(), asyncio.Event()
         table = PostgresTable if url.startswith("postgres") else LanceTable
@@ -157,7 +157,7 @@ async def test_who_was_frozen_while_another_has_swapped_changes_nothing_of_what_
             return await call(*args) if found is None else found
 
         monkeypatch.setattr(table, name, slow)
-        first = asyncio.create_task(build(index, building, always(False)))
+        first = asyncio.create_task(continue_rebuild(index, building, always(False)))
         await frozen.wait()
         monkeypatch.undo()
         await rebuilt(index)
@@ -176,7 +176,7 @@ async def build_until_killed(url: str) -> None:
     async with opened(url) as index:
         building = (await index.generations()).building
         if building is not None:
-            await build(index, building, always(False))
+            await continue_rebuild(index, building, always(False))
 
 
 async def far_enough(table: ChunkIndex, wanted: int, process: BaseProcess) -> bool:
@@ -193,7 +193,7 @@ async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str)
     async with opened(url) as index:
         await fill(index, (f"doc-{n:03}" for n in range(60)), "old")
         before = await contents(index)
-        building = (await begin(index, other(index))).building
+        building = (await begin_rebuild(index, other(index))).building
         assert building is not None
         for kill in range(5):
             process = SPAWN.Process(target=run_build, args=(url,))
@@ -203,7 +203,7 @@ async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-        assert await asyncio.wait_for(build(index, building, always(False)), 60)
+        assert await asyncio.wait_for(continue_rebuild(index, building, always(False)), 60)
         assert (await index.generations()).active == building
         assert await contents(index) == before
 
@@ -212,10 +212,10 @@ async def test_a_document_that_is_gone_meanwhile_is_not_brought_over(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
         await write(index, "b", 2, "old")
-        building = (await begin(index, other(index))).building
+        building = (await begin_rebuild(index, other(index))).building
         assert building is not None
         async with index.store.table(building) as table:
             chunk = Chunk(chunk_id("gone", 0), "gone", 0, 1, "gone")
             await table.put("gone", [chunk], await other(index).embed(["gone"]))
-        assert await build(index, building, always(False))
+        assert await continue_rebuild(index, building, always(False))
         assert sorted(await contents(index)) == ["a", "b"]

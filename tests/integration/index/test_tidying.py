@@ -18,7 +18,7 @@ from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.compaction import compact_table
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.lance_store import LanceStore
-from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 

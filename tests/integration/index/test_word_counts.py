@@ -15,9 +15,9 @@ from switchyard.services.engine.identity.postgres import dsn
 from switchyard.services.pipeline.index import postgres_counts
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, WordMatch
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import index_store_at
+from switchyard.services.pipeline.index.open_index import index_store_at
 from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
-from switchyard.services.pipeline.index.postgres_words import known
+from switchyard.services.pipeline.index.postgres_words import word_counts_statement
 from switchyard.services.pipeline.text.chunks import Chunk
 from tests.support.chunk_tables import DIMENSIONS, opened
 
@@ -98,7 +98,9 @@ async def test_only_the_chunks_with_words_that_are_not_known_are_visited_to_coun
     await compact(pgvector_url)
     async with opened(pgvector_url) as index:
         assert isinstance(index, PostgresTable)
-        statement = f"EXPLAIN (ANALYZE) {known('chunks', is_counted=is_counted(index))}"
+        statement = (
+            f"EXPLAIN (ANALYZE) {word_counts_statement('chunks', is_counted=is_counted(index))}"
+        )
         async with index._reading(_BY_WORDS) as connection:
             plans = [
                 "\n".join(row[0] for row in await connection.fetch(statement, words))

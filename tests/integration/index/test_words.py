@@ -13,15 +13,15 @@ from pydantic import SecretStr
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.pipeline.index import lance_table
-from switchyard.services.pipeline.index.checking import index as look_at_index
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.hashed import HashedEmbedder
+from switchyard.services.pipeline.index.hashed_embedder import HashedEmbedder
+from switchyard.services.pipeline.index.index_check import check_index
+from switchyard.services.pipeline.index.index_rebuild import begin_rebuild, continue_rebuild
 from switchyard.services.pipeline.index.lance_table import LanceTable
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.index.open_index import open_index
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector
 
@@ -168,7 +168,7 @@ async def test_others_take_the_place_of_what_is_deleted_amid_a_search(
             return found
 
         monkeypatch.setattr(type(index), "candidates", deleted_meanwhile)
-        hits = await search(index, embedder, "text", 4, mode=Mode.HYBRID)
+        hits = await search(index, embedder, "text", 4, mode=SearchMode.HYBRID)
     assert [hit.document_id for hit in hits] == ["b"] * 4
 
 
@@ -209,13 +209,13 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
         one = [Chunk(chunk_id("a", 0), "a", 0, 1, "Every day¹² counts.")]
         await index.put("Title", one, await made.embed(["Every day¹² counts."]))
         assert len(await index.keyword_search("day", 10)) == 1
-    _, check = await look_at_index(settings)
+    _, check = await check_index(settings)
     assert (check.finding, check.remedy) == (Finding.INDEX_WORDS, "jobctl index rebuild --force")
     async with open_index(settings) as whole:
-        state = await begin(whole, made, force=True)
+        state = await begin_rebuild(whole, made, force=True)
         assert state.building is not None
-        assert await build(whole, state.building, lambda: False)
+        assert await continue_rebuild(whole, state.building, lambda: False)
         async with whole.searched() as (index, _):
             assert len(await index.keyword_search("12", 10)) == 1
-    (check,) = await look_at_index(settings)
+    (check,) = await check_index(settings)
     assert check.status == "ok"

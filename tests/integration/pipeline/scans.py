@@ -12,8 +12,8 @@ import numpy as np
 import pymupdf
 from PIL import Image
 
-from switchyard.services.pipeline.text.pages import Limits
 from switchyard.services.pipeline.text.pdf import draw_page
+from switchyard.services.pipeline.text.pdf_pages import Limits
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import scan, slips
 

@@ -13,8 +13,8 @@ from switchyard.services.common.files.errors import EncryptedDocument, Unsupport
 from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.llm.llm_errors import LlmUnavailable
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.workers.stage_outputs import MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import STAGES, document, find, ingested, written
@@ -139,7 +139,7 @@ async def test_the_index_may_be_in_postgresql(pipeline: Pipeline, paper: str, pg
     update = {"index_url": SecretStr(pgvector_url)}
     there = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
     document_id = await ingested(there, {"path": paper})
-    for mode in Mode:
+    for mode in SearchMode:
         assert (await find(there, "tide", mode=mode))[0].document_id == document_id
     assert not (pipeline.settings.data_dir / "index").exists()
 

@@ -17,7 +17,7 @@ from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.llm.llm_errors import LlmRefused
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample

@@ -32,8 +32,8 @@ from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.pipeline.text import extraction
 from switchyard.services.pipeline.text.page_process import PageProcess
-from switchyard.services.pipeline.text.pages import Limits
 from switchyard.services.pipeline.text.pdf import ExtractorName, opening, read_pdf
+from switchyard.services.pipeline.text.pdf_pages import Limits
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import ingested, whole_result, written
 from tests.support.hostile_pdfs import (

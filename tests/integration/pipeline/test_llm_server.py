@@ -31,8 +31,8 @@ from switchyard.services.llm.server_client import (
     open_api,
 )
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.remote import BATCH_SIZE, RemoteEmbedder
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
+from switchyard.services.pipeline.index.remote_embedder import BATCH_SIZE, RemoteEmbedder
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer

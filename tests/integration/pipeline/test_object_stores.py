@@ -27,7 +27,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.generations import Generation, IndexStore
-from switchyard.services.pipeline.index.opening import index_store_at, open_index
+from switchyard.services.pipeline.index.open_index import index_store_at, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.ledgers import make_ledger

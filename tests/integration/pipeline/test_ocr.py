@@ -15,12 +15,12 @@ from PIL import Image
 from switchyard.services.common.files.errors import PageTooCostly, UnsupportedDocument
 from switchyard.services.common.files.storage_keys import page_key, result_key, stage_key
 from switchyard.services.pipeline.index.chunk_search import search
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.documents import DocumentRepository
 from switchyard.services.pipeline.text.ocr import OcrNotInstalled, UnknownLanguage
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.workers import ocr as ocr_worker
 from switchyard.services.pipeline.workers.ocr import NoTextFound
 from tests.integration.pipeline.conftest import Pipeline

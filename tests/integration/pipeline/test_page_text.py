@@ -11,8 +11,8 @@ import pytest
 
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.engine.jobs.outcomes import Next
-from switchyard.services.pipeline.text.pages import Limits
 from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page, read_pdf
+from switchyard.services.pipeline.text.pdf_pages import Limits
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import TEXT, encrypted, pdf
 

@@ -33,8 +33,8 @@ from switchyard.services.common.files.media_types import (
 from switchyard.services.pipeline.samples.articles import samples
 from switchyard.services.pipeline.text.extraction import extract
 from switchyard.services.pipeline.text.mupdf import PyMuPDFNotInstalled, _reading
-from switchyard.services.pipeline.text.pages import Limits, PdfText
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
+from switchyard.services.pipeline.text.pdf_pages import Limits, PdfText
 from tests.support.hostile_pdfs import deep_outline, not_pdfs
 from tests.support.pdfs import (
     TEXT,

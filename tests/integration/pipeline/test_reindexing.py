@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.engine.jobs.outcomes import Done, Next
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers import reindex as reindex_worker
 from tests.integration.pipeline.conftest import Pipeline

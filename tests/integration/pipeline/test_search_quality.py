@@ -11,13 +11,13 @@ from benchmarks.search.evaluation import compare, evaluate
 from switchyard.cli.demo.play import SAMPLE_QUERY
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.search_modes import SearchMode
 
 
 @pytest.mark.long
 async def test_the_default_finds_at_least_as_much_as_the_best_single_way():
     found = await evaluate(embedder_for(Settings()))
-    both = found.pop(Mode.HYBRID)
+    both = found.pop(SearchMode.HYBRID)
     assert both.first >= max(one.first for one in found.values())
     assert both.mrr >= max(one.mrr for one in found.values())
     assert both.first >= 105

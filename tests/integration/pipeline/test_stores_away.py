@@ -31,10 +31,10 @@ from switchyard.services.engine.monitoring.checks import host
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
-from switchyard.services.pipeline.index.checking import index
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.opening import generation_of, index_store_at, open_index
+from switchyard.services.pipeline.index.index_check import check_index
+from switchyard.services.pipeline.index.open_index import generation_of, index_store_at, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import serving
@@ -218,7 +218,7 @@ async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(
     assert answer.json()["detail"].startswith("the index does not answer")
     assert refused.json()["detail"].startswith("the file storage does not answer")
     assert "Retry-After" in answer.headers
-    (check,) = await index(settings)
+    (check,) = await check_index(settings)
     assert (check.status, check.finding) == ("wrong", Finding.INDEX_AWAY)
 
 
@@ -254,14 +254,14 @@ async def test_an_index_whose_store_refuses_is_waited_for(
 
 async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, embed_offline="hashed")
-    (check,) = await index(settings)
+    (check,) = await check_index(settings)
     assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
     assert list(tmp_path.iterdir()) == []
     async with open_index(settings) as opened, opened.searched():
         pass
-    (check,) = await index(settings)
+    (check,) = await check_index(settings)
     assert check.status == "ok"
-    (check,) = await index(settings.model_copy(update={"embed_offline": "wordllama"}))
+    (check,) = await check_index(settings.model_copy(update={"embed_offline": "wordllama"}))
     assert (check.status, check.finding) == ("warning", Finding.INDEX_EMBEDDER)
     assert "JOBS_EMBED_OFFLINE=hashed" in check.remedy
 

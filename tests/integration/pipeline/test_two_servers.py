@@ -7,15 +7,15 @@ from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.pipeline.index.checking import index as look_at_index
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch
 from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
+from switchyard.services.pipeline.index.embedder_probe import VERIFICATION_TTL
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.probing import VERIFICATION_TTL
-from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.index.index_check import check_index
+from switchyard.services.pipeline.index.index_rebuild import begin_rebuild, continue_rebuild
+from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support import llm_server as server
 from tests.support.llm_server import DIMENSIONS, LlmServer
@@ -47,7 +47,7 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
                 await put(after, "b")
             assert (await before.count("a"), await before.count("b")) == (1, 0)
             # And while it is rebuilt: each generation takes vectors of its own model alone.
-            await begin(after, embedder_for(after.settings))
+            await begin_rebuild(after, embedder_for(after.settings))
             assert len((await before.generations()).write_targets) == 2
             old.always(server.embeds(model="old-model"))
             with pytest.raises(IndexMismatch, match=r"'new-model'.*'old-model'"):
@@ -85,17 +85,17 @@ async def test_other_weights_under_the_name_of_the_model_write_and_find_nothing_
             async with after.searched() as (table, embedder):
                 with pytest.raises(IndexMismatch):
                     await search(table, embedder, "tide")
-                assert await search(table, embedder, "tide", mode=Mode.KEYWORD)
+                assert await search(table, embedder, "tide", mode=SearchMode.KEYWORD)
             assert (await before.count("a"), await before.count("b")) == (1, 0)
-            *_, check = await look_at_index(after.settings)
+            *_, check = await check_index(after.settings)
             assert (check.status, check.finding) == ("wrong", Finding.INDEX_VECTORS)
             assert "rebuild --force" in check.remedy
-            *_, check = await look_at_index(before.settings)
+            *_, check = await check_index(before.settings)
             assert check.status == "ok"
 
-            state = await begin(after, embedder_for(after.settings), force=True)
+            state = await begin_rebuild(after, embedder_for(after.settings), force=True)
             assert state.building is not None
-            assert await build(after, state.building, lambda: False)
+            assert await continue_rebuild(after, state.building, lambda: False)
             await put(after, "b")
             assert (await after.count("a"), await after.count("b")) == (1, 1)
             with pytest.raises(IndexMismatch):
@@ -138,5 +138,5 @@ async def test_the_doctor_tells_of_an_embedding_server_that_is_away(settings: Se
         )
         async with open_index(asked) as index:
             await put(index, "a")
-    *_, check = await look_at_index(asked)
+    *_, check = await check_index(asked)
     assert (check.status, check.finding) == ("warning", Finding.EMBEDDER_AWAY)

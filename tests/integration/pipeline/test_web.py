@@ -25,7 +25,7 @@ from switchyard.services.pipeline.sources.web import web_fetcher
 from switchyard.services.pipeline.sources.web.robots import judge
 from switchyard.services.pipeline.sources.web.web_addresses import link_addresses, page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage
-from switchyard.services.pipeline.text.web import read_page
+from switchyard.services.pipeline.text.web_page_text import read_page
 from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, document_on_page
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
 from switchyard.services.pipeline.text.chunks import CHUNK_WORDS, OVERLAP_WORDS, chunk_id, split
-from switchyard.services.pipeline.text.plain import count_words, words
+from switchyard.services.pipeline.text.plain_text import count_words, words
 
 PAGES = [{"page": n, "text": article.text} for n, article in enumerate(ARTICLES, start=1)]
 

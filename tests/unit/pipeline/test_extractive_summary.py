@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
-from switchyard.services.pipeline.text.extractive import MAX_SENTENCES, MAX_WORDS, summarize
-from switchyard.services.pipeline.text.plain import count_words, sentences
+from switchyard.services.pipeline.text.extractive_summary import MAX_SENTENCES, MAX_WORDS, summarize
+from switchyard.services.pipeline.text.plain_text import count_words, sentences
 
 GERMAN = """Die Gezeiten entstehen durch die Anziehung des Mondes. Das Wasser der Meere hebt und \
 senkt sich zweimal am Tag.

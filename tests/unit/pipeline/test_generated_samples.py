@@ -13,7 +13,7 @@ from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.pipeline.samples.generated_samples import UnknownSample, generate, kinds
 from switchyard.services.pipeline.samples.phrases import languages
 from switchyard.services.pipeline.text.pdf import read_pdf
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 
 DIGITAL = [kind for kind in kinds() if kind not in ("scan", "image")]
 

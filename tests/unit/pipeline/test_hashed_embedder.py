@@ -13,7 +13,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.hashed import HashedEmbedder
+from switchyard.services.pipeline.index.hashed_embedder import HashedEmbedder
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
 
 TEXTS = ["The tide rises twice a day.", "Die Flut steigt.", "يرتفع ماء البحر", "机器学习"]

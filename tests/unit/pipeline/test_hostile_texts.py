@@ -7,8 +7,8 @@ import unicodedata
 
 import pytest
 
-from switchyard.services.pipeline.text.extractive import MAX_CANDIDATES, summarize
-from switchyard.services.pipeline.text.plain import sentences, words
+from switchyard.services.pipeline.text.extractive_summary import MAX_CANDIDATES, summarize
+from switchyard.services.pipeline.text.plain_text import sentences, words
 from tests.support.hostile_texts import SHAPES
 
 CALL = (sys.executable, "-m", "tests.support.hostile_texts")

@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import is_gibberish, is_unreadable, marked
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 
 ENGLISH = (
     "The keeper of the light climbed the stairs every evening. He trimmed the wick and filled the "

@@ -10,8 +10,8 @@ from PIL import Image
 
 from switchyard.services.llm.vision_model import picture_chat
 from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
-from switchyard.services.pipeline.text.pages import shrink_factor
-from switchyard.services.pipeline.text.pieces import PIECE, _joined, _starts
+from switchyard.services.pipeline.text.ocr_pieces import PIECE, _joined, _starts
+from switchyard.services.pipeline.text.pdf_pages import shrink_factor
 
 
 def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:

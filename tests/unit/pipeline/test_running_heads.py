@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines, compose
-from switchyard.services.pipeline.text.plain import unwrap
+from switchyard.services.pipeline.text.plain_text import unwrap
 
 BODY = "A text of its own on every page, and long enough to be one."
 

@@ -12,7 +12,7 @@ from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
 from switchyard.services.pipeline.samples.articles import sample, samples, write_samples
 from switchyard.services.pipeline.text.pdf import read_pdf
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 
 
 @pytest.mark.parametrize("number", range(len(ARTICLES)))

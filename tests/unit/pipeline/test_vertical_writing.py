@@ -7,7 +7,7 @@ import pymupdf
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines, compose
 from switchyard.services.pipeline.text.pdf import read_pdf
-from switchyard.services.pipeline.text.vertical import laid_level
+from switchyard.services.pipeline.text.vertical_text import laid_level
 
 COLUMNS = ("吾輩は猫である。名前は", "まだ無い。どこで生れた", "かとんと見当がつかぬ。")
 ENCODING = "UniJIS-UTF16-V"

@@ -44,8 +44,8 @@ from switchyard.services.pipeline.documents.document_service import (
 from switchyard.services.pipeline.documents.document_status import STATES
 from switchyard.services.pipeline.graph.svg import draw
 from switchyard.services.pipeline.index.chunk_search import highlights
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.words import query_terms
+from switchyard.services.pipeline.index.search_modes import SearchMode
+from switchyard.services.pipeline.index.word_index import query_terms
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Neighbourhood
 
@@ -146,7 +146,7 @@ async def search_documents(
     state: Shared,
     documents: DocumentsOf,
     q: Asked = "",
-    mode: Mode = Mode.HYBRID,
+    mode: SearchMode = SearchMode.HYBRID,
 ) -> DashboardPage:
     """Show the places in documents that answer a question, with the words that were found."""
     hits: list[HitView] = []
@@ -158,7 +158,7 @@ async def search_documents(
     context = {
         "q": q.strip(),
         "mode": mode,
-        "modes": list(Mode),
+        "modes": list(SearchMode),
         "hits": [(each, _cut_at(each.snippet, each.highlights), _place(each, q)) for each in hits],
     }
     return DashboardPage("documents_search.html", context, title="Search documents")

@@ -23,7 +23,7 @@ from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState
 from switchyard.services.pipeline.index.document_search import answered_soon
-from switchyard.services.pipeline.index.opening import report
+from switchyard.services.pipeline.index.open_index import generation_reports
 
 router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
@@ -71,7 +71,7 @@ async def index(state: Shared, request: Request) -> IndexView:
     """Show the location of the search index, its embedder, and the progress of a rebuild."""
     try:
         async with answered_soon(state.index):
-            return view_index(state.index, await report(state.index))
+            return view_index(state.index, await generation_reports(state.index))
     except (RetryableError, PermanentError, TimeoutError) as error:
         request.state.trouble = f"{type(error).__name__}: {error}"
         raise try_later("search-away", "the index can't be read: the log says why") from error

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, RequestModel, Timestamp
 from switchyard.broker import patterns
-from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
+from switchyard.services.pipeline.index.search_modes import MAX_LIMIT, SearchMode
 from switchyard.services.pipeline.records.documents import checked_class
 
 SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
@@ -226,8 +226,8 @@ class SearchBody(RequestModel):
     model_config = ConfigDict(extra="forbid")
 
     query: str = Field(min_length=1, max_length=2000, examples=["why the tide rises"])
-    mode: Mode = Field(
-        default=Mode.HYBRID,
+    mode: SearchMode = Field(
+        default=SearchMode.HYBRID,
         description="`vector`: similar meaning; `keyword`: contains the words; `hybrid`: both.",
     )
     limit: int = Field(default=10, ge=1, le=MAX_LIMIT)
@@ -257,5 +257,5 @@ class HitView(ApiModel):
 
 
 class SearchAnswer(ApiModel):
-    mode: Mode
+    mode: SearchMode
     hits: list[HitView]

@@ -9,7 +9,7 @@ from switchyard.api.models.crawls import CrawlDetails, CrawlPageView, CrawlView
 from switchyard.api.models.lanes import GenerationView, IndexView
 
 if TYPE_CHECKING:
-    from switchyard.services.pipeline.index.opening import GenerationReport, OpenIndex
+    from switchyard.services.pipeline.index.open_index import GenerationReport, OpenIndex
     from switchyard.services.pipeline.records.crawls import CrawlProgress, ListedPage
 
 

@@ -83,7 +83,7 @@ async def demo_load_link(payload: NoPayload, ctx: JobContext) -> Outcome:
 
 async def _load_index(ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.index.embedder import is_offline
-    from switchyard.services.pipeline.index.opening import index_of
+    from switchyard.services.pipeline.index.open_index import index_of
 
     async with index_of(ctx) as index, index.searched() as (_, embedder):
         if is_offline(embedder.name):

@@ -312,8 +312,8 @@ async def _collect(ledger: Ledger, story: DemoRun) -> None:
 async def _search(system: System, story: DemoRun) -> None:
     from switchyard.services.common.errors import PermanentError, RetryableError
     from switchyard.services.pipeline.index.chunk_search import search
-    from switchyard.services.pipeline.index.modes import Mode
-    from switchyard.services.pipeline.index.opening import open_index
+    from switchyard.services.pipeline.index.open_index import open_index
+    from switchyard.services.pipeline.index.search_modes import SearchMode
 
     titles = [
         str((document.records["extract_text"].result or {}).get("title", document.name))
@@ -326,7 +326,7 @@ async def _search(system: System, story: DemoRun) -> None:
     try:
         async with open_index(system.settings) as index, index.searched() as (table, embedder):
             story.hits = await search(
-                table, embedder, story.query, HITS, mode=Mode.HYBRID, per_document=1
+                table, embedder, story.query, HITS, mode=SearchMode.HYBRID, per_document=1
             )
     except (PermanentError, RetryableError) as error:
         story.search_problem = str(error)

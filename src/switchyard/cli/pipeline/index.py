@@ -123,22 +123,22 @@ def abandon() -> None:
 
 async def _read_index() -> IndexView:
     from switchyard.api.views.pipeline import view_index
-    from switchyard.services.pipeline.index.opening import open_index, report
+    from switchyard.services.pipeline.index.open_index import generation_reports, open_index
 
     async with open_index(load_settings()) as index:
-        return view_index(index, await report(index))
+        return view_index(index, await generation_reports(index))
 
 
 async def _abandon() -> str | None:
-    from switchyard.services.pipeline.index.opening import open_index
-    from switchyard.services.pipeline.index.rebuilding import abandon as give_up
+    from switchyard.services.pipeline.index.index_rebuild import abandon_rebuild
+    from switchyard.services.pipeline.index.open_index import open_index
 
     settings = load_settings()
     async with (
         open_ledger(settings) as ledger,
         open_index(settings, clock=ledger.clock.time) as index,
     ):
-        building = await give_up(index)
+        building = await abandon_rebuild(index)
     return None if building is None else building.embedder
 
 

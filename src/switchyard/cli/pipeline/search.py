@@ -24,7 +24,7 @@ FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 
 class ModeName(StrEnum):
-    """How to search; held against `services.pipeline.index.chunk_search.Mode` by a test."""
+    """How to search; held against `services.pipeline.index.search_modes.SearchMode` by a test."""
 
     HYBRID = "hybrid"
     VECTOR = "vector"

@@ -16,7 +16,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
 from switchyard.services.pipeline.classes.class_definitions import BadClasses, definitions
-from switchyard.services.pipeline.index.checking import index
+from switchyard.services.pipeline.index.index_check import check_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 
 LONG_SOURCE_PAUSE = 120.0
@@ -33,7 +33,7 @@ _KEY_SETTINGS = {
 def doctor_steps() -> Iterable[DoctorStep]:
     """Return the checks of the index, of the classes' file and of servers that pause."""
     return [
-        DoctorStep(lambda system: index(system.settings), on_demand=True),
+        DoctorStep(lambda system: check_index(system.settings), on_demand=True),
         DoctorStep(lambda system: classes(system.settings), on_demand=True),
         DoctorStep(sources, ledger=True),
     ]

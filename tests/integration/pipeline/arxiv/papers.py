@@ -7,7 +7,7 @@ from typing import Any
 
 from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.records.results import Document
-from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.pipeline.conftest import Pipeline
 

@@ -12,7 +12,7 @@ from switchyard.services.pipeline.citations.superscript_citations import (
     sentences_with_markers,
 )
 from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
-from switchyard.services.pipeline.text.plain import sentences
+from switchyard.services.pipeline.text.plain_text import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
 # More references than any book has; those after them are left out.

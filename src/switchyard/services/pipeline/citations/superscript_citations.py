@@ -15,7 +15,7 @@ The rule rather misses a citation than takes a wrong one. A raised number is a c
 import re
 from collections.abc import Iterator, Sequence
 
-from switchyard.services.pipeline.text.plain import sentences
+from switchyard.services.pipeline.text.plain_text import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
 _ONE = rf"[{SIGNS}]{{1,4}}"

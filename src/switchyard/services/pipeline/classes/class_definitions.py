@@ -15,7 +15,7 @@ from switchyard.broker.message import describe
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.toml_file import InvalidToml, read_toml
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 
 MAX_KEYWORD_WORDS = 8
 _BY = ("rules", "meaning")

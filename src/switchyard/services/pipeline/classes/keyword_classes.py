@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from switchyard.services.pipeline.classes.class_definitions import MAX_KEYWORD_WORDS, RuleKind
 from switchyard.services.pipeline.records.documents import DocumentClass
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 
 MAX_TIMES = 3
 """How often one keyword counts: who repeats himself says nothing new."""

@@ -23,7 +23,7 @@ from switchyard.services.engine.publishing.preparing import (
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL, checked_source
 from switchyard.services.engine.runtime.inline import InlineRunner
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 
 _FIELDS = ("source", "title", "lane", "notify_url")
 

@@ -1,7 +1,7 @@
-"""The index of chunks, by vector and by word: what it can do, wherever it is kept.
+"""The interface of the index of chunks, by vector and by word.
 
 `lance_table` keeps it in a directory or an object store, `postgres_table` in PostgreSQL with
-pgvector. `opening` chooses by JOBS_INDEX_URL.
+pgvector. `open_index` chooses by JOBS_INDEX_URL.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class IndexMismatch(PermanentError):
 
 
 class IndexUnavailable(DependencyUnavailable):
-    """What the index is kept in does not answer, or others were faster all the time. A job that
-    meets it uses up no attempt."""
+    """The index's store does not answer, or other processes write all the time. A job that meets
+    this uses up no attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class NearDocument:
-    """A document of whose chunks one is near."""
+    """A document with at least one chunk near to a vector."""
 
     document_id: str
     title: str
@@ -69,7 +69,8 @@ Key = str | int
 
 @dataclass(frozen=True, slots=True)
 class ChunkCandidate:
-    """A chunk that is near to a vector or has words of a text: as much of it as its rank needs."""
+    """A chunk that is near to a vector or has words of a text, with as much of it as its rank
+    needs."""
 
     key: Key
     similarity: float
@@ -82,7 +83,7 @@ class ChunkCandidate:
 
 @dataclass(frozen=True, slots=True)
 class IndexedText:
-    """A chunk as it was put, without its vector."""
+    """A chunk in the index, without its vector."""
 
     title: str
     chunk: Chunk
@@ -116,23 +117,23 @@ class ChunkIndex(Protocol):
         ...
 
     async def count(self, document_id: str | None = None) -> int:
-        """Chunks of a document, or of all."""
+        """Count the chunks of a document, or all."""
         ...
 
     async def document_ids(self) -> list[str]:
-        """The documents that have chunks, in order."""
+        """Return the ids of the documents that have chunks, in order."""
         ...
 
     async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
-        """A document's chunks from that number on, in order, at most so many."""
+        """Return up to `limit` chunks of a document, in order, from the number `start` on."""
         ...
 
     async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
-        """The vectors of a document's chunks of these numbers, in their order."""
+        """Return the vectors of a document's chunks with these numbers, in their order."""
         ...
 
     async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
-        """The mean of each document's vectors, of length 1 (or 0); documents without any are
+        """Return the mean of each document's vectors, of length 1 (or 0); documents without any are
         absent."""
         ...
 
@@ -144,8 +145,8 @@ class ChunkIndex(Protocol):
         within: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        """The chunks nearest to a vector, best first; `within` leaves out all documents but these.
-        With `exact`, every vector is compared, however many there are.
+        """Return the chunks nearest to a vector, best first; with `within`, of these documents
+        alone. With `exact`, every vector is compared, however many there are.
 
         Nothing is near to a vector of zeros.
         """
@@ -154,8 +155,8 @@ class ChunkIndex(Protocol):
     async def neighbours(
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
-        """The documents, except one, of the `limit` chunks that are nearest to each vector; each
-        once, the nearest first. Together they cost little more than one of them."""
+        """Return the documents of the `limit` chunks that are nearest to each vector, the nearest
+        first, each once, and without `excluding`. Several vectors cost little more than one."""
         ...
 
     async def keyword_search(
@@ -165,8 +166,8 @@ class ChunkIndex(Protocol):
         *,
         within: Collection[str] | None = None,
     ) -> list[WordMatch]:
-        """The chunks that have words of the text, the most relevant first; `within` leaves out
-        all documents but these."""
+        """Return the chunks that have words of the text, the most relevant first; with `within`, of
+        these documents alone."""
         ...
 
     async def candidates(
@@ -177,26 +178,27 @@ class ChunkIndex(Protocol):
         *,
         within: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        """What `nearest` and `keyword_search` find, each chunk once, in no order. Most candidates
-        are not shown, and what is not needed for their rank is not read."""
+        """Return what `nearest` and `keyword_search` find, each chunk once, in no order. Only what
+        the rank needs is read, as most candidates are not shown."""
         ...
 
     async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
-        """How similar the chunks of some candidates are to the mean of the best ones: cosines, from
-        -1 to 1; those that were deleted meanwhile may be absent."""
+        """Return how similar the chunks of some candidates are to the mean of the best ones:
+        cosines, from -1 to 1. Those that were deleted meanwhile may be absent."""
         ...
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
-        """The chunks of some candidates; those that were deleted meanwhile are absent."""
+        """Return the chunks of some candidates; those that were deleted meanwhile are absent."""
         ...
 
     async def needs_compaction(self) -> bool:
-        """Whether writes have left so many pieces that it costs less to compact than to go on."""
+        """Return whether writes have left so many pieces that it costs less to compact than to go
+        on."""
         ...
 
     async def compact(self) -> None:
-        """Make room and speed: merge what writes have left in pieces, drop what no reader needs,
-        index what has grown. Takes seconds to minutes; others may read and write meanwhile."""
+        """Merge what writes have left in pieces, drop what no reader needs, and index what has
+        grown. Takes seconds to minutes; others may read and write meanwhile."""
         ...
 
 
@@ -204,8 +206,8 @@ async def merge_candidates(
     near: Coroutine[Any, Any, list[ChunkCandidate]],
     worded: Coroutine[Any, Any, list[ChunkCandidate]],
 ) -> list[ChunkCandidate]:
-    """What both searches find, each chunk once: as it was found by its words, where it was. They
-    run at the same time; where one fails, the other is ended."""
+    """Run both searches at the same time, and return each chunk once: as the words found it, where
+    they did. Where one search fails, the other is ended."""
     tasks = asyncio.create_task(near), asyncio.create_task(worded)
     try:
         found = itertools.chain.from_iterable(await asyncio.gather(*tasks))
@@ -215,19 +217,20 @@ async def merge_candidates(
 
 
 def unit(total: Any) -> list[float]:
-    """That numpy vector at length 1; zeros stay zeros."""
+    """Scale a numpy vector to length 1; zeros stay zeros."""
     length = float((total * total).sum()) ** 0.5
     return [float(value) / length for value in total] if length else [0.0] * len(total)
 
 
 def require_pairs(chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> None:
-    """Raises ValueError where there are not as many vectors as chunks."""
+    """Raise ValueError where there are not as many vectors as chunks."""
     if len(chunks) != len(vectors):
         raise ValueError(f"{len(chunks)} chunks and {len(vectors)} vectors")
 
 
 def each_once(found: Iterable[NearDocument]) -> list[NearDocument]:
-    """Each document as near as the nearest of its chunks; in one order, everywhere."""
+    """Return each document once, with the similarity of its nearest chunk; the nearest first, equal
+    ones by their ids."""
     nearest: dict[str, NearDocument] = {}
     for each in found:
         known = nearest.get(each.document_id)
@@ -237,12 +240,12 @@ def each_once(found: Iterable[NearDocument]) -> list[NearDocument]:
 
 
 def best_first(matches: list[Match]) -> list[Match]:
-    """In the order of their similarity; equal ones in one order, everywhere."""
+    """Sort matches by similarity, the best first; equal ones by their chunks' ids."""
     return sorted(matches, key=lambda match: (-match.similarity, match.chunk.id))
 
 
 def recovery_hint(made_by: str, length: int) -> str:
-    """What to set so that an index of that embedder can be used as it is."""
+    """Say which settings make an index of that embedder usable as it is."""
     for offline in ("wordllama", "hashed"):
         if made_by.startswith(f"{offline}-"):
             return (

@@ -16,10 +16,10 @@ from switchyard.services.pipeline.index.chunk_index import (
     WordMatch,
 )
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
-from switchyard.services.pipeline.index.words import query_terms
+from switchyard.services.pipeline.index.search_modes import MAX_LIMIT, SearchMode
+from switchyard.services.pipeline.index.word_index import query_terms
 from switchyard.services.pipeline.text.chunks import Chunk
-from switchyard.services.pipeline.text.plain import (
+from switchyard.services.pipeline.text.plain_text import (
     accented_words,
     is_in_pairs,
     paragraphs,
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A place in a document that answers a query."""
+    """A passage of a document that answers a query."""
 
     document_id: str
     title: str
@@ -75,18 +75,18 @@ async def search(
     query: str,
     limit: int = 10,
     *,
-    mode: Mode = Mode.VECTOR,
+    mode: SearchMode = SearchMode.VECTOR,
     within: Collection[str] | None = None,
     per_document: int | None = None,
     at_least: float | None = None,
 ) -> list[Hit]:
-    """The chunks that answer a query, best first.
+    """Return the chunks that answer a query, best first.
 
     `limit` is 1 to MAX_LIMIT; `within` leaves out all documents but these; `per_document` is how
     many hits one document may have. Where vectors are compared, what is less similar than
-    `at_least` (the embedder's own measure where it is None) is no hit, unless a hybrid search finds
-    it by words. A query without words finds nothing. Raises ValueError for a limit out of range,
-    and what the embedder raises.
+    `at_least` (by default the embedder's own bound) is no hit, unless a hybrid search finds it by
+    words. A query without words finds nothing. Raises ValueError for a limit out of range, and what
+    the embedder raises.
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
@@ -95,10 +95,10 @@ async def search(
     terms = query_terms(query)
     asked = query.lower() if query.isupper() and len(query.split()) >= _LOUD_WORDS else query
     ranked: Iterable[_Ranked]
-    if mode is Mode.VECTOR:
+    if mode is SearchMode.VECTOR:
         vector = (await embedder.embed([asked]))[0]
         ranked = _similar(await index.nearest(vector, wanted, within=within), least)
-    elif mode is Mode.KEYWORD:
+    elif mode is SearchMode.KEYWORD:
         ranked = _worded(await index.keyword_search(query, wanted, within=within))
     else:
         vector = (await embedder.embed([asked]))[0]
@@ -124,7 +124,8 @@ async def search(
 async def _first(
     index: ChunkIndex, weighed: Iterator[tuple[Key, float]], number: int
 ) -> list[_Ranked]:
-    """The first so many; the next ones take the place of those that were deleted meanwhile."""
+    """Read the first `number` candidates. Those that were deleted meanwhile are replaced by the
+    next ones."""
     found: list[_Ranked] = []
     while some := list(islice(weighed, number - len(found))):
         known = await index.read_candidates([key for key, _ in some])
@@ -149,7 +150,7 @@ def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
 
 
 def _fitting(candidates: Iterable[ChunkCandidate], at_least: float) -> Iterator[ChunkCandidate]:
-    """Those that have words, or are similar enough."""
+    """Yield the candidates that have words of the query, or are similar enough."""
     for each in candidates:
         if each.relevance or (each.similarity > 0 and each.similarity >= at_least):
             yield each
@@ -161,11 +162,11 @@ async def _ranked(
     terms: Sequence[tuple[str, ...]],
     weight: float,
 ) -> Iterator[tuple[Key, float]]:
-    """Candidates by similarity and words, and then also by how similar they are to the best ones:
-    what these speak of, the query asks for in fewer words.
+    """Rank candidates by similarity and words, and then once more with their likeness to the best
+    ones: these use words of the subject that the query leaves out.
 
-    That counts as much as the words do: where these say little of what is asked for, the best ones
-    may be quite another subject.
+    That likeness counts as far as the query's words are trusted: where they say little, the best
+    ones may be about quite another subject.
     """
     trust = _trust(candidates, terms)
     first = _weighed(candidates, trust, weight)
@@ -186,8 +187,9 @@ async def _ranked(
 def _weighed(
     candidates: Sequence[ChunkCandidate], trust: float, weight: float
 ) -> Iterator[tuple[Key, float]]:
-    """By the weighted sum of similarity and words, each from 0 to 1, best first; equal ones by
-    their keys. Words count by BM25, as a part of the best one's, as far as they are trusted."""
+    """Yield keys and scores, best first: the weighted sum of similarity and words, each from 0 to
+    1; equal ones by their keys. Words count by BM25, as a part of the best one's, as far as they
+    are trusted."""
     best = max((each.relevance for each in candidates), default=0.0) or 1.0
     scores = [
         (
@@ -202,9 +204,8 @@ def _weighed(
 
 
 def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]]) -> float:
-    """How far the words of a query tell what it asks for, from 0 to 1: by how many of them the
-    chunk has that is the best by its words. Who asks in other words than a text has finds one of
-    them by chance, and somewhere else."""
+    """Return how far the words of a query are trusted, from 0 to 1: by how many of them the chunk
+    has that is best by words. A query in other words than the texts finds one of them by chance."""
     worded = [each for each in candidates if each.relevance]
     if not worded:
         return 0.0
@@ -230,7 +231,8 @@ def _hit(found: _Ranked, wanted: set[str]) -> Hit:
 
 
 def _snippet(text: str, wanted: set[str]) -> str:
-    """From the sentence with most of the query's words on, the first where none has any."""
+    """Return the text from the sentence with most of the query's words on; from the first, where
+    none has any."""
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
     if not parts:
         return ""
@@ -244,7 +246,8 @@ def _snippet(text: str, wanted: set[str]) -> str:
 
 
 def highlights(text: str, wanted: set[str]) -> tuple[tuple[int, int], ...]:
-    """Where a text has a word in one of these forms (`stems.forms`): start and end of each run.
+    """Return start and end of each run of words of the text that have one of these forms
+    (`stems.forms`).
 
     Where no spaces are written, in Chinese and Japanese, only the characters that fit are taken.
     """

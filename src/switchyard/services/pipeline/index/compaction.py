@@ -1,4 +1,5 @@
-"""Compacting a table of the index: by a maintenance job, and behind those who write to it.
+"""Compact the tables of the index: in a maintenance job, and in the background of processes that
+write.
 
 LanceDB makes a file of every write. A night's compaction is not enough for it: after some hundred
 documents, each further one costs several times as much as the first.
@@ -18,14 +19,14 @@ from switchyard.services.pipeline.index.generations import Generation, IndexStor
 class BackgroundCompactor:
     """Compacts in the background of a process that writes to an index, one table at a time."""
 
-    def __init__(self, home: IndexStore) -> None:
-        self._home = home
+    def __init__(self, store: IndexStore) -> None:
+        self._store = store
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, generation: Generation) -> None:
-        """Compact its table, unless one is being compacted."""
+        """Compact a generation's table, unless one is being compacted."""
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._compact(generation), name="tidying")
+            self._task = asyncio.create_task(self._compact(generation), name="index compaction")
 
     async def close(self) -> None:
         """Stop compacting; the next compaction does anew what is half done."""
@@ -34,16 +35,16 @@ class BackgroundCompactor:
 
     async def _compact(self, generation: Generation) -> None:
         try:
-            await compact_table(self._home, generation)
+            await compact_table(self._store, generation)
         except (RetryableError, PermanentError, OSError, RuntimeError, ValueError) as error:
             # The next write begins again, and the maintenance job tells people.
-            structlog.get_logger("index").warning("could not be compacted", error=str(error))
+            structlog.get_logger("index").warning("index not compacted", error=str(error))
 
 
-async def compact_table(home: IndexStore, generation: Generation) -> None:
-    """Compact its table, unless another process is at it. Raises IndexUnavailable,
+async def compact_table(store: IndexStore, generation: Generation) -> None:
+    """Compact a generation's table, unless another process does. Raises IndexUnavailable,
     IndexMismatch."""
-    async with home.compacting(generation) as is_ours:
+    async with store.compacting(generation) as is_ours:
         if is_ours:
-            async with home.table(generation) as table:
+            async with store.table(generation) as table:
                 await table.compact()

@@ -1,4 +1,4 @@
-"""Search as its users ask for it: with filters that the ledger answers."""
+"""Search the documents, with filters that the ledger answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.chunk_search import Hit, search
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.modes import Mode
-from switchyard.services.pipeline.index.opening import OpenIndex
+from switchyard.services.pipeline.index.open_index import OpenIndex
+from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.ledger import PipelineLedger
 
 SEARCH_TIMEOUT = 8.0
@@ -61,7 +61,7 @@ async def search_documents(
     query: str,
     limit: int,
     *,
-    mode: Mode = Mode.HYBRID,
+    mode: SearchMode = SearchMode.HYBRID,
     filters: Filters | None = None,
     per_document: int | None = None,
 ) -> list[Hit]:
@@ -101,7 +101,7 @@ async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
 
 
 class _Watched:
-    """An embedder of which one can tell whether its answer is being waited for."""
+    """An embedder that says whether it is being waited for."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.dimensions = embedder.name, embedder.dimensions
@@ -117,7 +117,7 @@ class _Watched:
 
 
 async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
-    """The documents that fit; None for all."""
+    """Return the ids of the documents that the filters leave; None for all."""
     repositories = PipelineLedger(ledger)
     within = None if filters.document_ids is None else set(filters.document_ids)
     if filters.source is not None:

@@ -1,4 +1,4 @@
-"""What turns text into vectors: a protocol, and the choice of one by the settings."""
+"""The protocol of embedders, and the choice of one by the settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.budget_account import EmbeddingBudget
@@ -19,11 +19,12 @@ _MODEL_WEIGHT = 0.6
 
 
 class Embedder(Protocol):
-    """Texts to vectors, of which near ones mean similar texts."""
+    """Turns texts into vectors; near ones mean similar texts."""
 
     @property
     def name(self) -> str:
-        """Names the way of embedding for ever: vectors of two names are never compared."""
+        """Name of the embedder and its model. Vectors of two names are never compared, so another
+        way of embedding needs another name."""
         ...
 
     @property
@@ -33,12 +34,12 @@ class Embedder(Protocol):
 
     @property
     def calibration(self) -> SimilarityCalibration:
-        """What its similarities are worth."""
+        """Bounds and weight of its similarities."""
         ...
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector of length 1 for each text, in order; all zeros for a text without words that
-        it knows.
+        """Return one vector of length 1 for each text, in order; all zeros for a text without known
+        words.
 
         Raises RetryableError or PermanentError where a server is asked.
         """
@@ -46,7 +47,7 @@ class Embedder(Protocol):
 
 
 def embedder_for(settings: Settings) -> Embedder:
-    """The server's model when JOBS_EMBED_BASE_URL is set, else that of JOBS_EMBED_OFFLINE.
+    """Return the server's model when JOBS_EMBED_BASE_URL is set, else that of JOBS_EMBED_OFFLINE.
 
     Raises PermanentError when that has no vectors of the length in the settings.
     """
@@ -57,17 +58,19 @@ def embedder_for(settings: Settings) -> Embedder:
 
 
 def is_offline(name: str) -> bool:
-    """Whether an embedder of that name asks nobody: it makes the same vectors for ever."""
+    """Return whether an embedder of that name asks no server: it makes the same vectors for
+    ever."""
     return any(name.startswith(f"{kind}-") for kind in OFFLINE)
 
 
 def offline_embedder(kind: str, dimensions: int) -> Embedder:
-    """One of those that ask nobody: `hashed`, `wordllama`, `minilm`, or the model in a folder.
+    """Return an embedder that asks no server: `hashed`, `wordllama`, `minilm`, or the model in a
+    folder.
 
     Raises PermanentError when it is not there, or has no vectors of that length.
     """
     if kind == "hashed":
-        from switchyard.services.pipeline.index.hashed import HashedEmbedder
+        from switchyard.services.pipeline.index.hashed_embedder import HashedEmbedder
 
         return HashedEmbedder(dimensions)
     if kind == "wordllama":
@@ -83,12 +86,15 @@ def embedder_named(
     settings: Settings,
     name: str,
     dimensions: int,
-    purse: EmbeddingBudget | None = None,
+    budget: EmbeddingBudget | None = None,
     sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder | None:
-    """The embedder of that name, which these settings need not name; None where they can't make it:
-    a server's model without a server, or an older version of an offline one. The purse pays for
-    what a server is asked; `sizes` are what this process knows of servers."""
+    """Return the embedder of that name, which the settings need not name. None where they can't
+    make it: a server's model without a server, or an older version of an offline one.
+
+    `budget` is charged for requests to a server; `sizes` are the request sizes that this process
+    has learned of servers.
+    """
     for kind in OFFLINE:
         if not name.startswith(f"{kind}-"):
             continue
@@ -100,11 +106,12 @@ def embedder_named(
     model = name.removesuffix(f"-{dimensions}")
     if model == name or settings.embed_base_url is None:
         return None
-    return _served(settings, settings.embed_base_url, model, dimensions, purse, sizes)
+    return _served(settings, settings.embed_base_url, model, dimensions, budget, sizes)
 
 
 def _local_embedder(setting: str, dimensions: int) -> Embedder | None:
-    """The model in the folder of the settings, else all-MiniLM-L6-v2 where it is installed."""
+    """Return the model in the folder of the settings, else all-MiniLM-L6-v2 where it is
+    installed."""
     kind = "minilm" if setting in ("hashed", "wordllama") else setting
     try:
         return offline_embedder(kind, dimensions)
@@ -117,10 +124,10 @@ def _served(
     base_url: str,
     model: str,
     dimensions: int,
-    purse: EmbeddingBudget | None = None,
+    budget: EmbeddingBudget | None = None,
     sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder:
-    from switchyard.services.pipeline.index.remote import RemoteEmbedder
+    from switchyard.services.pipeline.index.remote_embedder import RemoteEmbedder
 
     return RemoteEmbedder(
         base_url=base_url,
@@ -129,7 +136,7 @@ def _served(
         dimensions=dimensions,
         timeout=settings.llm_timeout,
         own_model=None if model == settings.embed_model else settings.embed_model,
-        budget=purse,
+        budget=budget,
         batch_size=settings.embed_batch_size,
         sizes={} if sizes is None else sizes,
         calibration=SimilarityCalibration(

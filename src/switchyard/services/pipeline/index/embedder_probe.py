@@ -1,9 +1,9 @@
-"""Does a server still make the vectors that the index holds under its model's name?
+"""Check that a server still makes the vectors that the index holds under its model's name.
 
-A name says little: two servers may give one name to different weights, and one server may be given
-others over night. Their vectors side by side in one index would be found by nobody. So every
-generation keeps the vector of a fixed sentence, and a process compares with that before it uses an
-embedder for it, and again from time to time. The first to ask puts it, once for all processes.
+Two servers may give one name to different weights, and one server may change its weights over
+night. In one index, the vectors of both would not find each other. So every generation stores the
+vector of a fixed sentence, its probe. A process compares with it before it uses an embedder for the
+generation, and again from time to time. The first process to ask stores it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.generations import Generation, IndexStore
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 PROBE_SENTENCE = (
     "The tide comes in twice a day, and whoever lives by the sea is not surprised by it."
@@ -35,7 +35,7 @@ VERIFICATION_TTL = 600.0
 
 @dataclass(slots=True)
 class VerificationCache:
-    """Which generations' vectors this process has seen its embedders make, and when."""
+    """When this process has last verified each generation's embedder."""
 
     at: dict[Generation, float] = field(default_factory=dict)
     """By the monotonic clock."""
@@ -43,7 +43,7 @@ class VerificationCache:
 
 @dataclass(frozen=True, slots=True)
 class ProbedEmbedder:
-    """An embedder of a generation that others have named: it compares before it embeds."""
+    """An embedder that verifies itself against the probe of its generation before it embeds."""
 
     embedder: Embedder
     store: IndexStore
@@ -63,7 +63,8 @@ class ProbedEmbedder:
         return self.embedder.calibration
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Raises also IndexMismatch where its vectors are not those of the generation."""
+        """Embed texts. Raises also IndexMismatch where the vectors are not those of the
+        generation."""
         if self.verified.at.get(self.generation, -math.inf) < time.monotonic() - VERIFICATION_TTL:
             await self._compare()
             self.verified.at[self.generation] = time.monotonic()
@@ -75,10 +76,10 @@ class ProbedEmbedder:
         if kept is None:
             await self._compare_with_a_chunk(now)
             kept = await self.store.put_probe(self.generation, json.dumps(now))
-        self._require(likeness(decoded(kept), now))
+        self._require(likeness(decode_probe(kept), now))
 
     async def _compare_with_a_chunk(self, near: Sequence[float]) -> None:
-        """What an index from before there were probes holds tells as much."""
+        """Verify with a stored chunk: an index from before there were probes has none."""
         async with self.store.table(self.generation) as table:
             for match in await table.nearest(near, 1):
                 chunk = match.chunk
@@ -89,20 +90,23 @@ class ProbedEmbedder:
 
     def _require(self, alike: float) -> None:
         if alike < MIN_COSINE:
-            raise IndexMismatch(f"{other_vectors(self.generation, alike)}: {REMEDY}")
+            raise IndexMismatch(f"{describe_mismatch(self.generation, alike)}: {REMEDY}")
 
 
-async def probed(home: IndexStore, generation: Generation, embedder: Embedder) -> float | None:
-    """How alike the embedder's vector and that of the generation are, from -1 to 1; None where none
-    is kept. Puts nothing. Raises IndexUnavailable, IndexMismatch, and what the embedder raises."""
-    kept = await home.probe(generation)
+async def probe_likeness(
+    store: IndexStore, generation: Generation, embedder: Embedder
+) -> float | None:
+    """Return the likeness of the embedder's vector and the generation's probe, from -1 to 1; None
+    where no probe is stored. Stores nothing. Raises IndexUnavailable, IndexMismatch, and what the
+    embedder raises."""
+    kept = await store.probe(generation)
     if kept is None:
         return None
-    return likeness(decoded(kept), (await embedder.embed([PROBE_SENTENCE]))[0])
+    return likeness(decode_probe(kept), (await embedder.embed([PROBE_SENTENCE]))[0])
 
 
-def other_vectors(generation: Generation, alike: float) -> str:
-    """What is said where they are not alike."""
+def describe_mismatch(generation: Generation, alike: float) -> str:
+    """Say that the server makes other vectors than the index holds."""
     return (
         f"the server of JOBS_EMBED_BASE_URL makes other vectors under the name "
         f"{generation.embedder!r} than those that the index holds (likeness {alike:.2f})"
@@ -110,7 +114,7 @@ def other_vectors(generation: Generation, alike: float) -> str:
 
 
 def likeness(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of two vectors, each of length 1 or 0; -1 where their lengths differ."""
+    """Return the cosine of two vectors, each of length 1 or 0; -1 where their lengths differ."""
     if len(one) != len(other):
         return -1.0
     if not any(one) and not any(other):
@@ -118,8 +122,8 @@ def likeness(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def decoded(text: str) -> list[float]:
-    """A probe as it was kept. Raises IndexMismatch for anything else."""
+def decode_probe(text: str) -> list[float]:
+    """Decode a stored probe. Raises IndexMismatch for anything else."""
     try:
         return [float(value) for value in json.loads(text)]
     except (ValueError, TypeError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """Generations of an index: the one that is searched, and the one that is being built beside it.
 
-Each generation is a table, all of whose vectors one embedder has made. Which is which says the
-catalogue, a list of numbered states that is kept with the tables: a state is never changed, and
-of all who want to write the next one exactly one does. So a swap is one step, for all processes.
+Each generation is a table whose vectors one embedder has made. The index's *catalogue* says which
+is which: a list of numbered states, kept with the tables. A state is never changed, and of all
+processes that write the next one exactly one succeeds. So a swap is one step, for all processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A table and whose vectors it has."""
+    """A table, and the embedder that made its vectors."""
 
     table: str
     embedder: str
@@ -61,44 +61,47 @@ class Generations:
 
 
 class IndexStore(Protocol):
-    """Where an index is kept. All methods raise IndexUnavailable, and IndexMismatch where what is
-    there can't be read."""
+    """A place that keeps an index. All methods raise IndexUnavailable, and IndexMismatch where what
+    is stored can't be read."""
 
     location: str
     """Its address, without credentials."""
 
     async def load(self) -> None:
-        """Load the library that reads it: once in a process that takes a second, for which no
-        server is to blame, and in which the event loop goes on."""
+        """Import the library that reads the index. It takes about a second once in a process;
+        callers await it first, so that it does not count against a server's time limit."""
         ...
 
     async def generations(self, first: Generation) -> Generations:
-        """How it stands now; `first` is the generation of an index that is not there yet."""
+        """Return the newest state of the catalogue; `first` is the generation of an index that does
+        not exist yet."""
         ...
 
     async def put_state(self, state: Generations) -> bool:
-        """Write the state of that number; False where there is one of this number."""
+        """Write a state. Returns False where there is one of its number."""
         ...
 
     def table(self, generation: Generation) -> AbstractAsyncContextManager[ChunkIndex]:
-        """Its table; made if need be. Raises IndexMismatch where that is another embedder's."""
+        """Open the table of a generation, and create it if need be. Raises IndexMismatch where the
+        table is another embedder's."""
         ...
 
     def compacting(self, generation: Generation) -> AbstractAsyncContextManager[bool]:
-        """Around compacting its table: whether no other process is at it."""
+        """Claim the compaction of a generation's table. Yields False where another process has
+        it."""
         ...
 
     async def text_index_version(self, generation: Generation) -> int | None:
-        """How the words of its table are kept (`words.TOKENIZER_VERSION`), 0 for any way before
-        there were such numbers; None where there is no table."""
+        """Return the version by which the words of a generation's table are kept
+        (`TOKENIZER_VERSION`): 0 from before there were versions, None where there is no table."""
         ...
 
     async def drop(self, generation: Generation) -> None:
-        """Remove its table; it does not matter whether there is one."""
+        """Remove the table of a generation, if there is one."""
         ...
 
     async def put_progress(self, generation: Generation, text: str) -> None:
-        """Store how far the building of a generation is."""
+        """Store how far the build of a generation is."""
         ...
 
     async def progress(self, generation: Generation) -> str | None:
@@ -110,7 +113,8 @@ class IndexStore(Protocol):
         ...
 
     async def put_probe(self, generation: Generation, text: str) -> str:
-        """Keep by which vector its vectors are known, unless that is kept; gives what is kept."""
+        """Store the probe vector of a generation, unless there is one. Returns the one that is
+        stored."""
         ...
 
     async def close(self) -> None:
@@ -119,46 +123,47 @@ class IndexStore(Protocol):
 
 
 async def change_generations(
-    home: IndexStore, first: Generation, step: Callable[[Generations], Generations | None]
+    store: IndexStore, first: Generation, step: Callable[[Generations], Generations | None]
 ) -> Generations:
-    """Bring the catalogue one step on, from whatever state it is in; `step` gives None where there
-    is nothing to do, and may be asked several times. Gives the state that is there then."""
+    """Write the next state of the catalogue, and return it. `step` returns the state to follow the
+    given one, or None where nothing is to be done; it is called again when another process was
+    faster. Raises IndexUnavailable when that happens all the time."""
     for _ in range(_MAX_TRIES):
-        now = await home.generations(first)
+        now = await store.generations(first)
         wanted = step(now)
         if wanted is None:
             return now
         wanted = replace(wanted, number=now.number + 1)
-        if await home.put_state(wanted):
+        if await store.put_state(wanted):
             return wanted
-    raise IndexUnavailable(f"the catalogue of the index at {home.location} changes all the time")
+    raise IndexUnavailable(f"the catalogue of the index at {store.location} changes all the time")
 
 
-def encoded(state: Generations) -> bytes:
-    """As it is kept."""
+def encode_state(state: Generations) -> bytes:
+    """Encode a state as JSON."""
     return json.dumps(asdict(state)).encode()
 
 
-def decoded(text: bytes | str) -> Generations:
-    """A state as it was kept. Raises IndexMismatch for anything else."""
+def decode_state(text: bytes | str) -> Generations:
+    """Decode what `encoded` returned. Raises IndexMismatch for anything else."""
     try:
-        told = json.loads(text)
-        building = told["building"]
+        state = json.loads(text)
+        building = state["building"]
         return Generations(
-            active=_generation(told["active"]),
+            active=_generation(state["active"]),
             building=None if building is None else _generation(building),
             retired=tuple(
                 Retired(_generation(each["generation"]), float(each["since"]))
-                for each in told["retired"]
+                for each in state["retired"]
             ),
-            number=int(told["number"]),
+            number=int(state["number"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IndexMismatch("the catalogue of the index can't be read: restore it") from error
 
 
-def _generation(told: dict[str, object]) -> Generation:
-    table, embedder, dimensions = told["table"], told["embedder"], told["dimensions"]
+def _generation(values: dict[str, object]) -> Generation:
+    table, embedder, dimensions = values["table"], values["embedder"], values["dimensions"]
     if not (isinstance(table, str) and isinstance(embedder, str) and isinstance(dimensions, int)):
         raise TypeError("not a generation")
     if not table.isidentifier() or not table.isascii() or not 1 <= dimensions <= 65_536:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
+from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _WORD_WEIGHT = 0.5
@@ -55,7 +55,7 @@ class HashedEmbedder:
         return await asyncio.to_thread(self.embed_now, texts)
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
-        """`embed`, for callers without an event loop."""
+        """Do as `embed`, for callers without an event loop."""
         known: dict[str, list[tuple[int, float]]] = {}
         return [self._vector(text, known) for text in texts]
 
@@ -77,7 +77,7 @@ class HashedEmbedder:
         return [value / length for value in vector] if length else vector
 
     def _features(self, word: str) -> list[tuple[int, float]]:
-        """Where a word and its parts go in the vector, with which weight and sign."""
+        """Return the places of a word and its parts in the vector, with weight and sign."""
         if len(word) <= _SHORT_WORD:
             return [self._feature(f"w:{word}", (_WORD_WEIGHT + _STEM_WEIGHT) / 2)]
         found = [
@@ -97,7 +97,7 @@ class HashedEmbedder:
 
 
 def _stem(word: str) -> str:
-    """The beginning of a word, without the article that Arabic writes before it."""
+    """Return the beginning of a word, without the article that Arabic writes before it."""
     least, most = _STEM_LENGTHS
     bare = word.removeprefix(_ARABIC_ARTICLE)
     if len(bare) < least:
@@ -106,7 +106,7 @@ def _stem(word: str) -> str:
 
 
 def _parts(word: str) -> list[str]:
-    """The n-grams of a word of three characters or more, with marks at its ends."""
+    """Return the n-grams of a word of three characters or more, with marks at its ends."""
     framed = f"<{word}>"
     return [
         framed[at : at + length]

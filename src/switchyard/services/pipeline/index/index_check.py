@@ -1,4 +1,5 @@
-"""The doctor's question about the index: does it hold the vectors that the settings name?"""
+"""The doctor's checks of the index: does it answer, and does it hold the vectors that the settings
+name?"""
 
 from __future__ import annotations
 
@@ -11,24 +12,29 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable, recovery_hint
 from switchyard.services.pipeline.index.embedder import is_offline
+from switchyard.services.pipeline.index.embedder_probe import (
+    MIN_COSINE,
+    REMEDY,
+    describe_mismatch,
+    probe_likeness,
+)
 from switchyard.services.pipeline.index.generations import Generation, Generations
-from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.probing import MIN_COSINE, REMEDY, other_vectors, probed
-from switchyard.services.pipeline.index.words import TOKENIZER_VERSION
+from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
+from switchyard.services.pipeline.index.word_index import TOKENIZER_VERSION
 
 TIMEOUT = 8.0
 """Seconds that a database or object store has to say what the index is, and then the server of its
 vectors for one of them; an object store is asked again meanwhile."""
-HERE_TIMEOUT = 60.0
+LOCAL_TIMEOUT = 60.0
 """Seconds for an index in a directory of this host: nobody has to answer, but a busy host may be
 slow."""
 
 
-async def index(settings: Settings) -> list[Diagnostic]:
-    """Whether it answers, is of the settings' embedder, and of the vectors that this makes. Nothing
-    is made."""
+async def check_index(settings: Settings) -> list[Diagnostic]:
+    """Check that the index answers, was made by the settings' embedder, and holds vectors that this
+    embedder still makes. Creates nothing."""
     directory = directory_of(settings.vectors_url)
-    seconds = TIMEOUT if directory is None else HERE_TIMEOUT
+    seconds = TIMEOUT if directory is None else LOCAL_TIMEOUT
     try:
         if directory is not None and not _has_tables(directory):
             return [ok("index", "nothing has been indexed yet")]
@@ -36,9 +42,9 @@ async def index(settings: Settings) -> list[Diagnostic]:
             await opened.store.load()
             async with asyncio.timeout(seconds):
                 state, wanted = await opened.generations(), opened.configured
-                wording = await opened.store.text_index_version(state.active)
-            told = [_named(state, wanted), *_worded(wording, state)]
-            return told + await _made(opened, state.active)
+                tokenizer_version = await opened.store.text_index_version(state.active)
+            checks = [_check_embedder(state, wanted), *_check_words(tokenizer_version, state)]
+            return checks + await _check_vectors(opened, state.active)
     except (IndexUnavailable, OSError) as error:  # TimeoutError among them
         detail = str(error) or f"it has not answered within {seconds:g} s"
         remedy = (
@@ -53,12 +59,12 @@ async def index(settings: Settings) -> list[Diagnostic]:
 
 
 def _has_tables(directory: Path) -> bool:
-    """Beside the marker of the system that it belongs to: without, nobody needs LanceDB, which
-    takes 1.5 s of processor time to load."""
+    """Return whether a directory has an index; its marker file alone does not count. Without one,
+    nobody needs LanceDB, which takes 1.5 s of processor time to load."""
     return directory.is_dir() and any(each.is_dir() for each in directory.iterdir())
 
 
-def _named(state: Generations, wanted: Generation) -> Diagnostic:
+def _check_embedder(state: Generations, wanted: Generation) -> Diagnostic:
     active = state.active
     if (active.embedder, active.dimensions) == (wanted.embedder, wanted.dimensions):
         return ok("index", f"it holds vectors of {active.embedder!r}, as the settings name")
@@ -74,32 +80,34 @@ def _named(state: Generations, wanted: Generation) -> Diagnostic:
     )
 
 
-def _worded(wording: int | None, state: Generations) -> list[Diagnostic]:
-    """Whether its words are kept as those of a query are looked for."""
-    if wording in (None, TOKENIZER_VERSION) or state.building is not None:
+def _check_words(tokenizer_version: int | None, state: Generations) -> list[Diagnostic]:
+    """Check that the index keeps words as a query's words are looked for."""
+    if tokenizer_version in (None, TOKENIZER_VERSION) or state.building is not None:
         return []
     detail = "it keeps words as an earlier version did: `wing` may not find `wings`"
     remedy = "jobctl index rebuild --force"
     return [warning("index words", Finding.INDEX_WORDS, detail, remedy)]
 
 
-async def _made(opened: OpenIndex, active: Generation) -> list[Diagnostic]:
-    """Whether a server still makes the vectors that are searched; nothing where none is asked, or
-    where none of them is known."""
+async def _check_vectors(opened: OpenIndex, active: Generation) -> list[Diagnostic]:
+    """Check that a server still makes the vectors that are searched. No diagnostic where no server
+    is asked, or where no vector of it is stored yet."""
     if is_offline(active.embedder):
         return []
     embedder = opened.unprobed_of(active)
     try:
         async with asyncio.timeout(TIMEOUT):
-            alike = await probed(opened.store, active, embedder)
+            likeness = await probe_likeness(opened.store, active, embedder)
     except IndexUnavailable:
         raise
     except (RetryableError, TimeoutError) as error:
         detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
         remedy = "see JOBS_EMBED_BASE_URL: is it right, does the server run?"
         return [warning("embedder", Finding.EMBEDDER_AWAY, detail, remedy)]
-    if alike is None:
+    if likeness is None:
         return []
-    if alike < MIN_COSINE:
-        return [failure("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
-    return [ok("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]
+    if likeness < MIN_COSINE:
+        return [
+            failure("embedder", Finding.INDEX_VECTORS, describe_mismatch(active, likeness), REMEDY)
+        ]
+    return [ok("embedder", f"it makes the vectors that the index holds (likeness {likeness:.2f})")]

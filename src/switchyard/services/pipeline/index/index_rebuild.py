@@ -1,6 +1,6 @@
-"""An index for another embedder, built beside the one that is searched, and swapped in one step.
+"""Build an index for another embedder beside the one that is searched, and swap them in one step.
 
-What comes in meanwhile is written to both (`OpenIndex.write`), the old one first. A document that
+Meanwhile, new chunks are written to both (`OpenIndex.write`), to the old one first. A document that
 was there before is copied from the old index's texts, and compared once more after that: if it was
 written meanwhile, the two differ, and it is copied again. So when all documents have been gone
 through, the new generation has what the old one has. A second round, which finds hardly anything to
@@ -26,20 +26,20 @@ from switchyard.services.pipeline.index.generations import (
     Retired,
     change_generations,
 )
-from switchyard.services.pipeline.index.opening import OpenIndex, generation_of
+from switchyard.services.pipeline.index.open_index import OpenIndex, generation_of
 
 BATCH_SIZE = 256
-"""Chunks that are brought over at once."""
+"""Chunks that are copied at once."""
 MAX_ROUNDS = 2
 PROGRESS_INTERVAL = 20
-"""Documents after which it is noted how far the building is."""
+"""Documents after which the progress is stored."""
 RETIRED_RETENTION = 3600.0
-"""Seconds for which a generation that was replaced is kept: jobs and searches may be at it."""
+"""Seconds for which a generation that was replaced is kept: jobs and searches may still use it."""
 _MAX_TRIES = 10
 
 
 class AnotherRebuild(PermanentError):
-    """The index is being built anew for another embedder."""
+    """The index is being rebuilt for another embedder."""
 
 
 class _NotBuilding(Exception):
@@ -52,7 +52,7 @@ _CheckMayWrite = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a building is."""
+    """How far a build is."""
 
     round: int = 1
     after: str = ""
@@ -60,7 +60,7 @@ class Progress:
 
     @classmethod
     def from_note(cls, text: str | None) -> Progress:
-        """As it was noted; from the start where nothing was."""
+        """Read what `str` returned; the start where nothing was stored."""
         number, _, after = (text or "").partition(" ")
         return cls(int(number), after) if number.isdigit() else cls()
 
@@ -68,7 +68,9 @@ class Progress:
         return f"{self.round} {self.after}"
 
 
-async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) -> Generations:
+async def begin_rebuild(
+    index: OpenIndex, embedder: Embedder, *, force: bool = False
+) -> Generations:
     """Begin to build a generation of that embedder, unless it is begun or searched already; with
     `force`, also one of the embedder of the index. Return the state after that. Raises
     AnotherRebuild where one of another embedder is being built, IndexMismatch, IndexUnavailable."""
@@ -88,7 +90,9 @@ async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) ->
     return await change_generations(index.store, index.configured, step)
 
 
-async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bool]) -> bool:
+async def continue_rebuild(
+    index: OpenIndex, building: Generation, is_over: Callable[[], bool]
+) -> bool:
     """Copy all documents and swap. Return whether that is done: False where `is_over` says that
     time is up, and the next call goes on; True also where the building was given up.
 
@@ -100,19 +104,19 @@ async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bo
             raise _NotBuilding
 
     try:
-        return await _build(index, building, is_over, may_write)
+        return await _copy_and_swap(index, building, is_over, may_write)
     except _NotBuilding:
         return True
 
 
-async def _build(
+async def _copy_and_swap(
     index: OpenIndex, building: Generation, is_over: Callable[[], bool], may_write: _CheckMayWrite
 ) -> bool:
-    home = index.store
+    store = index.store
     embedder = index.embedder_of(building)
     state = await index.generations()
-    async with home.table(state.active) as source, home.table(building) as target:
-        for progress in _rounds_from(Progress.from_note(await home.progress(building))):
+    async with store.table(state.active) as source, store.table(building) as target:
+        for progress in _rounds_from(Progress.from_note(await store.progress(building))):
             for number, document_id in enumerate(await source.document_ids()):
                 if document_id <= progress.after:
                     continue
@@ -120,22 +124,23 @@ async def _build(
                     await may_write()
                 if is_over():
                     return False
-                await _bring_over(source, target, embedder, document_id, may_write)
+                await _copy_document(source, target, embedder, document_id, may_write)
                 if number % PROGRESS_INTERVAL == PROGRESS_INTERVAL - 1:
-                    await home.put_progress(building, str(replace(progress, after=document_id)))
-            await home.put_progress(building, str(Progress(progress.round + 1)))
-        # In this order: who writes a document writes it to the old one first.
+                    await store.put_progress(building, str(replace(progress, after=document_id)))
+            await store.put_progress(building, str(Progress(progress.round + 1)))
+        # The target is read first: a new document is written to the source first, and so never
+        # looks like one that the source lacks.
         extra = set(await target.document_ids()) - set(await source.document_ids())
         for document_id in sorted(extra):
             await may_write()
             await target.delete_document(document_id)
     await change_generations(
-        home, index.configured, lambda now: _swapped(now, building, index.clock())
+        store, index.configured, lambda now: _swapped(now, building, index.clock())
     )
     return True
 
 
-async def abandon(index: OpenIndex) -> Generation | None:
+async def abandon_rebuild(index: OpenIndex) -> Generation | None:
     """Give up the generation that is being built. Return it; None where there was none."""
     given_up: list[Generation] = []
 
@@ -150,7 +155,7 @@ async def abandon(index: OpenIndex) -> Generation | None:
     return given_up[0] if given_up else None
 
 
-async def compact(index: OpenIndex) -> list[Generation]:
+async def compact_index(index: OpenIndex) -> list[Generation]:
     """Compact all generations in use, and remove those that were replaced more than
     RETIRED_RETENTION seconds ago; gives these. Raises IndexUnavailable."""
     state = await index.generations()
@@ -174,7 +179,7 @@ def _rounds_from(progress: Progress) -> list[Progress]:
     return [progress, *later] if progress.round <= MAX_ROUNDS else []
 
 
-async def _bring_over(
+async def _copy_document(
     source: ChunkIndex,
     target: ChunkIndex,
     embedder: Embedder,
@@ -183,12 +188,12 @@ async def _bring_over(
 ) -> None:
     """Make the document's chunks in the target what they are in the source."""
     for _ in range(_MAX_TRIES):
-        if not await _copied(source, target, embedder, document_id, may_write):
+        if not await _copy_differences(source, target, embedder, document_id, may_write):
             return
     raise IndexUnavailable(f"document {document_id} is being written all the time")
 
 
-async def _copied(
+async def _copy_differences(
     source: ChunkIndex,
     target: ChunkIndex,
     embedder: Embedder,

@@ -30,13 +30,13 @@ from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
     Generations,
-    decoded,
-    encoded,
+    decode_state,
+    encode_state,
 )
 from switchyard.services.pipeline.index.lance_commits import FIRST_RETRY_DELAY
 from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
 from switchyard.services.pipeline.index.native_memory import limit_malloc_arenas
-from switchyard.services.pipeline.index.words import TOKENIZER_VERSION, add_word_index
+from switchyard.services.pipeline.index.word_index import TOKENIZER_VERSION, add_word_index
 
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
@@ -67,8 +67,8 @@ _SILENT = "does not answer"
 
 
 def _library() -> Any:
-    """LanceDB. Its own log goes to stderr as plain text, among lines of JSON, and warns of what
-    nobody has to mend: only its errors are told, unless LANCEDB_LOG says otherwise."""
+    """Import LanceDB. Its log goes to stderr as plain text, among lines of JSON, and warns of
+    harmless things: it shows errors alone, unless LANCEDB_LOG says otherwise."""
     os.environ.setdefault("LANCEDB_LOG", "error")
     limit_malloc_arenas()  # before it begins its threads
     return import_module("lancedb")
@@ -95,7 +95,9 @@ class LanceStore:
         keys = [stored.key async for stored in self._beside.list_async(_STATES)]
         states = [key for key in keys if key.endswith(".json")]
         if states:
-            return decoded(await self._beside.get_async(max(states), max_bytes=_MAX_STATE_BYTES))
+            return decode_state(
+                await self._beside.get_async(max(states), max_bytes=_MAX_STATE_BYTES)
+            )
         async with self._connected() as connection:
             table = await _open_table(connection, FIRST_TABLE)
             if table is None:
@@ -107,7 +109,7 @@ class LanceStore:
         # Of the same length, so that the last one by name is the newest.
         key = f"{_STATES}/{state.number:08d}.json"
         with self._reached():
-            return await self._beside.put_new_async(key, encoded(state))
+            return await self._beside.put_new_async(key, encode_state(state))
 
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
@@ -173,7 +175,7 @@ class LanceStore:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Around whatever needs the store. Raises IndexUnavailable where that does not answer."""
+        """Raise IndexUnavailable where the store does not answer within the block."""
         try:
             yield
         except StorageUnavailable as error:
@@ -199,7 +201,8 @@ class LanceStore:
             connection.close()
 
     async def _create(self, connection: Any, generation: Generation) -> Any:
-        """The table, made by this process or by the one that was first."""
+        """Create the table of a generation, or open the one that another process has created
+        first."""
         marker = f"{generation.table}.creating"
         deadline = asyncio.get_running_loop().time() + 2 * _CREATION_TIMEOUT
         while asyncio.get_running_loop().time() < deadline:
@@ -234,7 +237,7 @@ class LanceStore:
 
 
 def as_url(address: str) -> str:
-    """The address of a directory as a URL; any other as it is."""
+    """Return the address of a directory as a URL; any other as it is."""
     return address if "://" in address else Path(address).absolute().as_uri()
 
 
@@ -253,7 +256,7 @@ def _made_by(schema: Any) -> tuple[str, int]:
 
 
 def _wording_of(schema: Any) -> int:
-    """How its words are kept; 0 where that is in the text alone."""
+    """Return the version by which a table's words are kept; 0 where it has no column of words."""
     told = (schema.metadata or {}).get(_WORDING, b"")
     return int(told) if told.isdigit() and WORDS_COLUMN in schema.names else 0
 
@@ -265,7 +268,7 @@ def _check(schema: Any, generation: Generation) -> None:
 
 
 def mismatch(made_by: str, length: int, wanted: Generation) -> IndexMismatch:
-    """What is said of a table that is another embedder's."""
+    """Return the error for a table that is another embedder's."""
     return IndexMismatch(
         f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
         f"{wanted.embedder!r}, length {wanted.dimensions}: {recovery_hint(made_by, length)}, or "

@@ -33,14 +33,14 @@ from switchyard.services.pipeline.index.chunk_index import (
 from switchyard.services.pipeline.index.lance_commits import retry_on_conflict
 from switchyard.services.pipeline.index.lance_vectors import add_up, cosines
 from switchyard.services.pipeline.index.native_memory import trim_heap
-from switchyard.services.pipeline.index.words import (
+from switchyard.services.pipeline.index.word_index import (
     STEMMED_FROM,
     add_word_index,
     full_text_query,
     has_word_index,
 )
 from switchyard.services.pipeline.text.chunks import Chunk
-from switchyard.services.pipeline.text.plain import normalised
+from switchyard.services.pipeline.text.plain_text import normalised
 from switchyard.services.pipeline.text.stems import stemmed
 
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
@@ -179,7 +179,7 @@ class LanceTable:
         )
 
     async def _near(self, vectors: list[Any], limit: int, *, exact: bool = False) -> Any:
-        """A query for the rows nearest to a vector, or to each of several."""
+        """Build a query for the rows nearest to a vector, or to each of several."""
         query = self._table.query().nearest_to(vectors).distance_type("cosine").limit(limit)
         if exact:
             return query.bypass_vector_index()
@@ -203,8 +203,8 @@ class LanceTable:
     async def _relevances(
         self, text: str, limit: int, within: Collection[str] | None
     ) -> dict[int, float]:
-        """BM25 of the rows with words of a text, by their ids; of equal ones those that come first
-        in the table, for LanceDB finds now these and now those."""
+        """Return BM25 of the rows with words of a text, by their ids. Of equal ones the first in
+        the table are taken, as LanceDB's own choice varies."""
         found = await self._keyword_search(text, limit + _EQUAL, within)
         if found is None:
             return {}
@@ -217,8 +217,8 @@ class LanceTable:
     async def _keyword_search(
         self, text: str, limit: int, within: Collection[str] | None
     ) -> Any | None:
-        """A query for the rows with words of a text; None where there can be none. A table from
-        before there was an index of words gets one."""
+        """Build a query for the rows with words of a text; None where there can be none. A table
+        from before there was an index of words gets one."""
         query = full_text_query(text, has_stems=self._has_stems)
         if query is None or (within is not None and not within):
             return None
@@ -342,8 +342,8 @@ class LanceTable:
             await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({some})"))
 
     async def _segments(self, index: Any | None) -> int:
-        """How many an index of neighbours has; 0 without one, and of the kind that earlier versions
-        made: that is made anew."""
+        """Count the segments of an index of neighbours; 0 without one, and for the kind that
+        earlier versions made, which is made anew."""
         if index is None or index.index_type != "IvfSq":
             return 0
         told = await self._table.index_stats(index.name)
@@ -376,7 +376,7 @@ class LanceTable:
 
 
 def columns_of(dimensions: int, *, has_words: bool = True) -> Any:
-    """The schema; without words, that of a table from before they were kept."""
+    """Return the schema; without words, that of a table from before they were kept."""
     import pyarrow as pa
 
     # Without a primary key, two upserts of the same new id at once insert it twice.
@@ -405,5 +405,5 @@ def _one_of(ids: Collection[str], column: str = "document_id") -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string literal of the filter language."""
+    """Return a string literal of the filter language."""
     return "'" + text.replace("'", "''") + "'"

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def cosines(vector: Sequence[float], column: Any) -> list[float]:
-    """How similar each vector of a column is to that one; 0 where either is of zeros."""
+    """Return how similar each vector of a column is to that one; 0 where either is of zeros."""
     import numpy as np
 
     wanted = np.array(vector)

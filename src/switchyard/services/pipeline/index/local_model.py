@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.extras import naming_extra
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,11 +71,11 @@ class LocalModelEmbedder:
         return SimilarityCalibration(min_relevance=0.2, min_similarity=0.5, vector_weight=0.6)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Raises PermanentError where the model can't be read or run here."""
+        """Embed texts. Raises PermanentError where the model can't be read or run here."""
         return await asyncio.to_thread(self.embed_now, texts)
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
-        """`embed`, for callers without an event loop."""
+        """Do as `embed`, for callers without an event loop."""
         model = _model(self.folder)
         # One by one: what a batch is filled up with costs as much as it saves, and memory besides.
         return [model.vector(text) for text in texts]

@@ -18,7 +18,7 @@ from the heaps, up to 32 MiB at once."""
 
 
 def limit_malloc_arenas() -> None:
-    """Have this process's threads share one heap for each processor, unless MALLOC_ARENA_MAX says
+    """Let this process's threads share one heap for each processor, unless MALLOC_ARENA_MAX says
     how many."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have neither
     if option is not None and "MALLOC_ARENA_MAX" not in os.environ:
@@ -27,7 +27,8 @@ def limit_malloc_arenas() -> None:
 
 
 def trim_heap() -> None:
-    """Let the system have what is free in the heaps. Takes milliseconds, beside other threads."""
+    """Give free memory of the heaps back to the system. Takes milliseconds, beside other
+    threads."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,8 +1,8 @@
 """The index at JOBS_INDEX_URL, with the embedders of its generations.
 
-An index keeps the embedder that it was made with, whatever the settings say, until it is built
-anew for another (`rebuilding`). So a search always asks with the embedder whose vectors it
-compares with, and what comes in is written to all generations that are in use.
+An index keeps the embedder that it was made with, whatever the settings say, until it is rebuilt
+for another (`index_rebuild`). So a search always asks the embedder whose vectors it compares with,
+and new chunks are written to all generations in use.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from switchyard.services.pipeline.index.embedder import (
     embedder_named,
     is_offline,
 )
+from switchyard.services.pipeline.index.embedder_probe import ProbedEmbedder, VerificationCache
 from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
     Generations,
     IndexStore,
 )
-from switchyard.services.pipeline.index.probing import ProbedEmbedder, VerificationCache
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.budget_account import EmbeddingBudget
@@ -60,20 +60,20 @@ class OpenIndex:
         return generation_of(embedder_for(self.settings), FIRST_TABLE)
 
     async def generations(self) -> Generations:
-        """How it stands. Raises IndexMismatch, IndexUnavailable."""
+        """Return the newest state of the catalogue. Raises IndexMismatch, IndexUnavailable."""
         return await self.store.generations(self.configured)
 
     def embedder_of(self, generation: Generation) -> Embedder:
-        """The embedder of its vectors, which sees to it that a server makes the same ones still.
-        Raises IndexMismatch where these settings can't make it."""
+        """Return the embedder of a generation's vectors, which checks that a server still makes the
+        same ones. Raises IndexMismatch where these settings can't make it."""
         found = self.unprobed_of(generation)
         if is_offline(found.name):
             return found
         return ProbedEmbedder(found, self.store, generation, self.verified)
 
     def unprobed_of(self, generation: Generation) -> Embedder:
-        """The embedder of that name alone. Raises IndexMismatch where these settings can't make
-        it."""
+        """Return the embedder of a generation's vectors without that check. Raises IndexMismatch
+        where these settings can't make it."""
         found = embedder_named(
             self.settings, generation.embedder, generation.dimensions, self.budget, self.sizes
         )
@@ -86,7 +86,7 @@ class OpenIndex:
 
     @asynccontextmanager
     async def searched(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
-        """The generation that is searched, and whom to ask for a query's vector. Raises
+        """Open the generation that is searched, with the embedder for queries. Raises
         IndexMismatch, IndexUnavailable."""
         active = (await self.generations()).active
         embedder = self.embedder_of(active)
@@ -96,11 +96,11 @@ class OpenIndex:
     async def write(
         self, work: Callable[[ChunkIndex, Embedder], Awaitable[None]]
     ) -> tuple[Generation, ...]:
-        """Have `work` write to every generation in use, the one that is searched first; gives
-        those it has written to.
+        """Call `work` for every generation in use, the one that is searched first. Returns those
+        generations.
 
-        The catalogue is read again behind it: a generation that was begun meanwhile does not know
-        of what `work` has just written, so it is written to as well.
+        The catalogue is read again afterwards: a generation that was begun meanwhile lacks what
+        `work` has just written, so it is written to as well.
         """
         done: list[Generation] = []
         while left := [
@@ -116,7 +116,7 @@ class OpenIndex:
         return tuple(done)
 
     async def count(self, document_id: str) -> int | None:
-        """Chunks of a document in every generation in use; None where they differ."""
+        """Count a document's chunks in every generation in use; None where the counts differ."""
         counts = set()
         for generation in (await self.generations()).write_targets:
             async with self.store.table(generation) as table:
@@ -134,8 +134,9 @@ class GenerationReport:
     """None of a retired one."""
 
 
-async def report(index: OpenIndex) -> list[GenerationReport]:
-    """All generations, the one that is searched first. Raises IndexMismatch, IndexUnavailable."""
+async def generation_reports(index: OpenIndex) -> list[GenerationReport]:
+    """List all generations, the one that is searched first. Raises IndexMismatch,
+    IndexUnavailable."""
     state = await index.generations()
     found = []
     for generation in state.write_targets:
@@ -148,36 +149,38 @@ async def report(index: OpenIndex) -> list[GenerationReport]:
 
 
 def generation_of(embedder: Embedder, table: str) -> Generation:
-    """A generation of that embedder's vectors in a table of that name."""
+    """Return a generation of an embedder's vectors, in a table of that name."""
     return Generation(table, embedder.name, embedder.dimensions)
 
 
 @asynccontextmanager
 async def open_index(
-    settings: Settings, purse: EmbeddingBudget | None = None, clock: Callable[[], float] = time.time
+    settings: Settings,
+    budget: EmbeddingBudget | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[OpenIndex]:
-    """The index of these settings; its connections are made when they are needed."""
-    home = index_store_at(settings.vectors_url)
-    tidying = BackgroundCompactor(home)
+    """Open the index of the settings; connections are made when they are needed."""
+    store = index_store_at(settings.vectors_url)
+    compactor = BackgroundCompactor(store)
     try:
-        yield OpenIndex(settings, home, tidying, purse, clock)
+        yield OpenIndex(settings, store, compactor, budget, clock)
     finally:
-        await tidying.close()
-        await home.close()
+        await compactor.close()
+        await store.close()
 
 
 @asynccontextmanager
 async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
-    """The index for a job, which pays for its vectors: that of its process, where it shares one
-    with other jobs."""
-    purse = _embedding_budget(ctx)
+    """Open the index for a job, which is charged for its vectors; that of its process, where jobs
+    share one."""
+    budget = _embedding_budget(ctx)
     clock = time.time if ctx.ledger is None else ctx.ledger.clock.time
     if ctx.shared is None:
-        async with open_index(ctx.settings, purse, clock) as index:
+        async with open_index(ctx.settings, budget, clock) as index:
             yield index
     else:
         shared = await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
-        yield replace(shared, budget=purse, clock=clock)
+        yield replace(shared, budget=budget, clock=clock)
 
 
 def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
@@ -189,7 +192,7 @@ def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
 
 
 def index_store_at(url: str) -> IndexStore:
-    """Where the index of that address is kept: in PostgreSQL, or in LanceDB anywhere else."""
+    """Return the store at an address: PostgreSQL, or LanceDB anywhere else."""
     if is_postgres(url):
         from switchyard.services.pipeline.index.postgres_store import PostgresStore
 

@@ -1,12 +1,12 @@
-"""How many chunks have each word, counted when a large table is compacted.
+"""Count how many chunks have each word, when a large table is compacted.
 
 A search weighs the words of its query by that. To count the chunks with a word means to visit each
 of them, and these pages push others out of the server's memory, of the index of neighbours above
-all. So what is counted is kept in a table beside the chunks, for words that more than a few of them
+all. So the counts are kept in a table beside the chunks, for words that more than a few of them
 have; the others are counted by each search, and a new one is found at once.
 
-It counts for a table of about that size: for one that has doubled since, or lost half of its
-chunks, words are counted as if there were none, until the next compaction.
+The counts hold for a table of about that size: where it has doubled since, or lost half of its
+chunks, each search counts all words, until the next compaction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ IS_COUNTED = """coalesce((
 
 
 def counts_of(table: str) -> str:
-    """The name of the table that keeps, for words of `table`, the share of chunks with each."""
+    """Return the name of the table that keeps, for words of `table`, the share of chunks with
+    each."""
     return f"{table}_counts"
 
 

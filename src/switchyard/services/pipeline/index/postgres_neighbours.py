@@ -49,8 +49,9 @@ EXACTLY = "SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = on"
 
 
 def search_settings(lists: int | None, *, for_each: bool = False) -> str:
-    """Settings of a transaction that searches these lists, or the graph where there are none. The
-    server searches on, step by step, until it has found enough or reaches its own limit."""
+    """Return the settings of a transaction that searches these lists, or the graph where there are
+    none. The server searches on, step by step, until it has found enough or reaches its own
+    limit."""
     planned = "SET LOCAL plan_cache_mode = force_custom_plan"  # by the documents of a filter
     if lists is None:
         number = _LOOKED_AT_FOR_EACH if for_each else _LOOKED_AT
@@ -77,8 +78,8 @@ def nearest(
     lists: int | None = None,
     dimensions: int = 0,
 ) -> str:
-    """The statement for the chunks nearest to a vector, with their `distance`, best first; by the
-    lists where there are any."""
+    """Return the statement for the chunks nearest to a vector, with their `distance`, best first;
+    by the lists where there are any."""
     source = f"{table} {where}"
     if lists is not None:
         source = (
@@ -93,7 +94,8 @@ def nearest(
 
 
 def _halved(vector: str, dimensions: int) -> str:
-    """SQL for a vector in half precision; scaled to length 1 first, as large numbers don't fit."""
+    """Return SQL for a vector in half precision; scaled to length 1 first, as large numbers don't
+    fit."""
     return f"(l2_normalize({vector})::halfvec({dimensions}))"
 
 
@@ -124,7 +126,7 @@ async def index_neighbours(connection: Any, table: str, dimensions: int, number:
 
 
 def _memory(number: int, dimensions: int, lists: int | None) -> int:
-    """Bytes to build the index in. Lists are not made in less than they need, at most 450 MB."""
+    """Return the bytes to build the index in. Lists need a certain amount, at most 450 MB."""
     if lists is None:
         return min(number * (4 * dimensions + _NODE), _BUILDING)
     samples = max(_SAMPLES * lists, 10_000)

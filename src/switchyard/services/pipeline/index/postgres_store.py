@@ -27,8 +27,8 @@ from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
     Generations,
-    decoded,
-    encoded,
+    decode_state,
+    encode_state,
 )
 from switchyard.services.pipeline.index.lance_store import mismatch
 from switchyard.services.pipeline.index.postgres_counts import counts_of
@@ -37,8 +37,8 @@ from switchyard.services.pipeline.index.postgres_table import (
     PostgresTable,
     TableDescription,
     create_table,
-    described,
     description_of,
+    fetch_description,
 )
 
 CONNECTIONS = 8
@@ -49,7 +49,7 @@ _CATALOGUE = "chunk_index_generations"
 _NOTES = "chunk_index_notes"
 _STANDS = (
     f"SELECT * FROM (SELECT (SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1)) "
-    f"AS latest LEFT JOIN ({DESCRIBED}) AS described ON true"
+    f"AS latest LEFT JOIN ({DESCRIBED}) AS fetch_description ON true"
 )
 """The catalogue's last state, and the description of a table; of each NULL where there is none."""
 _LOCK = 0x5357_4944
@@ -72,7 +72,7 @@ class PostgresStore:
         async with self._connection() as connection:
             row = await connection.fetchrow(_STANDS, FIRST_TABLE)
         if row["state"] is not None:
-            return decoded(row["state"])
+            return decode_state(row["state"])
         found = description_of(row)
         return Generations(
             first if found is None else Generation(FIRST_TABLE, found.embedder, found.dimensions)
@@ -83,17 +83,17 @@ class PostgresStore:
             done = await connection.fetchval(
                 f"INSERT INTO {_CATALOGUE} VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING number",
                 state.number,
-                encoded(state).decode(),
+                encode_state(state).decode(),
             )
         return done is not None
 
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
         async with self._connection() as connection:
-            found = await described(connection, generation.table)
+            found = await fetch_description(connection, generation.table)
             if found is None:
                 async with self._alone(connection):
-                    found = await described(connection, generation.table)
+                    found = await fetch_description(connection, generation.table)
                     if found is None:
                         await create_table(connection, generation)
                         found = TableDescription(generation.embedder, generation.dimensions)
@@ -107,7 +107,7 @@ class PostgresStore:
 
     async def text_index_version(self, generation: Generation) -> int | None:
         async with self._connection() as connection:
-            found = await described(connection, generation.table)
+            found = await fetch_description(connection, generation.table)
         return None if found is None else found.text_index_version
 
     async def drop(self, generation: Generation) -> None:
@@ -155,8 +155,9 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        """One of the pool's. Raises IndexUnavailable where the database is away, IndexMismatch
-        where its tables are not as they were made, PermanentError where it has no pgvector."""
+        """Borrow a connection of the pool. Raises IndexUnavailable where the database is away,
+        IndexMismatch where its tables are not as they were made, PermanentError where it has no
+        pgvector."""
         await self.load()
         import asyncpg
 
@@ -230,15 +231,15 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _alone(self, connection: Any) -> AsyncIterator[None]:
-        """A transaction in which nobody else makes or drops tables."""
+        """Run a transaction in which nobody else makes or drops tables."""
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
             yield
 
 
 async def _as_it_is(connection: Any) -> None:
-    """Nothing to reset: what is set here is for one transaction, or the connection is given up. So
-    a search has a round trip less for each connection that it borrows."""
+    """Reset nothing when a connection goes back to the pool. Settings are for one transaction, or
+    the connection is given up; so each search has a round trip less."""
 
 
 def _probe_name(generation: Generation) -> str:

@@ -41,11 +41,15 @@ from switchyard.services.pipeline.index.postgres_words import (
     MAX_WORD,
     chunk_of,
     keyword_search,
-    worded,
+    word_candidates,
 )
-from switchyard.services.pipeline.index.words import STEMMED_FROM, TOKENIZER_VERSION, query_terms
+from switchyard.services.pipeline.index.word_index import (
+    STEMMED_FROM,
+    TOKENIZER_VERSION,
+    query_terms,
+)
 from switchyard.services.pipeline.text.chunks import Chunk
-from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.text.stems import stems
 
 INLINE_DIMENSIONS = 1_900
@@ -110,7 +114,7 @@ DESCRIBED = (
 
 
 def description_of(row: Any) -> TableDescription | None:
-    """None where there is no such table."""
+    """Read a table's description; None where there is no such table."""
     if row is None or row["told"] is None:
         return None
     try:
@@ -125,8 +129,8 @@ def description_of(row: Any) -> TableDescription | None:
     return TableDescription(*made, wording, row["lists"], row["counted"])
 
 
-async def described(connection: Any, name: str) -> TableDescription | None:
-    """None where there is no such table."""
+async def fetch_description(connection: Any, name: str) -> TableDescription | None:
+    """Fetch a table's description; None where there is no such table."""
     return description_of(await connection.fetchrow(DESCRIBED, name))
 
 
@@ -241,7 +245,7 @@ class PostgresTable:
         *,
         exact: bool = False,
     ) -> list[Any]:
-        """These columns and the `distance` of the chunks nearest to a vector."""
+        """Return these columns and the `distance` of the chunks nearest to a vector."""
         if not any(vector) or (within is not None and not within):
             return []
         values: list[Any] = [list(vector), limit]
@@ -267,8 +271,8 @@ class PostgresTable:
         )
 
     async def _are_few(self, connection: Any, within: Collection[str] | None) -> bool:
-        """Whether all chunks of these documents are compared sooner than a walk along the index
-        of neighbours, past all others, finds the nearest of them; it would miss some, too."""
+        """Return whether the documents have so few chunks that comparing all of them takes less
+        time than the index of neighbours, which would miss some, too."""
         if within is None:
             return False
         found = await connection.fetchval(
@@ -331,7 +335,7 @@ class PostgresTable:
             return []
         async with self._reading(_BY_WORDS) as connection:
             terms = self._terms(text)
-            return await worded(
+            return await word_candidates(
                 connection, self._name, self._is_counted, vector, terms, limit, within
             )
 
@@ -362,8 +366,8 @@ class PostgresTable:
 
     @asynccontextmanager
     async def _reading(self, told: str) -> AsyncIterator[Any]:
-        """A connection for a search, with these settings besides. All that is read is of one
-        moment."""
+        """Open a transaction for a search, with these settings besides; all reads in it see one
+        state."""
         async with self._connect() as connection:
             await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {told}")
             try:
@@ -379,8 +383,8 @@ class PostgresTable:
         return False  # the server clears up behind writers by itself
 
     async def compact(self) -> None:
-        """Have the server clear away what was replaced, look at how words and documents are
-        spread, and, where there are many, index the vectors and count the words."""
+        """Vacuum and analyse the table. Where there are many chunks, also index the vectors and
+        count the words."""
         number = await self.count()
         if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
             async with self._connect() as connection:
@@ -416,5 +420,5 @@ def _rows(
 
 
 def _storable(text: str) -> str:
-    """What PostgreSQL takes: no NUL, and no half of a surrogate pair."""
+    """Return text that PostgreSQL takes: no NUL, and no half of a surrogate pair."""
     return text.replace("\0", " ").encode(errors="replace").decode()

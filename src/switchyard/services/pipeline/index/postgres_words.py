@@ -45,8 +45,8 @@ async def keyword_search(
     limit: int,
     within: Collection[str] | None,
 ) -> list[WordMatch]:
-    """The chunks of the table that have any of these words (`words.query_terms`), the most relevant
-    first, within these documents. Whether its words were counted is told by its description."""
+    """Return the chunks that have any of these words (`query_terms`), the most relevant first; with
+    `within`, of these documents alone. `is_counted` comes from the table's description."""
     best = await _most_relevant(connection, table, is_counted, terms, limit, within)
     found = await connection.fetch(
         f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
@@ -58,7 +58,7 @@ async def keyword_search(
     ]
 
 
-async def worded(
+async def word_candidates(
     connection: Any,
     table: str,
     is_counted: bool,
@@ -67,7 +67,8 @@ async def worded(
     limit: int,
     within: Collection[str] | None,
 ) -> list[ChunkCandidate]:
-    """The same as candidates, compared with that vector; the first with its text."""
+    """Do as `keyword_search`, but return candidates, compared with the vector; the first with its
+    text."""
     best = await _most_relevant(connection, table, is_counted, terms, limit, within, vector)
     if not best:
         return []
@@ -87,33 +88,33 @@ async def _most_relevant(
     within: Collection[str] | None,
     vector: Sequence[float] | None = None,
 ) -> list[tuple[float, Any]]:
-    """BM25 and row of each chunk, best first. With a vector, a row has its similarity."""
+    """Return BM25 and row of each chunk, best first. With a vector, a row has its similarity."""
     terms = [tuple(form[:MAX_WORD] for form in word) for word in terms]
     forms = list(dict.fromkeys(form for word in terms for form in word))
     if not forms:
         return []
-    told = await connection.fetch(known(table, is_counted=is_counted), forms)
-    numbers = {row["word"]: row["number"] for row in told if row["number"]}
-    weighed = _weights(terms, numbers, max((row["chunks"] for row in told), default=0))
+    counts = await connection.fetch(word_counts_statement(table, is_counted=is_counted), forms)
+    numbers = {row["word"]: row["number"] for row in counts if row["number"]}
+    weighed = _weights(terms, numbers, max((row["chunks"] for row in counts), default=0))
     if not weighed:
         return []
     near = None if vector is None else list(vector)
     rows = await _candidates(connection, table, weighed, limit * _CANDIDATES, within, near)
-    at = {form: number for number, form in enumerate(_asked(weighed))}
+    at = {form: number for number, form in enumerate(_forms(weighed))}
     places = [(weight, [at[form] for form in word]) for word, weight in weighed.items()]
     return _by_relevance(rows, places)[:limit]
 
 
-def known(table: str, *, is_counted: bool) -> str:
-    """The statement for how many chunks have each word, of how many."""
-    told = "SELECT parts[array_position(words, asked.word)] FROM common"
+def word_counts_statement(table: str, *, is_counted: bool) -> str:
+    """Return the statement for the number of chunks with each word, and of all chunks."""
+    share = "SELECT parts[array_position(words, asked.word)] FROM common"
     if is_counted:
-        told = f"SELECT part FROM {counts_of(table)} AS counted WHERE counted.word = asked.word"
-    return _KNOWN.format(table=table, told=told, most=_MAX_COUNTED, large=COUNTED_FROM)
+        share = f"SELECT part FROM {counts_of(table)} AS counted WHERE counted.word = asked.word"
+    return _WORD_COUNTS.format(table=table, share=share, most=_MAX_COUNTED, large=COUNTED_FROM)
 
 
 def chunk_of(row: Any) -> Chunk:
-    """The chunk of a row with the columns of CHUNK."""
+    """Make a chunk from a row with the columns of CHUNK."""
     return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
@@ -125,8 +126,8 @@ async def _candidates(
     within: Collection[str] | None,
     near: list[float] | None,
 ) -> Sequence[Any]:
-    """The chunks with the most telling words, of few chunks all: how long each is, how often it
-    has each of the forms, these in their order, and how similar it is to a vector."""
+    """Fetch the chunks with the most telling words; of few chunks, all. A row has the chunk's
+    length, how often it has each of the forms, in order, and its similarity to a vector."""
     documents = None if within is None else list(within)
     together = combinations({word[0]: weight for word, weight in weighed.items()})
     together += [form for word in weighed for form in word[1:]]
@@ -137,14 +138,14 @@ async def _candidates(
             ids, values = "$3", [few]
     # They are compared in the statement that finds them: a round trip less.
     statement = _COMPARED.format(table=table, ids=ids)
-    asked = _asked(weighed), near
+    asked = _forms(weighed), near
     rows: Sequence[Any] = await connection.fetch(statement, *asked, *values)
     return rows
 
 
 def combinations(weights: Mapping[str, float]) -> list[str]:
-    """Words to look for together, with spaces between: all combinations of the most telling words,
-    those that weigh most first, and then each of the others alone."""
+    """Return words to look for together, with spaces between: all combinations of the most telling
+    words, those that weigh most first, and then each of the others alone."""
     ordered = sorted(weights, key=lambda word: (-weights[word], word))
     telling = ordered[:_TELLING]
     chosen = [
@@ -158,8 +159,8 @@ def combinations(weights: Mapping[str, float]) -> list[str]:
 def _weights(
     terms: Sequence[tuple[str, ...]], numbers: Mapping[str, float], chunks: float
 ) -> dict[tuple[str, ...], float]:
-    """How much each word tells that is in any chunk, as those of its forms that are in any, the
-    most frequent first; by how many chunks have each form, of how many."""
+    """Return the weight of each word that is in any chunk, as the tuple of its forms that are in
+    any, the most frequent first. `numbers` are the chunks with each form, of all `chunks`."""
     weighed: dict[tuple[str, ...], float] = {}
     for word in terms:
         its = tuple(sorted((form for form in word if form in numbers), key=lambda f: -numbers[f]))
@@ -169,17 +170,17 @@ def _weights(
     return weighed
 
 
-def _asked(weighed: Mapping[tuple[str, ...], float]) -> list[str]:
-    """All forms of some words, in one order."""
+def _forms(weighed: Mapping[tuple[str, ...], float]) -> list[str]:
+    """Return all forms of some words, sorted."""
     return sorted({form for word in weighed for form in word})
 
 
 def _by_relevance(
     rows: Sequence[Any], places: Sequence[tuple[float, Sequence[int]]]
 ) -> list[tuple[float, Any]]:
-    """BM25 and row of the candidates that have any of the words, best first; the usual length of a
-    chunk is theirs. Of each word, how much it tells, and where a row has the numbers of its
-    forms."""
+    """Return BM25 and row of the candidates that have any of the words, best first. The mean length
+    of a chunk is that of the candidates. `places` are each word's weight, and where a row counts
+    its forms."""
     usual = sum(row["length"] for row in rows) / max(len(rows), 1)
     found = []
     for row in rows:
@@ -194,7 +195,7 @@ def _by_relevance(
     return sorted(found, key=lambda each: (-each[0], each[1]["id"]))
 
 
-_KNOWN = """
+_WORD_COUNTS = """
 WITH total AS MATERIALIZED (
     SELECT CASE WHEN reltuples < {large}
         THEN (SELECT count(*) FROM (SELECT FROM {table} LIMIT {large}) AS first)
@@ -208,13 +209,13 @@ common AS MATERIALIZED (
     WHERE chunks >= {large} AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
 )
 SELECT asked.word, total.chunks, coalesce(
-    ({told}) * total.chunks,
+    ({share}) * total.chunks,
     (SELECT count(*) FROM
         (SELECT FROM {table} WHERE words @> ARRAY[asked.word] LIMIT {most}) AS counted)
 ) AS number
 FROM unnest($1::text[]) AS asked(word) CROSS JOIN total
 """
-"""What the statistics say is not read where nothing asks for it."""
+"""The server's statistics are read only where `share` refers to them."""
 _FOUND = """
 WITH RECURSIVE step AS (
     SELECT 0 AS number, ARRAY[]::text[] AS ids

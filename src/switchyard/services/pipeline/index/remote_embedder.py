@@ -19,7 +19,7 @@ from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
 from switchyard.services.llm.server_client import call_with_retries, open_api
 from switchyard.services.llm.whole_answers import is_vector
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 if TYPE_CHECKING:
     import openai
@@ -34,7 +34,7 @@ _TRIES_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteEmbedder:
-    """Asks a server. `timeout` is seconds for one request."""
+    """Asks an embedding server. `timeout` is seconds for one request."""
 
     base_url: str
     model: str

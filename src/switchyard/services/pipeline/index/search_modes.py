@@ -5,7 +5,7 @@ from enum import StrEnum
 MAX_LIMIT = 100
 
 
-class Mode(StrEnum):
+class SearchMode(StrEnum):
     """How to search."""
 
     VECTOR = "vector"

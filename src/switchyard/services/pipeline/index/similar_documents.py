@@ -1,8 +1,8 @@
-"""Which documents are like a document, and how much.
+"""Find the documents that are similar to one.
 
-Two documents are as similar as the means of their chunks' vectors (cosine). That is symmetric
-and does not depend on what else is in the index. Candidates are the owners of the chunks that
-are nearest to the document's mean and to a few of its chunks, so the whole index is never read.
+Two documents are as similar as the means of their chunks' vectors (cosine). That is symmetric and
+does not depend on what else is in the index. Candidates are the owners of the chunks that are
+nearest to the document's mean and to a few of its chunks, so the whole index is never read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CANDIDATES = 100
 
 @dataclass(frozen=True, slots=True)
 class SimilarDocument:
-    """Another document that is like this one."""
+    """A document that is similar to another."""
 
     document_id: str
     title: str
@@ -35,7 +35,8 @@ class SimilarDocument:
 async def similar_documents(
     index: ChunkIndex, document_id: str, *, threshold: float, top_k: int = TOP_K
 ) -> list[SimilarDocument]:
-    """The documents most similar to one, best first, at most `top_k`, each at least `threshold`."""
+    """Return the documents most similar to one, best first: at most `top_k`, each at least
+    `threshold`."""
     mean = (await index.means_of([document_id])).get(document_id)
     if mean is None:
         return []
@@ -57,7 +58,8 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most `most` numbers below `count`, evenly spread, the first and the last among them."""
+    """Return at most `most` numbers below `count`, evenly spread, the first and the last among
+    them."""
     if count <= most:
         return list(range(count))
     return [round(step * (count - 1) / (most - 1)) for step in range(most)]

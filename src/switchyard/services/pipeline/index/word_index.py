@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from switchyard.services.pipeline.text.plain import (
+from switchyard.services.pipeline.text.plain_text import (
     content_words,
     has_marks,
     is_in_pairs,

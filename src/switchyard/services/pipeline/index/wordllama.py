@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.pipeline.index.scale import SimilarityCalibration
+from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 DIMENSIONS = 256
 """Of the vectors as they come. The first numbers of each say most, so fewer may be taken."""
@@ -57,11 +57,11 @@ class WordllamaEmbedder:
         return SimilarityCalibration(min_relevance=0.15, min_similarity=0.45, vector_weight=0.6)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Raises PermanentError when the package's files are not there."""
+        """Embed texts. Raises PermanentError when the package's files are not there."""
         return await asyncio.to_thread(self.embed_now, texts)
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
-        """`embed`, for callers without an event loop."""
+        """Do as `embed`, for callers without an event loop."""
         model = _model()
         return [model.vector(text, self.dimensions) for text in texts]
 

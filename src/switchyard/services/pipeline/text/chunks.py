@@ -1,4 +1,4 @@
-"""A document's text in pieces that an embedder can take in and a reader can be shown."""
+"""Cut a document's text into chunks, which an embedder can take in and a reader can be shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
-from switchyard.services.pipeline.text.plain import count_words, paragraphs, sentences
+from switchyard.services.pipeline.text.plain_text import count_words, paragraphs, sentences
 
 CHUNK_WORDS = 180
 """Words that a chunk has at most."""
@@ -40,14 +40,15 @@ class _Sentence:
 
 
 def chunk_id(document_id: str, index: int) -> str:
-    """The same for the same place in the same document: a repeat overwrites, never doubles."""
+    """Return the id of a chunk. It depends on document and place alone, so a repeat overwrites and
+    never doubles."""
     return str(uuid5(_CHUNK_NAMESPACE, f"{document_id}/{index}"))
 
 
 def figure_chunks(
     document_id: str, first: int, figures: Sequence[Mapping[str, Any]]
 ) -> list[Chunk]:
-    """A chunk for each figure that was described, numbered from `first`: behind those of the
+    """Make a chunk for each figure that was described, numbered from `first`, behind those of the
     text."""
     texts = [
         (each["page"], f"{each.get('caption') or ''}\n\n{each['description']}".strip())
@@ -61,7 +62,7 @@ def figure_chunks(
 
 
 def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
-    """The chunks of a document, whose pages have `page` (a number) and `text`.
+    """Split a document's pages, each with `page` (a number) and `text`, into chunks.
 
     Chunks are whole sentences in their order, with overlap; a paragraph begins a new chunk once the
     current one is at least 80 % full.
@@ -106,7 +107,8 @@ def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:
 
 
 def _pieces(sentence: str) -> Iterator[str]:
-    """A sentence, or what a chunk can hold of it: tables and data have no sentence ends."""
+    """Yield a sentence, or the parts of it that fit a chunk: tables and data have no sentence
+    ends."""
     if len(sentence) <= _MAX_SENTENCE_CHARACTERS and _size(sentence) <= CHUNK_WORDS:
         yield sentence
         return
@@ -129,8 +131,8 @@ def _pieces(sentence: str) -> Iterator[str]:
 
 
 def _size(text: str) -> int:
-    """Length in words, of which none counts for more than a dozen characters: what looks like one
-    endless word is data."""
+    """Return the length of a text in words, of which none counts for more than a dozen characters:
+    what looks like one endless word is data."""
     return max(count_words(text), len(text) // 12, 1)
 
 
@@ -143,7 +145,7 @@ def _joined(chunk: Sequence[_Sentence]) -> str:
 
 
 def _tail(chunk: Sequence[_Sentence]) -> list[_Sentence]:
-    """The last sentences that make up the overlap; none when the chunk is one sentence."""
+    """Return the last sentences, which make up the overlap; none when the chunk is one sentence."""
     kept: list[_Sentence] = []
     size = 0
     for sentence in reversed(chunk[1:]):

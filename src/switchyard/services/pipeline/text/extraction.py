@@ -1,4 +1,4 @@
-"""A stored original as text: one form for PDF, images, plain text and Markdown."""
+"""Extract the text of a stored original: in one form for PDF, images, plain text and Markdown."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from switchyard.services.common.files.errors import CorruptDocument, DocumentToo
 from switchyard.services.common.files.media_types import IMAGES, PDF, decode_text
 from switchyard.services.pipeline.text.images import count_pages
 from switchyard.services.pipeline.text.legibility import is_gibberish
-from switchyard.services.pipeline.text.pages import Limits, PdfPage
 from switchyard.services.pipeline.text.partial_results import Drafts
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
-from switchyard.services.pipeline.text.plain import (
+from switchyard.services.pipeline.text.pdf_pages import Limits, PdfPage
+from switchyard.services.pipeline.text.plain_text import (
     clean,
     count_words,
     has_words,
@@ -35,11 +35,11 @@ def extract(
     drafts: Drafts | None = None,
     on_page: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """The output of the stage `extract_text`, as JSON.
+    """Return the output of the stage `extract_text`, as JSON.
 
-    `title` is what the sender named; else it comes from the document, else from `filename`.
-    `drafts` and `on_page` are as in `read_pdf`.
-    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, MemoryError.
+    `title` is the sender's; else it comes from the document, else from `filename`. `drafts` and
+    `on_page` are as in `read_pdf`. Raises CorruptDocument, EncryptedDocument, DocumentTooLarge,
+    UnsupportedDocument, MemoryError.
     """
     outline: list[dict[str, Any]] = []
     if media_type == PDF:
@@ -77,9 +77,10 @@ def with_ocr(
     title: str | None,
     filename: str | None,
 ) -> dict[str, Any]:
-    """The output of `extract_text` with what OCR has read, by page; None is one that can't be
-    read, for the reason in `errors`, and keeps the text that it had. Titles are as in `extract`;
-    one that was only the file's name gives way to a headline.
+    """Return the output of `extract_text` with the texts of OCR, by page.
+
+    A page that is None can't be read, for the reason in `errors`, and keeps the text that it had.
+    Titles are as in `extract`; one that was only the file's name gives way to a headline.
     """
     by_ocr = set(text.get("ocr_pages", ()))
     unreadable = set(text.get("unreadable_pages", ()))
@@ -145,6 +146,6 @@ def _title(given: str | None, found: str | None, texts: Sequence[str], filename:
 
 
 def _first_line(texts: Sequence[str]) -> str:
-    """The first paragraph, where it looks like a headline."""
+    """Return the first paragraph, if it looks like a headline."""
     first = next((block for text in texts for block in paragraphs(text)), "").lstrip("# ")
     return first if count_words(first) <= 20 and not first.endswith(".") else ""

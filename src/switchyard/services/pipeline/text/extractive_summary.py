@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.services.pipeline.text.plain import (
+from switchyard.services.pipeline.text.plain_text import (
     SENTENCE_ENDS,
     content_words,
     count_words,
@@ -47,7 +47,8 @@ class _Candidate:
 
 
 def summarize(pages: Sequence[str], title: str | None = None) -> str:
-    """At most MAX_SENTENCES sentences of the text, joined; empty for a text without words."""
+    """Return at most MAX_SENTENCES sentences of the text, joined; empty for a text without
+    words."""
     candidates = _candidates(pages)
     if not candidates:
         beginning = "".join(page + " " for page in pages)[:_GLANCE]

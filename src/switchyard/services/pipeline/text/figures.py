@@ -21,8 +21,8 @@ from switchyard.services.common.files.errors import (
 )
 from switchyard.services.common.files.media_types import IMAGES, PDF
 from switchyard.services.pipeline.text.page_process import PageProcess
-from switchyard.services.pipeline.text.pages import Box, Limits
-from switchyard.services.pipeline.text.plain import clean, unwrap
+from switchyard.services.pipeline.text.pdf_pages import Box, Limits
+from switchyard.services.pipeline.text.plain_text import clean, unwrap
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -105,8 +105,8 @@ class NoSuchPage(PermanentError):
 
 
 def page_pictures(original: SourceFile, number: int) -> list[Picture]:
-    """A whole page, from 1, as a picture; a long one in pieces that overlap, in their order. Raises
-    NoSuchPage, and as `cut`."""
+    """Draw a whole page, from 1; a long one in pieces that overlap, in order. Raises NoSuchPage,
+    and as `cut`."""
     from PIL import Image as Images
 
     from switchyard.services.pipeline.text import images
@@ -129,8 +129,8 @@ def page_pictures(original: SourceFile, number: int) -> list[Picture]:
 
 
 def _pieces(drawn: Image) -> list[Image]:
-    """The picture in the size that models look at: a long one in pieces, as its print would be lost
-    if it were made smaller as a whole."""
+    """Scale a picture to the size that models look at; a long one in pieces, as its print would be
+    lost if it were made smaller as a whole."""
     short, long = sorted(drawn.size)
     if long <= max(MAX_SIDE, _LONG_PAGE_RATIO * short):
         drawn.thumbnail((MAX_SIDE, MAX_SIDE))
@@ -233,7 +233,7 @@ def _tables(page: Any) -> list[Any]:
 
 
 def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
-    """Pictures, and what lines and areas make up."""
+    """Return the boxes of pictures, and those that lines and areas make up."""
     images = [tuple(info["bbox"]) for info in page.get_image_info()]
     drawings = page.get_drawings() if len(page.get_cdrawings()) <= _MAX_DRAWINGS else []
     clusters = [tuple(box) for box in page.cluster_drawings(drawings=drawings)] if drawings else []
@@ -249,7 +249,7 @@ def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
 
 
 def _merged(boxes: Sequence[Box]) -> list[Box]:
-    """Those that overlap as one."""
+    """Merge the boxes that overlap."""
     found: list[Box] = []
     for box in boxes[:500]:
         joined = box
@@ -271,7 +271,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def _shared(one: Box, other: Box) -> float:
-    """How much of the first is in the other, from 0 to 1."""
+    """Return how much of the first box is in the other, from 0 to 1."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     area = (one[2] - one[0]) * (one[3] - one[1])
@@ -279,7 +279,7 @@ def _shared(one: Box, other: Box) -> float:
 
 
 def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
-    """The nearest text below or above that begins as captions do."""
+    """Return the nearest text below or above that begins as captions do."""
     near: list[tuple[float, str]] = []
     for (x0, y0, x1, y1), text in blocks:
         if x1 < box[0] or x0 > box[2] or not _CAPTION.match(text):

@@ -1,4 +1,4 @@
-"""Pictures that come as documents: measured before anything is decoded, and drawn for OCR."""
+"""Measure pictures that come as documents, before anything is decoded, and draw them for OCR."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchyard.services.common.files.errors import (
     DocumentTooLarge,
     UnsupportedDocument,
 )
-from switchyard.services.pipeline.text.pages import shrink_factor
+from switchyard.services.pipeline.text.pdf_pages import shrink_factor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,10 +46,10 @@ _TIFF, _BIG = (b"II", b"MM"), (b"+\0", b"\0+")
 
 
 def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
-    """How many pages an image has: those of a TIFF, else one. Nothing is decoded.
+    """Count the pages of an image: those of a TIFF, else one. Nothing is decoded.
 
-    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than that many
-    pages, or pixels on one of them.
+    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than that many pages,
+    or pixels on one of them.
     """
     with _opened(data) as image:
         # A TIFF says of no page how many there are: each is looked up behind the one before.
@@ -61,8 +61,8 @@ def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
 
 
 def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> Image:
-    """A page of an image, from 1, upright, in colour, at most `side` pixels long and wide, or of at
-    most `area` pixels.
+    """Draw a page of an image, from 1, upright and in colour, at most `side` pixels long and wide,
+    or of at most `area` pixels.
 
     Raises CorruptDocument, UnsupportedDocument, DocumentTooLarge, MemoryError.
     """
@@ -99,7 +99,8 @@ def _in_colour(image: Image) -> Image:
 
 
 def _in_shades(image: Image) -> Image:
-    """Numbers in shades of grey: of whatever range they are, a picture does not say."""
+    """Convert a picture of numbers to shades of grey, whatever their range: the file does not say
+    it."""
     low, high = image.getextrema()
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not high > low:
         return image.convert("L")
@@ -108,7 +109,7 @@ def _in_shades(image: Image) -> Image:
 
 
 def _is_light(image: Image, visible: Image) -> bool:
-    """Whether all that is to be seen would be lost on white paper."""
+    """Return whether everything visible would be lost on white paper."""
     from PIL import ImageStat
 
     seen = visible.point([0] * 128 + [255] * 128)
@@ -165,7 +166,7 @@ def _opened(data: bytes) -> Iterator[Image]:
 
 
 def _unread_compression(data: bytes) -> str | None:
-    """How a page of a TIFF is compressed that Pillow does not undo; None where it undoes all."""
+    """Return the compression of a TIFF's page that Pillow can't undo; None where it can."""
     from PIL import TiffImagePlugin as Tiff
 
     if not data.startswith(_TIFF):

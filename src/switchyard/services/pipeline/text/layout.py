@@ -1,9 +1,9 @@
-"""The order in which a person reads what stands on a page.
+"""Put the lines of a page into the order in which a person reads them.
 
 A page comes as lines with their places, from a PDF or from OCR, in whatever order. Columns are
 found by their gutters, and lines that lie across a gutter (headings, a table over both columns)
-divide the columns into what stands above and below them. Everything here takes time in proportion
-to n log n of the lines, and gives up finer order beyond limits that no page for people reaches.
+divide the columns into what is above and below them. Everything here takes time in proportion to n
+log n of the lines, and gives up finer order beyond limits that no page for people reaches.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Line:
 
 
 def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
-    """The lines in blocks, one for each column or line across columns, in the order of reading.
+    """Return the lines in blocks, one for each column or line across columns, in the order of
+    reading.
 
     Lines without text are left out; one without height or width is given a little of it.
     """
@@ -75,7 +76,7 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
 
 
 def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
-    """As `reading_order`, each block in rows."""
+    """Do as `reading_order`, with each block in rows."""
     found = [
         line if line.x1 > line.x0 and line.y1 > line.y0 else _with_a_place(line)
         for line in lines
@@ -92,8 +93,8 @@ def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
 
 
 def facing_pages(lines: Sequence[Line], width: float, height: float) -> list[list[Line]]:
-    """The lines of the left and of the right page where two that face one another were made one,
-    as scans and printers' files have them; else all lines together.
+    """Return the lines of the left and of the right page, where two facing pages were made one, as
+    scans and printers' files have them; else all lines together.
 
     A table across the whole width has an even space in its middle, too: its cells reach over no
     others, which a page's headlines and sentences do.
@@ -113,7 +114,7 @@ def facing_pages(lines: Sequence[Line], width: float, height: float) -> list[lis
 
 
 def _widest_gap(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """From where to where the widest space reaches that no line stands in."""
+    """Return left and right edge of the widest vertical space without a line."""
     gaps: list[tuple[float, float]] = []
     right: float | None = None
     for line in sorted(lines, key=lambda line: line.x0):
@@ -124,8 +125,8 @@ def _widest_gap(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 
 def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
-    """Whether what stands left and right of the middle are pages: with margins alike, and lines
-    that are no cells: sentences, or entries with a box to tick."""
+    """Return whether the two sides of the middle are pages: with margins alike, and lines that are
+    no cells: sentences, or entries with a box to tick."""
     margins = [min(line.x0 for line in half) for half in halves]
     if abs(margins[1] - width / 2 - margins[0]) > _MARGINS_DIFFER * width:
         return False
@@ -138,7 +139,8 @@ def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
 
 
 def _has_box(line: Line) -> bool:
-    """Whether a line begins with a box to tick, which fonts of signs may have as a letter."""
+    """Return whether a line begins with a box to tick, which fonts of signs may have as a
+    letter."""
     text = line.text
     return _BOX.match(text) is not None or (len(text) == 1 and text.isalpha())
 
@@ -153,8 +155,8 @@ def _with_a_place(line: Line) -> Line:
 
 
 def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    """The lines of a block's rows in paragraphs: a new one begins below a wider space, or with
-    letters of another size, or where a line is indented."""
+    """Group the lines of a block's rows into paragraphs: a new one begins below a wider space, or
+    with letters of another size, or where a line is indented."""
     if not rows:
         return []
     unit = median(line.size for row in rows for line in row)
@@ -193,8 +195,8 @@ def _order(lines: list[Line], unit: float, blocks: list[list[list[Line]]], depth
 
 
 def _bands(across: list[Line], rest: list[Line]) -> Iterable[tuple[list[Line], list[Line]]]:
-    """What stands beside a gutter above each run of lines across it, with that run; last, what
-    is below all of them, with none."""
+    """Divide lines at each run of lines across the gutter: what is beside the gutter above a run,
+    with that run; last, what is below all of them, with none."""
     across.sort(key=lambda line: (line.y0, line.x0))
     rest.sort(key=lambda line: line.y0 + line.y1)
     at = start = 0
@@ -214,8 +216,8 @@ def _bands(across: list[Line], rest: list[Line]) -> Iterable[tuple[list[Line], l
 
 
 def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float]]:
-    """From where to where spaces run down between columns, though lines cross them: as a part of
-    the height of what stands on their emptier side, at most so much."""
+    """Return left and right edge of the gutters between columns. Lines may cross a gutter for at
+    most that part of the height of its emptier side."""
     if not 3 < len(lines) <= MAX_LINES:
         return []
     unit = _unit(lines)
@@ -223,14 +225,14 @@ def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float
 
 
 def _gutter(lines: Sequence[Line], unit: float) -> float | None:
-    """The middle of the widest space between two columns that few lines cross; None where there
-    is one column."""
+    """Return the middle of the widest space between two columns that few lines cross; None where
+    there is one column."""
     spaces = sorted(_spaces(lines, unit, _CROSSED), key=lambda space: -space[2])
     return next(((at + until) / 2 for at, until, _ in spaces), None)
 
 
 def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[float, float, float]]:
-    """Spaces between columns, from where to where, and how good each is."""
+    """Yield the spaces between columns: left and right edge, and how good each is."""
     heights = [line.y1 - line.y0 for line in lines]
     edges = sorted(
         [(line.x0, height) for line, height in zip(lines, heights, strict=True)]
@@ -257,8 +259,8 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
 
 
 def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) -> bool:
-    """Whether what stands left and right of a space is text side by side: two lines or more of
-    each, beside one another, and not the labels and values of a form or a list."""
+    """Return whether both sides of a space are text side by side: two lines or more of each, beside
+    one another, and not the labels and values of a form or a list."""
     left = [line for line in lines if line.x1 <= at]
     right = [line for line in lines if line.x0 >= until]
     if len(left) < 2 or len(right) < 2:
@@ -271,12 +273,14 @@ def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) ->
 
 
 def _is_prose(side: Sequence[Line], unit: float) -> bool:
-    """Whether lines are long enough to be a column of text: six letters' heights and more."""
+    """Return whether lines are long enough to be a column of text: six letters' heights and
+    more."""
     return median(line.x1 - line.x0 for line in side) > 6 * unit
 
 
 def rows_of(lines: Iterable[Line]) -> list[list[Line]]:
-    """Lines from top to bottom; those side by side are one row, from left to right."""
+    """Group lines into rows from top to bottom; those side by side are one row, from left to
+    right."""
     rows: list[list[Line]] = []
     last_y0 = last_y1 = 0.0
     # The inner loop of all layout: without calls.
@@ -299,7 +303,7 @@ def rows_of(lines: Iterable[Line]) -> list[list[Line]]:
 
 
 def _unit(lines: Iterable[Line]) -> float:
-    """Height of a usual line."""
+    """Return the height of a usual line."""
     heights = [line.y1 - line.y0 for line in lines if not line.is_table]
     return median(heights) if heights else 1.0
 

@@ -1,4 +1,4 @@
-"""Whether the text of a page can be read, told from its characters alone, for any script.
+"""Decide whether the text of a page can be read, by its characters alone, for any script.
 
 Fonts without a map to Unicode give replacement, control or private characters; wrong maps give
 letters that look like text: of scripts that never stand side by side, of syllables that nobody
@@ -232,7 +232,8 @@ def _is_mojibake(text: str) -> bool:
 
 
 def _is_foreign(text: str, least: int) -> bool:
-    """Latin letters that are not, and letters of scripts that never stand in one word."""
+    """Return whether too many Latin letters have accents, or too many neighbours are of scripts
+    that never stand in one word."""
     if text.isascii():
         return False
     latin = [char for char in text if char.isalpha() and "A" <= char < "\u0250"]

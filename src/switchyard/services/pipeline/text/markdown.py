@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from switchyard.services.pipeline.text.layout import Line, blocks_of, facing_pages, paragraphs_of
 from switchyard.services.pipeline.text.legibility import marked
 from switchyard.services.pipeline.text.overprint import without_copies
-from switchyard.services.pipeline.text.plain import clean, unwrap
+from switchyard.services.pipeline.text.plain_text import clean, unwrap
 from switchyard.services.pipeline.text.running_heads import without_running
 from switchyard.services.pipeline.text.tables import rows_with_tables, with_tables
-from switchyard.services.pipeline.text.vertical import laid_level
+from switchyard.services.pipeline.text.vertical_text import laid_level
 
 _LARGER = 1.15
 """A line is a heading if its letters are more than this many times as large as the text's."""
@@ -52,7 +52,7 @@ class Heading:
 
 
 def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
-    """The text of each page, in Markdown: blank lines between paragraphs, each one line."""
+    """Return the text of each page, in Markdown: blank lines between paragraphs, each one line."""
     pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
     kept = without_running(pages)
     levels = _levels(kept)
@@ -98,7 +98,8 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
 
 
 def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
-    """The level of a heading by the size of its letters, for sizes that only headings have."""
+    """Return the level of a heading by the size of its letters, for sizes that only headings
+    have."""
     printed: dict[float, int] = {}
     for lines in pages:
         for line in lines:
@@ -117,7 +118,7 @@ def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
 def _level_of(
     paragraph: Sequence[Line], text: str, levels: Mapping[float, int], titles: Mapping[str, int]
 ) -> int:
-    """The level of a heading; 0 for a paragraph that is none."""
+    """Return the level of a heading; 0 for a paragraph that is none."""
     if not text or len(text) > 200 or text.count(" ") >= _HEADLINE_WORDS or text.isdecimal():
         return 0
     if titles and (level := titles.get(_key(text))):
@@ -136,7 +137,7 @@ def _rounded(size: float) -> float:
 
 
 def _key(title: str) -> str:
-    """A title as it is compared: outlines lack the numbers or the spaces that the page has."""
+    """Return a title for comparisons: outlines lack the numbers or the spaces that the page has."""
     return "".join(char for char in title.casefold() if char.isalpha())
 
 
@@ -149,11 +150,11 @@ def _is_right_to_left(lines: Sequence[Line]) -> bool:
 
 
 def _mirrored(page: PageLines) -> list[Line]:
-    """The page as in a mirror: its columns and rows are then read from the left."""
+    """Mirror the page: its columns and rows are then read from the left."""
     return [replace(line, x0=page.width - line.x1, x1=page.width - line.x0) for line in page.lines]
 
 
 def cleaned(text: str) -> str:
-    """The text of one line, as later steps may take it."""
+    """Clean the text of one line, as later steps may take it."""
     text = clean(text if text.isprintable() else marked(text))
     return text if text.isprintable() else " ".join(text.split())

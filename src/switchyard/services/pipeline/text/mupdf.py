@@ -1,4 +1,4 @@
-"""PDFs read with PyMuPDF (AGPL): the default, which mends the most of what is damaged."""
+"""Read PDFs with PyMuPDF (AGPL): the default, which repairs the most damage."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from unicodedata import combining
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
-from switchyard.services.pipeline.text.cells import PADDING, Word, with_cells
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import is_text
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
-from switchyard.services.pipeline.text.pages import (
+from switchyard.services.pipeline.text.pdf_pages import (
     NEEDS_PASSWORD,
     Box,
     Drawn,
@@ -31,6 +30,7 @@ from switchyard.services.pipeline.text.pages import (
     with_open_pages,
 )
 from switchyard.services.pipeline.text.superscripts import is_raised, raised
+from switchyard.services.pipeline.text.table_cells import PADDING, Word, with_cells
 from switchyard.services.pipeline.text.xfa import text_of_form
 
 _APART = 1.0
@@ -64,14 +64,14 @@ class PyMuPDFNotInstalled(PermanentError):
 
 @contextmanager
 def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
-    """See `pdf.Extractor`."""
+    """Open a PDF as `pdf.Extractor` says."""
     with opened(data, limits) as (library, document):
         yield _Pdf(library, document, data, limits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pdf:
-    """See `pages.OpenPdf`."""
+    """See `pdf_pages.OpenPdf`."""
 
     library: Any
     document: Any
@@ -133,7 +133,7 @@ class _Pdf:
 
 @contextmanager
 def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
-    """The library, and a PDF opened with it. Raises as `Extractor.opening`."""
+    """Open a PDF, and return it with the library. Raises as `Extractor.opening`."""
     library = _library()
     data = with_open_pages(data)
     with _reading(library, data, "it"), _open(library, data) as document:
@@ -145,7 +145,7 @@ def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
 def opened_page(
     library: Any, document: Any, data: bytes, number: int, limits: Limits
 ) -> Iterator[Any]:
-    """A page of it, from 1, that may be drawn. Raises CorruptDocument, DocumentTooLarge,
+    """Open a page, from 1, that may be drawn. Raises CorruptDocument, DocumentTooLarge,
     MemoryError."""
     with _reading(library, data, f"page {number}"):
         page = document.load_page(number - 1)
@@ -154,9 +154,9 @@ def opened_page(
 
 
 def _open(library: Any, data: bytes) -> Any:
-    """The document, which is a PDF or an error: `library.open` goes by what the content looks like,
-    whatever type it is told, and lays out an EPUB, HTML or SVG; and it reads the outline at once.
-    """
+    """Open the document, which is a PDF or an error: `library.open` goes by what the content looks
+    like, whatever type it is told, and lays out an EPUB, HTML or SVG; and it reads the outline at
+    once."""
     low = library.mupdf
     document = library.open()  # an empty PDF, whose place the file takes
     document.stream = data  # is read from as long as the document is open
@@ -166,7 +166,8 @@ def _open(library: Any, data: bytes) -> Any:
 
 
 def _library() -> Any:
-    """PyMuPDF, which is half typed: its objects are `Any` here. Raises PyMuPDFNotInstalled."""
+    """Import PyMuPDF, which is half typed: its objects are `Any` here. Raises
+    PyMuPDFNotInstalled."""
     try:
         import pymupdf
     except ImportError as error:
@@ -201,7 +202,7 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
 
 
 def _check_not_lost(said: str, page: Any) -> None:
-    """Raises ValueError where MuPDF goes on with an empty page instead of one that it can't read.
+    """Raise ValueError where MuPDF goes on with an empty page instead of one that it can't read.
     Most of its warnings are of something else: a font, a profile of colours, a tag."""
     lost = _LOST.search(said)
     if lost is not None and not page.get_images() and not page.get_bboxlog():
@@ -225,7 +226,8 @@ def _check_pixels(library: Any, page: Any, number: int, limits: Limits) -> None:
 
 
 def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
-    """Width and height of the images in a page's resources and in those of its forms, in pixels.
+    """Return width and height of the images in a page's resources and in those of its forms, in
+    pixels.
 
     PyMuPDF's own list of them, with all that it knows of each, takes five times as long, which is
     much where there are hundreds of forms; and it ends at the second use of one.
@@ -419,7 +421,7 @@ def _span_length(span: Any) -> int:
 
 
 def _joined(spans: list[Any], longest: Any) -> str:
-    """The text of a line, its raised numbers as superscripts."""
+    """Return the text of a line, its raised numbers as superscripts."""
     size, baseline = longest["size"], longest["origin"][1]
     said = []
     for span in spans:

@@ -18,8 +18,8 @@ _MAX_NODES = 100_000
 
 
 def read_outline(library: Any, document: Any) -> list[Heading]:
-    """The entries in their order, at most MAX_HEADINGS; of a damaged outline, those before the
-    damage: the text is there all the same."""
+    """Return the entries in their order, at most MAX_HEADINGS; of a damaged outline, those before
+    the damage: the text is there all the same."""
     found: list[Heading] = []
     try:
         reader = _Reader(library.mupdf, document)
@@ -58,7 +58,8 @@ class _Reader:
                 waiting.append((get(entry, "First"), level + 1))
 
     def _page_of(self, entry: Any) -> int:
-        """The page that it leads to, from 1; 0 where it leads to none of this document."""
+        """Return the page that an entry leads to, from 1; 0 where it leads to none of this
+        document."""
         low = self._low
         target = low.pdf_dict_gets(entry, "Dest")
         if not target.m_internal:
@@ -82,7 +83,7 @@ class _Reader:
         return self._pages.get(xref, 0)
 
     def _named(self, name: Any) -> Any:
-        """The target of that name; an empty PDF object where there is none."""
+        """Return the target of that name; an empty PDF object where there is none."""
         low = self._low
         if low.pdf_is_name(name):
             return low.pdf_dict_get(low.pdf_dict_gets(self._root, "Dests"), name)

@@ -1,4 +1,5 @@
-"""Text of pictures, with RapidOCR: a page of a PDF or an image is drawn, and its lines are read.
+"""Read the text of pictures with RapidOCR: a page of a PDF or an image is drawn, and its lines are
+read.
 
 Runs in a process of its own, like all that opens foreign files. The models lie in the package
 (Apache-2.0) and are loaded once in a process; nothing is fetched at run time.
@@ -22,9 +23,9 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.pipeline.text.layout import Line, gutters
 from switchyard.services.pipeline.text.legibility import is_unreadable
 from switchyard.services.pipeline.text.markdown import PageLines, cleaned, compose
-from switchyard.services.pipeline.text.pages import SCAN, Limits
+from switchyard.services.pipeline.text.ocr_rotation import MIN_CERTAINTY, find_lines, length
 from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text
-from switchyard.services.pipeline.text.rotation import MIN_CERTAINTY, find_lines, length
+from switchyard.services.pipeline.text.pdf_pages import SCAN, Limits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +102,7 @@ class ReadPage:
 
 
 def require_ocr(language: str | None, models: Path | None) -> None:
-    """Raises OcrNotInstalled, UnknownLanguage."""
+    """Check that OCR can read a language. Raises OcrNotInstalled, UnknownLanguage."""
     if find_spec("rapidocr") is None or find_spec("onnxruntime") is None:
         raise OcrNotInstalled(
             "this worker has no OCR: install switchyard[ocr] there and redrive the job"
@@ -236,7 +237,7 @@ def _letters(text: str) -> str:
 
 
 def _model_of(language: str | None, models: Path | None) -> Path:
-    """The file of the model that reads a language. Raises UnknownLanguage."""
+    """Return the file of the model that reads a language. Raises UnknownLanguage."""
     package = find_spec("rapidocr")
     if package is None or package.origin is None:
         raise OcrNotInstalled("this worker has no OCR: install switchyard[ocr] there")
@@ -254,13 +255,14 @@ def _model_of(language: str | None, models: Path | None) -> Path:
 
 @lru_cache(maxsize=1)
 def _content(original: SourceFile) -> bytes:
-    """Kept for the pages that follow, which are mostly of the same document."""
+    """Read the file, and keep it for the pages that follow, which are mostly of the same
+    document."""
     return original.storage.get(original.key)
 
 
 @lru_cache(maxsize=1)
 def _engine(model: str) -> Any:
-    """RapidOCR with its models: a second, and some 400 MB."""
+    """Load RapidOCR with its models: takes a second, and some 400 MB."""
     import cv2
     from rapidocr import RapidOCR
 
@@ -290,7 +292,7 @@ def _engine(model: str) -> Any:
 
 
 def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], list[float], int]:
-    """Boxes, texts, certainties, and by how much the picture was turned for them."""
+    """Return boxes, texts, certainties, and by how much the picture was turned for them."""
     from rapidocr.main import RapidOCRError
 
     turned = 0
@@ -308,8 +310,8 @@ def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], 
 
 
 def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
-    """Boxes that reach over two columns in two; None where there are none. Where columns are
-    close, detection takes some lines of both for one."""
+    """Divide boxes that reach over two columns; None where there are none. Where columns are close,
+    detection takes some lines of both for one."""
     import numpy as np
 
     lines = _lines(boxes, ["x"] * len(boxes))
@@ -335,17 +337,18 @@ def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
 
 
 def _is_empty(part: Picture) -> bool:
-    """Whether nothing is printed there."""
+    """Return whether nothing is printed there."""
     return part.size > 0 and int(part.max()) - int(part.min()) < _PRINT
 
 
 def _angle(boxes: list[Any]) -> float:
-    """By how much most lines slope, in radians."""
+    """Return by how much most lines slope, in radians."""
     return median(atan2(box[1][1] - box[0][1], box[1][0] - box[0][0]) for box in boxes)
 
 
 def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
-    """Boxes as lines of a level page: turned back by the angle at which most of them lie."""
+    """Return the boxes as lines of a level page: turned back by the angle at which most of them
+    lie."""
     angle = _angle(boxes)
     along, across = cos(-angle), sin(-angle)
     usual = median(length(box[0], box[3]) for box in boxes)

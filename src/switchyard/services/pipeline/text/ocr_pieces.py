@@ -30,7 +30,7 @@ _BESIDE = 0.6
 
 
 def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Picture]]:
-    """The picture in the size in which its lines are read; their boxes, and their crops.
+    """Return the picture in the size in which its lines are read, their boxes, and their crops.
 
     Raises RapidOCRError for a picture without lines.
     """
@@ -59,8 +59,8 @@ def _are_small(boxes: Sequence[Any]) -> bool:
 
 
 def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]:
-    """The boxes of all lines. `rough` are those of the whole: of lines that are too high for a
-    piece they are the better ones."""
+    """Return the boxes of all lines. `rough` are those of the whole picture, which are better for
+    lines that are too high for a piece."""
     from rapidocr.main import RapidOCRError
 
     high, wide = picture.shape[:2]
@@ -86,14 +86,15 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
 
 
 def _starts(size: int) -> Iterator[int]:
-    """Where pieces of equal length begin that cover so many pixels."""
+    """Return where pieces of equal length begin that cover so many pixels."""
     count = 1 + max(0, -(-(size - PIECE) // (PIECE - _OVERLAP)))
     for number in range(count):
         yield round(number * (size - PIECE) / (count - 1)) if count > 1 else 0
 
 
 def _joined(boxes: Sequence[Any]) -> list[Any]:
-    """Each line once: what two pieces have is one, and so is what goes on in the next piece."""
+    """Return each line once: what two pieces have is one, and so is what goes on in the next
+    piece."""
     import numpy as np
 
     found: list[Any] = []

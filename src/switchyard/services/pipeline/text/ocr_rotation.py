@@ -1,4 +1,4 @@
-"""Pages that were scanned sideways or upside down are turned before they are read."""
+"""Turn pages that were scanned sideways or upside down before they are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.pipeline.text.pieces import detect
+from switchyard.services.pipeline.text.ocr_pieces import detect
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ class OrientedLines:
 
 
 def find_lines(engine: Any, picture: Picture) -> OrientedLines:
-    """The lines of a picture, turned so that there is an order to read them in.
+    """Return the lines of a picture, turned so that there is an order to read them in.
 
     The engine's own way leaves lines where they are, and asks a model for the direction of each.
     That one sees a line as wide as four of its heights, so it guesses at long ones. Reading tells:
@@ -68,7 +68,7 @@ def find_lines(engine: Any, picture: Picture) -> OrientedLines:
 
 
 def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
-    """Whether lines are read better when they are turned by 180°: the longest ones tell."""
+    """Return whether lines are read better when they are turned by 180°: the longest ones tell."""
     import numpy as np
 
     lead = 0.0
@@ -83,14 +83,14 @@ def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
 
 
 def _recognition_score(engine: Any, crop: Picture) -> float:
-    """How many letters were read there, weighted by how far their certainty is above MIN_CERTAINTY.
-    A crop without letters gives few that are certain, and many that are not."""
+    """Return how many letters were read there, weighted by how far their certainty is above
+    MIN_CERTAINTY. A crop without letters gives few that are certain, and many that are not."""
     read = engine.recognize_txt([crop])
     return float(len(read.txts[0]) * (read.scores[0] - MIN_CERTAINTY))
 
 
 def _run_up_or_down(boxes: Any) -> bool:
-    """Whether most of what is longer than it is wide stands on end."""
+    """Return whether most boxes that are longer than wide stand on end."""
     high = level = 0.0
     for box in boxes:
         long, short = sorted(_edges(box), reverse=True)
@@ -104,8 +104,8 @@ def _run_up_or_down(boxes: Any) -> bool:
 
 
 def _stands(box: Any) -> bool:
-    """Whether a line runs more up or down than across, even if it leans. A box's first edge may be
-    its long one or its short one."""
+    """Return whether a line runs more up or down than across, even if it leans. A box's first edge
+    may be its long one or its short one."""
     along, across = _edges(box)
     if max(along, across) <= _LONGER * min(along, across):
         return False
@@ -114,8 +114,9 @@ def _stands(box: Any) -> bool:
 
 
 def _turned_left(crop: Picture, box: Any) -> Picture:
-    """The crop of a line that stands, as it is when the page is turned to the left. The engine
-    turns crops that are high itself; others run as their box's first edge does, down or up."""
+    """Return the crop of a line that stands, as it is when the page is turned to the left. The
+    engine turns crops that are high itself; others run as their box's first edge does, down or
+    up."""
     import numpy as np
 
     along, across = _edges(box)
@@ -124,10 +125,10 @@ def _turned_left(crop: Picture, box: Any) -> Picture:
 
 
 def _edges(box: Any) -> tuple[float, float]:
-    """The lengths of its first edge, and of the one across."""
+    """Return the lengths of a box's first edge, and of the one across."""
     return length(box[0], box[1]), length(box[0], box[3])
 
 
 def length(start: Any, end: Any) -> float:
-    """The length of a box's edge from `start` to `end`."""
+    """Return the length of a box's edge from `start` to `end`."""
     return float(((start[0] - end[0]) ** 2 + (start[1] - end[1]) ** 2) ** 0.5)

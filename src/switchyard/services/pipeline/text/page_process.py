@@ -1,4 +1,4 @@
-"""A process in which the pages of one PDF are read and drawn, one after the other.
+"""Read and draw the pages of one PDF in a process of their own, one after the other.
 
 A page of a few bytes can keep a library busy for years (fonts, forms or patterns that draw each
 other), and no library lets itself be interrupted in all of that. So the open document is forked:
@@ -27,7 +27,7 @@ from switchyard.services.common.files.errors import (
     DocumentTooLarge,
     PageTooCostly,
 )
-from switchyard.services.pipeline.text.pages import Limits
+from switchyard.services.pipeline.text.pdf_pages import Limits
 
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
@@ -36,12 +36,13 @@ _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 class PageProcess:
     """Run `work` for one page after the other, in a process forked from this one.
 
-    The process begins with the first page, and again after each page that ended it. What the work
-    changes, this process does not see. A context manager; not for several threads at once.
+    The process begins with the first page, and again after each page that ended it. This process
+    sees no changes that the work makes. A context manager; not for several threads at once.
     """
 
     def __init__(self, work: Callable[..., Any], limits: Limits) -> None:
-        """`work` takes a page's number, from 1, and more that can be pickled, as its result can."""
+        """Set the work: it takes a page's number, from 1, and further arguments. These and its
+        result can be pickled."""
         self._work = work
         self._limits = limits
         self._child: tuple[int, Connection] | None = None

@@ -41,8 +41,8 @@ class Drafts:
     def __init__(
         self, storage: Storage, folder: str, stage: str, input_hash: str, *, least: int = RANGE + 1
     ) -> None:
-        """`folder` is the document's id, or what stands for it; what was made of another input
-        is not used. A document of fewer pages than `least` is not kept."""
+        """Keep the ranges below `folder`, which is the document's id, or the like. Ranges of
+        another input are not used. A document of fewer pages than `least` is not kept."""
         self.least = least
         self._storage = storage
         self._folder = folder
@@ -53,7 +53,7 @@ class Drafts:
         """Pages that did not have to be read again."""
 
     def get(self, first: int, last: int) -> Draft | None:
-        """These pages, from 1; None where they have to be read."""
+        """Return these pages, from 1; None where they have to be read."""
         try:
             kept = json.loads(self._storage.get(self._key(first)))
             if kept["input_hash"] != self._hash or len(kept["pages"]) != last - first + 1:
@@ -79,7 +79,7 @@ class Drafts:
         self._seen.append(self._key(first))
 
     def delete(self) -> None:
-        """The whole is kept now: remove the ranges."""
+        """Remove the ranges, as the whole document is stored now."""
         while self._seen:
             self._storage.delete(self._seen.pop())
 

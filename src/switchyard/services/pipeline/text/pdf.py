@@ -17,9 +17,16 @@ from switchyard.services.pipeline.text.legibility import is_unreadable
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, compose
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.page_process import PageProcess
-from switchyard.services.pipeline.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
 from switchyard.services.pipeline.text.partial_results import RANGE, Draft, Drafts
-from switchyard.services.pipeline.text.plain import clean, has_words, unwrap
+from switchyard.services.pipeline.text.pdf_pages import (
+    SCAN,
+    Limits,
+    OpenPdf,
+    PdfPage,
+    PdfText,
+    RawPdf,
+)
+from switchyard.services.pipeline.text.plain_text import clean, has_words, unwrap
 
 ExtractorName = Literal["pymupdf", "pypdfium2"]
 
@@ -36,7 +43,7 @@ class Extractor(Protocol):
 
 
 def extractor_named(name: ExtractorName) -> Extractor:
-    """The extractor of the setting; its library is loaded when it is first used."""
+    """Return the extractor of the setting; its library is loaded when it is first used."""
     from switchyard.services.pipeline.text import mupdf, pdfium
 
     return cast("Extractor", mupdf if name == "pymupdf" else pdfium)
@@ -148,7 +155,7 @@ def read_pages(
     drafts: Drafts | None = None,
     on_page: Callable[[int, int], None] | None = None,
 ) -> RawPdf:
-    """What stands on the pages of a PDF, in any order. Raises as `read_pdf`."""
+    """Return the lines of a PDF's pages, in any order. Raises as `read_pdf`."""
     if not data:
         raise CorruptDocument("the PDF is empty")
     with opening(data, limits, extractor) as pdf:
@@ -182,7 +189,7 @@ def _read(
     characters: int,
     on_page: Callable[[int, int], None] | None,
 ) -> Draft:
-    """These pages; `characters` were on those before."""
+    """Read these pages; `characters` were on those before."""
     pages: list[PageLines | str] = []
     for number in numbers:
         pages.append(_page(pdf, number))
@@ -194,7 +201,7 @@ def _read(
 
 
 def _page(pdf: OpenPdf, number: int) -> PageLines | str:
-    """A page, or why it can't be read."""
+    """Return a page, or why it can't be read."""
     try:
         return pdf.page(number)
     except CorruptDocument as error:
@@ -244,7 +251,7 @@ def draw_page_with_text(
 
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
-    """The title the file gives, else the largest print on its first page."""
+    """Return the title that the file gives, else the largest print on its first page."""
     named = unwrap(clean(metadata.get("title") or ""))
     junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
     if len(named) > 3 and not named.lower().startswith(junk) and has_words(named):

@@ -1,4 +1,4 @@
-"""What reading a PDF gives, and what a PDF may ask for: the same for every extractor."""
+"""Pages and texts of PDFs, as every extractor gives them, and the limits for all extractors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import Heading, PageLines
-from switchyard.services.pipeline.text.plain import has_words
+from switchyard.services.pipeline.text.plain_text import has_words
 
 Box = tuple[float, float, float, float]
 """Of a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
@@ -46,7 +46,7 @@ more."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a document may ask of us."""
+    """Limits of one document."""
 
     pages: int = 2_000
     page_pixels: int = 200_000_000
@@ -140,17 +140,17 @@ class OpenPdf(Protocol):
         """As the file has it, with `title`."""
 
     def page(self, number: int) -> PageLines:
-        """What stands on a page, from 1, in any order; without the characters that lie outside of
-        the part that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
+        """Return the lines of a page, from 1, in any order; without the characters outside of the
+        part that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
-        """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower
-        one where it would be longer or wider than `side` pixels and have more than `area` of them.
-        Raises as `page`."""
+        """Draw a page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a
+        lower one where it would be longer or wider than `side` pixels and have more than `area` of
+        them. Raises as `page`."""
 
 
 def check_count(count: int, limits: Limits) -> None:
-    """Raises CorruptDocument, DocumentTooLarge for a number of pages."""
+    """Check the number of pages. Raises CorruptDocument, DocumentTooLarge."""
     if count == 0:
         raise CorruptDocument("the PDF is corrupt: it has no pages")
     if count > limits.pages:
@@ -158,8 +158,8 @@ def check_count(count: int, limits: Limits) -> None:
 
 
 def covered(width: float, height: float, boxes: Iterable[Box]) -> float:
-    """Part of a page that boxes cover, 0 to 1. Scanners put strips
-    beside one another, so their areas are added up."""
+    """Return the part of a page that boxes cover, 0 to 1. Their areas are added up, as scanners put
+    strips beside one another."""
     area = sum(
         max(0.0, min(x1, width) - max(x0, 0.0)) * max(0.0, min(y1, height) - max(y0, 0.0))
         for x0, y0, x1, y1 in boxes
@@ -223,21 +223,22 @@ def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits:
 
 
 def shrink_factor(width: float, height: float, side: int, area: int = 0) -> float:
-    """The factor, at most 1, by which to scale a picture so that neither side is longer than
+    """Return the factor, at most 1, by which to scale a picture so that neither side is longer than
     `side`, or it has no more than `area` pixels: the larger factor of the two."""
     within = side / max(width, height, 1.0)
     return min(1.0, max(within, sqrt(area / max(width * height, 1.0))))
 
 
 def has_end(data: bytes) -> bool:
-    """Whether a PDF was not cut off."""
+    """Return whether a PDF was not cut off."""
     at = data.rfind(_END)
     return at >= 0 and _OBJECT.search(data, at) is None
 
 
 def with_open_pages(data: bytes) -> bytes:
-    """The file without its encryption, where that is of its attachments alone: its pages open
-    without the password, for which the libraries ask all the same. Else the file as it is."""
+    """Return the file without its encryption where only the attachments are encrypted. Its pages
+    open without the password, for which the libraries ask all the same. Any other file is returned
+    as it is."""
     found = list(_ENCRYPT.finditer(data))
     if not found:
         return data

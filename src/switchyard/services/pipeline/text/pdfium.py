@@ -1,4 +1,4 @@
-"""PDFs read with PDFium (Apache-2.0 and BSD), for those who can't use PyMuPDF and its AGPL.
+"""Read PDFs with PDFium (Apache-2.0 and BSD), for those who can't use PyMuPDF and its AGPL.
 
 The same protocol as `mupdf`. PDFium does not say what it has mended.
 """
@@ -21,11 +21,10 @@ from switchyard.services.pipeline.text.bidi import (
     text_from_left,
     text_in_order,
 )
-from switchyard.services.pipeline.text.cells import MIN_ROWS, Word, with_cells
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.overprint import cell_of, have_copies, is_copied
-from switchyard.services.pipeline.text.pages import (
+from switchyard.services.pipeline.text.pdf_pages import (
     NEEDS_PASSWORD,
     Box,
     Drawn,
@@ -40,6 +39,7 @@ from switchyard.services.pipeline.text.pages import (
     with_open_pages,
 )
 from switchyard.services.pipeline.text.superscripts import SIGNS, is_raised, raised
+from switchyard.services.pipeline.text.table_cells import MIN_ROWS, Word, with_cells
 from switchyard.services.pipeline.text.xfa import MAX_PACKET_BYTES, text_of_form
 
 _BOLD = 600
@@ -64,7 +64,7 @@ _MAX_OBJECTS = 20_000
 
 @contextmanager
 def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
-    """See `pdf.Extractor`."""
+    """Open a PDF as `pdf.Extractor` says."""
     if not has_end(data):
         # It finds some of the pages in such a file; half a document must not pass for one.
         raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
@@ -75,7 +75,7 @@ def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
 
 @dataclass(frozen=True, slots=True)
 class _Pdf:
-    """See `pages.OpenPdf`."""
+    """See `pdf_pages.OpenPdf`."""
 
     document: Any
     limits: Limits
@@ -179,7 +179,7 @@ class _Shown:
 
 
 def _size(page: Any, number: int, limits: Limits) -> tuple[float, float]:
-    """Width and height of a page, in points. Raises DocumentTooLarge."""
+    """Return width and height of a page, in points. Raises DocumentTooLarge."""
     width, height = page.get_size()
     check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
     return width, height
@@ -212,7 +212,7 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _lines(page: Any, shown: _Shown) -> list[Line]:
-    """Its rectangles of text, those that belong to one line joined."""
+    """Return a page's rectangles of text, those that belong to one line joined."""
     from pypdfium2 import raw
 
     text = page.get_textpage()

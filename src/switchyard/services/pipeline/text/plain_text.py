@@ -1,9 +1,9 @@
-"""Plain text: cleaned, in paragraphs, sentences and words, for any script.
+"""Clean plain text, and cut it into paragraphs, sentences and words, for any script.
 
-Pure functions without a language model or a dictionary: they serve summaries, chunks, snippets
-and the offline embedder, which must all cut a text at the same places. Texts are foreign and
-long, so everything here takes time in proportion to the text, whatever it is made of: a pattern
-never begins again inside of what it has just read in vain.
+Pure functions without a language model or a dictionary: they serve summaries, chunks, snippets and
+the offline embedder, which must all cut a text at the same places. Texts are foreign and long, so
+everything here takes time in proportion to the text, whatever it is made of: a pattern never begins
+again inside of what it has just read in vain.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _NOT_AN_END = re.compile(
 
 
 def clean(text: str) -> str:
-    """The text as every later step may take it.
+    """Return the text as every later step may take it.
 
     NUL and other control characters are gone and lone surrogates replaced (databases, JSON and
     Arrow refuse them), line ends are `\\n`, and between two paragraphs is one blank line.
@@ -93,8 +93,8 @@ def clean(text: str) -> str:
 
 
 def unwrap(block: str) -> str:
-    """One paragraph as one line: lines joined, a word that was broken between two of them whole;
-    a hyphen that is not known to be of that break stays."""
+    """Join a paragraph's lines into one. A word that was broken between two lines is whole; a
+    hyphen that is not known to be of that break stays."""
     block = block.strip()
     if "\n" in block:
         block = _HYPHENATED.sub(_hyphen_at_a_line_end, block)
@@ -116,13 +116,13 @@ def _hyphen_at_a_line_end(found: re.Match[str]) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a cleaned text, each as one line."""
+    """Return the paragraphs of a cleaned text, each as one line."""
     lines = (unwrap(block) for block in text.split("\n\n"))
     return [line for line in lines if line]
 
 
 def sentences(paragraph: str) -> list[str]:
-    """The sentences of a paragraph. Abbreviations, initials and ordinals do not end one."""
+    """Return the sentences of a paragraph. Abbreviations, initials and ordinals do not end one."""
     found = []
     start = 0
     for match in _SENTENCE_END.finditer(paragraph):
@@ -137,7 +137,8 @@ def sentences(paragraph: str) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, normalised, in order; Chinese and Japanese as pairs of characters.
+    """Return the words of a text, normalised, in order; Chinese and Japanese as pairs of
+    characters.
 
     Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
     that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
@@ -146,24 +147,25 @@ def words(text: str) -> list[str]:
 
 
 def accented_words(text: str) -> list[str]:
-    """The same words with their accents, by which stemmers tell endings; without them where they
-    are vowel marks, which no stemmer needs."""
+    """Return the same words with their accents, by which stemmers tell endings; without them where
+    they are vowel marks, which no stemmer needs."""
     plain = normalised(text)
     return words(text) if has_marks(plain) else _cut(plain)
 
 
 def has_marks(plain: str) -> bool:
-    """Whether a text has marks that are no letters of their own, and would cut a word in two."""
+    """Return whether a text has marks that are no letters of their own, and would cut a word in
+    two."""
     return not plain.isascii() and _MARK.search(plain) is not None
 
 
 def without_accents(word: str) -> str:
-    """A word of `accented_words` as `words` gives it."""
+    """Return a word of `accented_words` as `words` gives it."""
     return _folded(word, _without_accents)
 
 
 def _cut(plain: str) -> list[str]:
-    """The words of a folded text."""
+    """Return the words of a folded text."""
     if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
         return WORD.findall(plain)
     found: list[str] = []
@@ -176,45 +178,47 @@ def _cut(plain: str) -> list[str]:
 
 
 def normalised(text: str) -> str:
-    """The text as its words are looked for where others tell them apart: what `words` does, but for
-    accents and vowel marks, which dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
+    """Return the text for an index that tells words apart itself: as `words` does, but with the
+    accents and vowel marks that dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
     return _folded(text, _compatible)
 
 
 def _numbers_apart(text: str) -> str:
-    """The text with raised numbers as words of their own, as markers of notes and exponents are;
-    a lowered one is part of its word, as in formulas, and the word is there without it, too."""
+    """Return the text with raised numbers as words of their own, as markers of notes and exponents
+    are; a lowered one is part of its word, as in formulas, and the word is there without it,
+    too."""
     apart = _RAISED.sub(r" \g<0> ", text)
     # Few texts have lowered numbers, and their pattern looks at every word.
     return _LOWERED.sub(r"\g<0> \1", apart) if _LOWERED_NUMBER.search(apart) else apart
 
 
 def is_in_pairs(word: str) -> bool:
-    """Whether a word is cut into pairs of characters: it has Chinese or Japanese ones."""
+    """Return whether a word is cut into pairs of characters, as it has Chinese or Japanese ones."""
     return not word.isascii() and _CJK.search(word) is not None
 
 
 def content_words(text: str) -> list[str]:
-    """The words that say something of the subject: no stop words, no lone Latin letters."""
+    """Return the words that say something of the subject: no stop words, no lone Latin letters."""
     found = words(text)
     stop_words = stop_words_among(found)
     return [word for word in found if word not in stop_words and len(word) > 1]
 
 
 def count_words(text: str) -> int:
-    """How long a text is, in words (for Chinese and Japanese, about one for two characters)."""
+    """Return how long a text is, in words (for Chinese and Japanese, about one for two
+    characters)."""
     plain = _CJK.sub(" ", text)
     pairs = sum((run.end() - run.start() + 1) // 2 for run in _CJK.finditer(text))
     return sum(1 for _ in WORD.finditer(plain)) + pairs
 
 
 def has_words(text: str) -> bool:
-    """Whether `count_words` finds any."""
+    """Return whether `count_words` finds any."""
     return WORD.search(text) is not None or _CJK.search(text) is not None
 
 
 def shorten(text: str, limit: int) -> str:
-    """The text, cut to `limit` characters at a word's end, with an ellipsis where it was cut."""
+    """Cut the text to `limit` characters at a word's end, with an ellipsis where it was cut."""
     if len(text) <= limit:
         return text
     head = text[: limit - 1]
@@ -223,7 +227,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _folded(text: str, fold: Callable[[str], str]) -> str:
-    """Numbers apart, each character folded so, lower case; soft hyphens are gone."""
+    """Fold each character, in lower case, with numbers apart and without soft hyphens."""
     if text.isascii():
         return text.casefold()
     # What is not there is not looked for: searches fold many texts with a few such characters each.
@@ -241,7 +245,7 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
 
 
 def _replaced(text: str, folded: Mapping[str, str]) -> str:
-    """The text with each of these characters as it is folded; what one becomes has none of them."""
+    """Replace these characters by their folded forms, which have none of them."""
     if len(folded) > _REPLACED:
         by_code = str.maketrans(dict(folded))
         return _FOREIGN.sub(lambda run: run.group().translate(by_code), text)
@@ -263,7 +267,7 @@ def _without_accents(char: str) -> str:
 
 
 def _pairs(word: str) -> list[str]:
-    """A run of characters without spaces, as overlapping pairs."""
+    """Return a run of characters without spaces as overlapping pairs."""
     if len(word) < 3:
         return [word]
     return [word[at : at + 2] for at in range(len(word) - 1)]

@@ -1,4 +1,4 @@
-"""A long text cut to what a model can take, without losing whole parts of it.
+"""Cut a long text to what a model can take, without losing whole parts of it.
 
 Cutting at the end would drop the conclusions. Instead every section keeps its beginning: short
 sections whole, and what they leave over goes to the long ones.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from switchyard.services.pipeline.text.plain import paragraphs, sentences, shorten
+from switchyard.services.pipeline.text.plain_text import paragraphs, sentences, shorten
 
 GAP = "[…]"
 """Stands where text was left out."""
@@ -20,7 +20,8 @@ _MIN_SHARE = 200
 
 
 def sections_of(pages: Sequence[str]) -> list[str]:
-    """The parts of a document: under its Markdown headings where it has any, else its pages."""
+    """Return the parts of a document: under its Markdown headings where it has any, else its
+    pages."""
     blocks = [block for page in pages for block in paragraphs(page)]
     if sum(bool(_HEADING.match(block)) for block in blocks) < 2:
         return ["\n\n".join(paragraphs(page)) for page in pages if page.strip()]
@@ -33,7 +34,7 @@ def sections_of(pages: Sequence[str]) -> list[str]:
 
 
 def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
-    """The sections in at most `budget` characters, and whether anything was left out."""
+    """Return the sections in at most `budget` characters, and whether anything was left out."""
     whole = "\n\n".join(sections)
     if len(whole) <= budget:
         return whole, False
@@ -48,7 +49,7 @@ def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
 
 
 def _spread(sections: Sequence[str], most: int) -> list[str]:
-    """At most `most` sections, evenly spread, the first and the last among them."""
+    """Return at most `most` sections, evenly spread, the first and the last among them."""
     if len(sections) <= most:
         return list(sections)
     if most == 1:
@@ -58,7 +59,8 @@ def _spread(sections: Sequence[str], most: int) -> list[str]:
 
 
 def _fair_share(sizes: Sequence[int], budget: int) -> int:
-    """The largest size to which the large may be cut so that all together fit the budget."""
+    """Return the largest size to which the large ones may be cut so that all together fit the
+    budget."""
     left, share = budget, 0
     ascending = sorted(sizes)
     for index, size in enumerate(ascending):
@@ -70,7 +72,7 @@ def _fair_share(sizes: Sequence[int], budget: int) -> int:
 
 
 def _beginning(section: str, limit: int) -> str:
-    """The first sentences of a section, at most `limit` characters and the gap's mark."""
+    """Return the first sentences of a section, at most `limit` characters and the gap's mark."""
     if len(section) <= limit:
         return section
     kept = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from switchyard.services.pipeline.text.plain import (
+from switchyard.services.pipeline.text.plain_text import (
     WORD,
     accented_words,
     content_words,
@@ -36,7 +36,7 @@ _KNOWN_STEMS = 100_000
 
 
 def language_of(text: str) -> str | None:
-    """Name the language of a text as Snowball does; None where its stop words don't tell."""
+    """Return the language of a text by Snowball's name; None where its stop words don't tell."""
     found = words(text)
     languages = languages_of(found)
     if len(languages) != 1:
@@ -53,8 +53,8 @@ def stems(text: str) -> list[str]:
 
 
 def stemmed(text: str) -> str:
-    """A text with the stem of each word in its place, for what tells words apart itself: Chinese,
-    Japanese and scripts that write vowels as marks stay as they are."""
+    """Return a text with the stem of each word in its place, for an index that tells words apart
+    itself. Chinese, Japanese and scripts that write vowels as marks stay as they are."""
     language = language_of(text) or _FALLBACK
     plain = normalised(text)
     if has_marks(plain):
@@ -102,7 +102,7 @@ def _forms(word: str) -> tuple[str, ...]:
 
 
 def _forms_in(word: str, language: str) -> tuple[str, ...]:
-    """As texts of that language have a word, and as those have it to which it is foreign."""
+    """Return the forms of a word in texts of a language, and in texts to which it is foreign."""
     return tuple(dict.fromkeys((_stem(word, language), without_accents(word))))
 
 

@@ -1,6 +1,6 @@
 """Words that say nothing of a text's subject, in the languages that documents come in.
 
-Normalised as `services.pipeline.text.plain.words` does it: case-folded, without accents.
+Normalised as `services.pipeline.text.plain_text.words` does it: case-folded, without accents.
 """
 
 from __future__ import annotations

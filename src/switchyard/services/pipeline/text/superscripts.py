@@ -19,15 +19,16 @@ _NUMBERS = re.compile(r"(?=.*\d)[\d\s,;–\u2212\u2010-]{1,60}", re.DOTALL)
 
 
 def raised(text: str) -> str:
-    """A span that stands raised: its digits as superscripts, where it has nothing but numbers."""
+    """Return a raised span of text: its digits as superscripts, where it has nothing but
+    numbers."""
     return text.translate(_RAISED) if _NUMBERS.fullmatch(text) else text
 
 
 def lowered(text: str) -> str:
-    """Superscripts as the digits that they stand for."""
+    """Return superscripts as the digits that they stand for."""
     return text.translate(_LOWERED)
 
 
 def is_raised(size: float, baseline: float, line_size: float, line_baseline: float) -> bool:
-    """Whether letters of that size and baseline (from above) stand raised in a line."""
+    """Return whether letters of that size and baseline (from above) stand raised in a line."""
     return size <= SMALLER * line_size and line_baseline - baseline >= HIGHER * line_size

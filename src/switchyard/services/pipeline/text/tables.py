@@ -1,4 +1,4 @@
-"""Tables, found by what stands side by side in row after row, and written as Markdown."""
+"""Find tables by cells side by side in row after row, and write them as Markdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILLED = 0.5
 
 
 def with_tables(lines: Sequence[Line]) -> list[Line]:
-    """The lines, with each table as one line of its own, whose text is Markdown."""
+    """Return the lines, with each table as one line of its own, whose text is Markdown."""
     if not 2 * _MIN_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
     rows = rows_of(lines)
@@ -32,7 +32,7 @@ def with_tables(lines: Sequence[Line]) -> list[Line]:
 
 
 def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
-    """As `with_tables`, of lines that are in rows."""
+    """Do as `with_tables`, for lines that are in rows."""
     if not 2 * _MIN_ROWS <= sum(map(len, rows)) <= MAX_LINES:
         return rows
     found = _replaced(rows)
@@ -40,7 +40,7 @@ def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
 
 
 def _replaced(rows: list[list[Line]]) -> list[Line]:
-    """The lines, with each table as one of them; none where there is no table."""
+    """Return the lines, with each table as one of them; none where there is no table."""
     found: list[Line] = []
     run: list[list[Line]] = []
     tables = 0
@@ -74,8 +74,8 @@ def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
 
 
 def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> bool:
-    """Whether what stands side by side is columns of text: their lines are long, or not short and
-    most of them as wide as their column."""
+    """Return whether rows are columns of text: their lines are long, or not short and most of them
+    as wide as their column."""
     letters = sum(len(line.text) for line in lines) / len(lines)
     if not _SHORT_CELL < letters < _CELL:
         return letters >= _CELL
@@ -85,8 +85,8 @@ def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> 
 
 
 def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
-    """Whether what stands side by side is words that were set apart to fill their rows: all rows
-    begin and end alike, and in between no word stands below another, as cells do."""
+    """Return whether rows are words that were set apart to fill their rows: all rows begin and end
+    alike, and in between no word stands below another, as cells do."""
     size = rows[0][0].size
     left = min(row[0].x0 for row in rows)
     right = max(row[-1].x1 for row in rows)
@@ -107,7 +107,7 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
 
 
 def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
-    """From where to where the columns reach, by the rows with the most cells: cells of others
+    """Return left and right edge of the columns, by the rows with the most cells: cells of others
     may reach over several."""
     most = max(len(row) for row in rows)
     found: list[tuple[float, float]] = []

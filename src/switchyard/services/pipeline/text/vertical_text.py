@@ -17,8 +17,8 @@ _NEAR = 0.7
 
 
 def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
-    """The lines of a page that is written from top to bottom, turned to the left, so that its
-    columns are lines one below the other; None where the page, that wide, is written level."""
+    """Turn the lines of a page that is written from top to bottom to the left, so that its columns
+    are lines one below the other. None where the page, that wide, is written level."""
     if 2 * sum(_may_stand(line) for line in lines) <= len(lines):
         return None
     columns = _columns(lines)
@@ -34,7 +34,7 @@ def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
 
 
 def _columns(lines: Sequence[Line]) -> list[list[Line]]:
-    """What stands right below the line before it, with that."""
+    """Join each line with those that follow right below it."""
     found: list[list[Line]] = []
     for line in lines:
         if found and _may_stand(line) and _is_below(found[-1][-1], line):

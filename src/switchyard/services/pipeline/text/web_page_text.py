@@ -37,7 +37,7 @@ class WebText:
 
 
 def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
-    """What a page says, `charset` being the label that its server gives; never raises for what it
+    """Read a web page, `charset` being the label that its server gives; never raises for what it
     says."""
     from lxml import etree
     from lxml import html as lxml_html
@@ -77,7 +77,7 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
 
 
 def _directives(tree: object) -> set[str]:
-    """Of `<meta name="robots">` and the one for us."""
+    """Return the directives of `<meta name="robots">` and of the one for us."""
     found: set[str] = set()
     for each in tree.xpath("//meta[@name and @content]")[:200]:  # type: ignore[attr-defined]
         if each.get("name", "").strip().lower() in ("robots", "switchyard"):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from xml.parsers import expat
 
 from switchyard.services.common.files.errors import CorruptDocument, UnsupportedDocument
-from switchyard.services.pipeline.text.plain import clean, has_words
+from switchyard.services.pipeline.text.plain_text import clean, has_words
 
 MAX_PACKET_BYTES = 32 * 1024 * 1024
 """Of each of the parts that are read."""

@@ -23,7 +23,7 @@ from switchyard.services.pipeline.classes.similarity_classes import (
     similarities,
 )
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.opening import OpenIndex, index_of
+from switchyard.services.pipeline.index.open_index import OpenIndex, index_of
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.documents import DocumentClass
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles

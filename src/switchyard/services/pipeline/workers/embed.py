@@ -11,7 +11,7 @@ from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.opening import index_of
+from switchyard.services.pipeline.index.open_index import index_of
 from switchyard.services.pipeline.text.chunks import (
     CHUNK_WORDS,
     OVERLAP_WORDS,

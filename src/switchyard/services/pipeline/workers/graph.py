@@ -13,8 +13,8 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import DocumentFilter
-from switchyard.services.pipeline.index.opening import index_of
-from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
+from switchyard.services.pipeline.index.open_index import index_of
+from switchyard.services.pipeline.index.similar_documents import TOP_K, similar_documents
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.documents import COMPLETED
 from switchyard.services.pipeline.records.graph import Ranking

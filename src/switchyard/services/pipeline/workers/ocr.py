@@ -294,7 +294,7 @@ class _PageReader:
         """Recognise a page; where that fails, return no text and the reason, so that the others are
         read nevertheless."""
         from switchyard.services.pipeline.text.ocr import MEMORY_MB, OcrNotInstalled, read_page
-        from switchyard.services.pipeline.text.pages import Limits
+        from switchyard.services.pipeline.text.pdf_pages import Limits
 
         ctx = self._ctx
         if self._costly_pages > Limits().lost_pages:

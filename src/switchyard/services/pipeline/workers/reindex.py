@@ -18,8 +18,12 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.opening import index_of
-from switchyard.services.pipeline.index.rebuilding import begin, build, compact
+from switchyard.services.pipeline.index.index_rebuild import (
+    begin_rebuild,
+    compact_index,
+    continue_rebuild,
+)
+from switchyard.services.pipeline.index.open_index import index_of
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.embed import embed_document
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
@@ -80,11 +84,11 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
     over_at = time.monotonic() + TIME_BUDGET
     async with index_of(ctx) as index:
         embedder = embedder_for(payload.settings(ctx.settings))
-        state = await begin(index, embedder, force=payload.force)
+        state = await begin_rebuild(index, embedder, force=payload.force)
         result = {"embedder": embedder.name, "dimensions": embedder.dimensions}
         if state.building is None:
             return Done({**result, "built": False})
-        if await build(
+        if await continue_rebuild(
             index, state.building, lambda: time.monotonic() > over_at or ctx.is_cancelled()
         ):
             return Done({**result, "built": True})
@@ -99,7 +103,7 @@ async def compact_storage(payload: UpkeepJob, ctx: JobContext) -> Outcome:
     """Merge what writes have left in pieces in the index, drop what nobody needs any more, and
     index what has grown. Searches and jobs go on meanwhile."""
     async with index_of(ctx) as index:
-        removed = await compact(index)
+        removed = await compact_index(index)
         return Done({"removed": [each.table for each in removed]})
 
 

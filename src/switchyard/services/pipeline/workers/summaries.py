@@ -14,7 +14,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import JobType, job
 from switchyard.services.llm.llm_requests import framed
-from switchyard.services.pipeline.text.extractive import summarize
+from switchyard.services.pipeline.text.extractive_summary import summarize
 from switchyard.services.pipeline.text.sections import fit, sections_of
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
 from switchyard.services.pipeline.workers.stages import (

@@ -9,7 +9,7 @@ from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.reference_assembly import identifiers_of
 from switchyard.services.pipeline.citations.title_language import language_of
 from switchyard.services.pipeline.citations.tokens import clean_reference, tokens_of
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 
 _WORD = re.compile(r"\w+")
 _TEXT_FIELDS = ("editors", "title", "container", "publisher", "place", "edition")

@@ -6,7 +6,7 @@ from typing import Any
 from switchyard.services.pipeline.citations.formats.citation_keys import citation_keys_of
 from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, kind_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 
 _TYPES = {
     WorkKind.ARTICLE: "article-journal",

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, kind_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 
 TEI = "http://www.tei-c.org/ns/1.0"
 _XML_ID = "{http://www.w3.org/XML/1998/namespace}id"

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.citations.linking.work_questions import Lookup
 from switchyard.services.pipeline.citations.reference import Person
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 
 TIMEOUT = 180.0
 """Seconds for one request, all of its answer."""

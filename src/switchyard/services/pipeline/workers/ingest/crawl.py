@@ -39,7 +39,7 @@ from switchyard.services.pipeline.sources.source_errors import (
 )
 from switchyard.services.pipeline.sources.web.web_addresses import link_addresses, page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import WebFetcher
-from switchyard.services.pipeline.text.web import MAX_LINKS, WebText
+from switchyard.services.pipeline.text.web_page_text import MAX_LINKS, WebText
 from switchyard.services.pipeline.workers.ingest.source_jobs import ingest_found, snooze_for_turn
 from switchyard.services.pipeline.workers.ingest.web import SOURCE, document_on_page
 

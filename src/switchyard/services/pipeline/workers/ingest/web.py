@@ -32,7 +32,7 @@ from switchyard.services.pipeline.sources.source_errors import SourceBusy
 from switchyard.services.pipeline.sources.source_response import VALIDATORS, conditions
 from switchyard.services.pipeline.sources.web.web_addresses import page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage, WebFetcher
-from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
+from switchyard.services.pipeline.text.web_page_text import MEMORY_MB, TIMEOUT, WebText, read_page
 from switchyard.services.pipeline.workers.ingest.incoming_document import (
     document_of_source,
     duplicate_outcome,

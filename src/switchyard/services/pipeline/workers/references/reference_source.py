@@ -12,7 +12,7 @@ from switchyard.services.common.files.media_types import PDF
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash, job_folder
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.text.plain_text import clean
 from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput, drafts_of
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
@@ -120,8 +120,8 @@ def boxes_in_pdf(
     """Return the boxes of each reference (page and text) in a PDF, in a process that can be killed.
     Its pages are not read again where they were kept when its text was read."""
     from switchyard.services.pipeline.citations.reference_boxes import boxes_of
-    from switchyard.services.pipeline.text.pages import Limits
     from switchyard.services.pipeline.text.pdf import read_pages
+    from switchyard.services.pipeline.text.pdf_pages import Limits
 
     storage = Storage(files_url)
     drafts = drafts_of(storage, folder, made_of, extractor, keep=True)
