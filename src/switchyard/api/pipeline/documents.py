@@ -39,7 +39,7 @@ from switchyard.services.pipeline.documents.document_status import DocumentStatu
 from switchyard.services.pipeline.documents.upload_intake import (
     UploadIntake,
     UploadMetadata,
-    check_claim,
+    check_source,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
 
@@ -104,7 +104,7 @@ async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload,
             may_read=may(request, Scope.READ),
         )
         if about.source is not None and not may(request, Scope.ADMIN):
-            check_claim(about.source, state_of(request).registry)
+            check_source(about.source, state_of(request).registry)
         inbox.check(about)
     except BaseException:
         await inbox.discard(upload)

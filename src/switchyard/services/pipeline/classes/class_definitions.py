@@ -78,7 +78,9 @@ class MeaningKind(_Part):
     by: Literal["meaning"]
     otherwise: ClassName | None = None
     at_least: float = Field(default=0.05, ge=0, le=2)
+    """Least lead over `otherwise`, or over the median of all labels where that is not described."""
     several: int = Field(default=1, ge=1, le=20)
+    """Labels that a document gets at most."""
     labels: dict[ClassName, DescribedLabel] = Field(min_length=2, max_length=100)
 
 
@@ -109,10 +111,7 @@ class ClassDefinitions(_Part):
 
 def definitions(path: Path | None) -> ClassDefinitions:
     """Read the definitions in a file; the package's own where `path` is None. Raises BadClasses:
-    the file is missing, too large, no TOML, or does not say how to classify.
-
-    Raises BadClasses: the file is not there, too large, no TOML, or does not say how to classify.
-    """
+    the file is missing, too large, no TOML, or does not say how to classify."""
     if path is None:
         own = files(__package__).joinpath("classes.toml").read_text("utf-8")
         return _parsed(tomllib.loads(own), "its own")

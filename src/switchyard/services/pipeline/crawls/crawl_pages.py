@@ -1,4 +1,4 @@
-"""The jobs of pages, and how full the lane may be in which they wait."""
+"""Make the jobs that visit a crawl's pages, and tell how full their lane is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchyard.services.pipeline.records.crawls import FoundPage
 
 JOB_TYPE = "crawl_page"
 SLOW_LANE_FACTOR = 5.0
-"""Times the interval between pages of a host, while the lane is slow."""
+"""Factor of the interval between pages of a host, while the lane is slow."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 
 

@@ -1,7 +1,7 @@
-"""Documents for those who send them: submit, status, result.
+"""Submit documents, and return their status and results.
 
-The same use cases serve both modes: with a broker the pipeline's first job is published, without
-one the pipeline runs here, and whoever sends a document waits for it.
+The same use cases serve both modes. With a broker, the pipeline's first job is published; without
+one, the pipeline runs in this process, and whoever sends a document waits for it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class DocumentService:
         self._graph = repositories.graph_reads
         self.inbox = inbox
 
-    # --- in ---------------------------------------------------------------------------------
+    # --- submit -----------------------------------------------------------------------------
 
     async def submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
         """Have the pipeline take up an upload, unless its content or source is known.
@@ -194,7 +194,7 @@ class DocumentService:
         is_new = known is None and not runs.latest and not published.duplicate
         return Submitted(await self.status(document_id), published.duplicate, is_new)
 
-    # --- out --------------------------------------------------------------------------------
+    # --- status and results -----------------------------------------------------------------
 
     async def status(self, document_id: str) -> DocumentStatus:
         """Return the status of a document. Raises UnknownDocument, LedgerUnavailable."""
@@ -350,7 +350,7 @@ class DocumentService:
 
         A page may have fewer than `limit` although others follow: states are told from jobs, so
         documents are looked through for those in a `state`. Raises UnknownDocumentState,
-        InvalidCursor, and ValueError for a limit that is none.
+        InvalidCursor, and ValueError for an invalid limit.
         """
         if state is not None and state not in STATES:
             raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")

@@ -1,4 +1,4 @@
-"""The runs of a document's pipeline: which there were, and which job would start the next."""
+"""Find the runs of a document's pipeline, and the job that would start the next one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Runs:
     next_id: str
     """The first job of the next one."""
     latest: list[JobSummary] = field(default_factory=list)
-    """The jobs of the last one that did something, if any did."""
+    """The jobs of the last run that did more than find the document known."""
     is_open: bool = False
     """The last one has not ended."""
 
     def add(self, jobs: list[JobSummary], next_id: str) -> None:
         """Add the next run, with the id of the run that follows it."""
-        if not _found_it_known(jobs) or _found_it_known(self.latest):
+        if not _only_found_it_known(jobs) or _only_found_it_known(self.latest):
             self.latest = jobs
         self.is_open = any(job.state not in FINISHED for job in jobs)
         self.next_id = next_id
 
 
-def _found_it_known(jobs: Sequence[JobSummary]) -> bool:
-    """Return whether a run ended with its first job, as the document was there; also for no
-    jobs."""
+def _only_found_it_known(jobs: Sequence[JobSummary]) -> bool:
+    """Return whether a run ended with its first job because the document was known; True also for
+    no jobs."""
     return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)
 
 
@@ -51,9 +51,9 @@ class PipelineRuns:
         return (await self.runs_of_each({document_id: first}))[document_id]
 
     async def confirmed_runs_of(self, document_id: str, document: Document | None) -> Runs:
-        """Return the runs of one document that stay: a job that the broker has still to confirm
-        can't be rolled back by its sender any more, and one that was rolled back is not among them.
-        """
+        """Return the runs of one document once none of them can be rolled back. The sender of a job
+        that the broker has still to confirm can't roll it back any more; runs that were rolled back
+        are left out."""
         while True:
             runs = await self.runs_of(document_id, document)
             pending = [job.id for job in runs.latest if job.state in REVOCABLE]
@@ -61,23 +61,23 @@ class PipelineRuns:
                 return runs
 
     async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
-        """Return the runs of each document, from the run that its record knows. A run that has
-        ended is followed by the run that the same file, sent again, has started."""
+        """Return the runs of each document. `first` gives the run that the document's record names;
+        after a run that has ended comes the run that the same file, sent again, has started."""
         runs = {each: Runs(next_id=run) for each, run in first.items()}
         pending = dict(first)
         for _ in range(_MAX_RUNS):
             if not pending:
                 break
             jobs = await self._ledger.job_reads.pipelines(pending.values())
-            there = {each: run for each, run in pending.items() if run in jobs}
-            for each, run in there.items():
+            started = {each: run for each, run in pending.items() if run in jobs}
+            for each, run in started.items():
                 runs[each].add(jobs[run], next_id=run_id(each, after=run))
-            pending = {each: runs[each].next_id for each in there if not runs[each].is_open}
+            pending = {each: runs[each].next_id for each in started if not runs[each].is_open}
         return runs
 
 
 def recorded_run(document: Document) -> str:
-    """Return the run that a document's record knows."""
+    """Return the run that a document's record names."""
     return document.pipeline or run_id(document.id)
 
 

@@ -1,4 +1,4 @@
-"""References out of files and texts that are not kept as documents: ordered, followed, fetched."""
+"""Start, follow and read jobs on references of files and texts that are not kept as documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from switchyard.services.pipeline.documents.upload_intake import UploadIntake, U
 from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENCE_STAGES
 
 Order = Literal["extract_references", "parse_references", "process_references"]
-"""Job types on references that can be ordered."""
+"""Job types on references that a client can start."""
 MAX_OUTPUT = 8 * 1024 * 1024
 """Bytes of an output that stands in a job's view."""
 
@@ -33,7 +33,7 @@ class NoReferences(NotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class StagesDone:
-    """How far a job with stages of its own has come."""
+    """The progress of a job with stages of its own."""
 
     current: str | None
     """None before it runs, and when it has ended well."""
@@ -48,7 +48,8 @@ class ReferenceService:
         self.inbox = inbox
 
     async def order_from_file(self, order: Order, upload: Upload, about: UploadMetadata) -> str:
-        """Start the job on an upload; gives its id. Inline, this returns when it has ended.
+        """Start the job on an upload, and return its id. Inline, this returns when the job has
+        ended.
 
         Raises as UploadIntake.start does.
         """
@@ -65,7 +66,8 @@ class ReferenceService:
     async def order_from_text(
         self, order: Order, payload: Mapping[str, Any], about: UploadMetadata
     ) -> str:
-        """Start the job on what the payload has, else the same. Raises InvalidPayload."""
+        """Start the job on the text or the references in the payload, and return its id; waits as
+        `order_from_file` does. Raises InvalidPayload."""
         job_id = (await self.inbox.publish(_request(order, about, payload))).job_id
         await self.inbox.wait_for(job_id)
         return job_id
@@ -111,10 +113,10 @@ class ReferenceService:
             raise NoReferences(f"there is no job {job_id} that looks for references")
         if record.state is not State.SUCCEEDED:
             raise ExtractionNotFinished(record)
-        made = await self._stored_result(record)
-        if made is None:
+        result = await self._stored_result(record)
+        if result is None:
             raise NoReferences(f"the result of job {job_id} was removed")
-        return made
+        return result
 
     async def _stored_result(self, record: JobRecord) -> dict[str, Any] | None:
         if isinstance((record.result or {}).get("references"), list):

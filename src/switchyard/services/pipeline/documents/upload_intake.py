@@ -1,4 +1,4 @@
-"""Uploads on their way to a job: stored as they come in, removed when no job has them."""
+"""Store uploads as they come in, start their jobs, and remove uploads that no job reads."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from switchyard.services.pipeline.text.plain_text import clean
 _FIELDS = ("source", "title", "lane", "notify_url")
 
 
-class Starter(Protocol):
+class JobStarter(Protocol):
     """Starts jobs: a JobPublisher where there is a broker, an InlineRunner where there is none."""
 
     async def publish(self, request: JobRequest) -> Published: ...
 
 
-class InvalidAbout(InvalidInput):
+class InvalidUploadMetadata(InvalidInput):
     """A field that describes a file is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadMetadata:
-    """What a sender says of a file. Nothing of it is ever used as a path."""
+    """What a sender says of a file. No part of it is ever used as a path."""
 
     filename: str | None = None
     source: str | None = None
     title: str | None = None
     lane: Literal["hot", "backfill"] = "hot"
     notify_url: str | None = None
-    """Address that is notified of the end."""
+    """Address that is notified of the end of the pipeline."""
     asked_by: str = "api"
     """The source of the job: fair shares and spend go by it. `source` is that of the file."""
     may_read: bool = True
@@ -62,23 +62,23 @@ class UploadMetadata:
         asked_by: str,
         may_read: bool = True,
     ) -> UploadMetadata:
-        """Read a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
-        that does not exist, is too long, or names another lane."""
+        """Read a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidUploadMetadata for a
+        field that does not exist, is too long, or names another lane."""
         values = {name: clean(value) for name, value in fields.items()}
         unknown = sorted(set(values) - set(_FIELDS))
         if unknown:
-            there = ", ".join(_FIELDS)
-            raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use {there}")
+            known = ", ".join(_FIELDS)
+            raise InvalidUploadMetadata(f"there is no field {unknown[0][:50]!r}: use {known}")
         for name, limit in (("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
             if len(values.get(name, "")) > limit:
-                raise InvalidAbout(f"{name} has more than {limit:,} characters")
+                raise InvalidUploadMetadata(f"{name} has more than {limit:,} characters")
         try:
             checked_source(values.get("source", ""))
         except ValueError as error:
-            raise InvalidAbout(str(error)) from error
+            raise InvalidUploadMetadata(str(error)) from error
         lane = values.get("lane") or "hot"
         if lane not in ("hot", "backfill"):
-            raise InvalidAbout(f"lane must be hot or backfill, not {lane[:50]!r}")
+            raise InvalidUploadMetadata(f"lane must be hot or backfill, not {lane[:50]!r}")
         name_shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
         return cls(
             filename=name_shown or None,
@@ -97,13 +97,14 @@ class UploadMetadata:
         return {"key": upload.key} | {name: value for name, value in values.items() if value}
 
 
-def check_claim(source: str, registry: Registry) -> None:
-    """Refuse the source of a job type that asks a server: `arxiv:…` of `ingest_arxiv` raises
-    InvalidAbout. That a document comes from there is for the server to say."""
+def check_source(source: str, registry: Registry) -> None:
+    """Refuse a source whose documents a job type of this system fetches itself: `arxiv:…`, as there
+    is `ingest_arxiv`. Only that job can say that a document comes from there. Raises
+    InvalidUploadMetadata."""
     place, colon, _ = source.partition(":")
     name = f"ingest_{place.strip().lower()}"
     if colon and any(each.name == name for each in registry):
-        raise InvalidAbout(
+        raise InvalidUploadMetadata(
             f"source {place}:… is for documents that {name} has fetched from there: publish that "
             "job, or name another source"
         )
@@ -112,12 +113,14 @@ def check_claim(source: str, registry: Registry) -> None:
 class UploadIntake:
     """Takes uploads in and starts their jobs."""
 
-    def __init__(self, settings: Settings, start: Starter, inline: InlineRunner | None) -> None:
+    def __init__(
+        self, settings: Settings, starter: JobStarter, inline: InlineRunner | None
+    ) -> None:
         self.storage = Storage(settings.files_url, prompt=True)
         self.max_bytes = settings.max_document_bytes
         self._settings = settings
         self._quota = Quota(self.storage, settings.storage_quota)
-        self._starter = start
+        self._starter = starter
         self._inline = inline
 
     @property
@@ -180,15 +183,15 @@ class UploadIntake:
             raise
 
     async def add_notice(self, about: UploadMetadata, job_id: str) -> None:
-        """Tell a sender of the end of a run that another has started: of the errors only one who
-        may read. Raises as `start` does."""
+        """Notify a sender of the end of a run that another sender has started. The notice tells
+        errors only to a sender who may read. Raises as `start` does."""
         notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}
         if not about.may_read:
             notice["errors"] = False
         await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
 
     async def wait_for(self, job_id: str | None) -> None:
-        """Wait, inline, for the end of the job and of all that follow from it; else return at
-        once."""
+        """Wait for the end of a job and of all jobs that follow from it, where they run in this
+        process; else return at once."""
         if self._inline is not None and job_id is not None:
             await self._inline.finish(job_id)
