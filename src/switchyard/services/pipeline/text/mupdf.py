@@ -25,7 +25,7 @@ from switchyard.services.pipeline.text.pdf_pages import (
     check_pixels,
     has_end,
     is_sparse,
-    pictures_of,
+    picture_share,
     shrink_factor,
     with_open_pages,
 )
@@ -116,7 +116,7 @@ class _Pdf:
             rect = page.rect
             width, height = rect.width, rect.height
             has_place = is_sparse(width, height, lines)
-            pictures = pictures_of(width, height, _drawn(page)) if has_place else 0.0
+            pictures = picture_share(width, height, _drawn(page)) if has_place else 0.0
             return PageLines(width, height, lines, pictures)
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:

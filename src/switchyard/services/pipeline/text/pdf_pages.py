@@ -157,7 +157,7 @@ def check_count(count: int, limits: Limits) -> None:
         raise DocumentTooLarge(f"the PDF has {count:,} pages, {limits.pages:,} are allowed")
 
 
-def covered(width: float, height: float, boxes: Iterable[Box]) -> float:
+def covered_share(width: float, height: float, boxes: Iterable[Box]) -> float:
     """Return the part of a page that boxes cover, 0 to 1. Their areas are added up, as scanners put
     strips beside one another."""
     area = sum(
@@ -186,7 +186,7 @@ class Drawn:
     """False for text that is drawn without ink, as the text layer of an OCR is."""
 
 
-def pictures_of(width: float, height: float, drawn: Iterable[Drawn]) -> float:
+def picture_share(width: float, height: float, drawn: Iterable[Drawn]) -> float:
     """Return the part of a page that pictures cover, 0 to 1, of what is drawn on it, in that order;
     0 where text that nobody sees says what they show, drawn without ink or beneath them."""
     pictures: list[Box] = []
@@ -197,13 +197,15 @@ def pictures_of(width: float, height: float, drawn: Iterable[Drawn]) -> float:
             if each.is_seen:
                 texts.append(each.box)
             else:
-                hidden += covered(width, height, [each.box])
+                hidden += covered_share(width, height, [each.box])
             continue
         pictures.append(each.box)
-        if covered(width, height, [each.box]) > SCAN:
-            hidden += covered(width, height, [box for box in texts if _is_within(box, each.box)])
+        if covered_share(width, height, [each.box]) > SCAN:
+            hidden += covered_share(
+                width, height, [box for box in texts if _is_within(box, each.box)]
+            )
             texts = []
-    return 0.0 if hidden > _LAYER else covered(width, height, pictures)
+    return 0.0 if hidden > _LAYER else covered_share(width, height, pictures)
 
 
 def _is_within(box: Box, other: Box) -> bool:

@@ -34,7 +34,7 @@ from switchyard.services.pipeline.text.pdf_pages import (
     check_pixels,
     has_end,
     is_sparse,
-    pictures_of,
+    picture_share,
     shrink_factor,
     with_open_pages,
 )
@@ -120,7 +120,7 @@ class _Pdf:
                 lines = _lines(page, shown)
                 has_place = is_sparse(width, height, lines)
                 drawn = _drawn(page, shown) if has_place else ()
-                pictures = pictures_of(width, height, drawn)
+                pictures = picture_share(width, height, drawn)
                 return PageLines(width, height, lines, pictures)
             finally:
                 page.close()
