@@ -226,3 +226,17 @@ def test_what_is_left_is_read_from_the_headers(
     headers = {f"anthropic-ratelimit-input-tokens-{name}": value for name, value in named.items()}
     assert least <= API.quota_wait(headers) <= most
     assert API.quota_wait(dict.fromkeys(headers, "soon")) == 0
+
+
+def test_blocks_that_make_no_sense_are_passed_over() -> None:
+    """As those of kinds that are not known are."""
+    blocks: list[Any] = [
+        None,
+        1,
+        {"type": ["text"]},
+        {"type": "text", "text": 5},
+        {"type": {}},
+        text("high"),
+    ]
+    answer = {"content": blocks, "stop_reason": ["end_turn"], "usage": [1]}
+    assert API.completion(answer)["choices"][0]["message"]["content"] == "high"

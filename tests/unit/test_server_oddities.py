@@ -3,6 +3,7 @@ not recorded."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -178,3 +179,25 @@ async def test_calls_of_tools_are_read(body: bytes) -> None:
 async def test_an_error_is_read(body: bytes, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         await read(body)
+
+
+@pytest.mark.parametrize(
+    "life",
+    [b": ping\n\n", b"data: [DONE]\n\n", b'data: {"choices": []}\n\n', stream(delta(""), end="")],
+)
+@pytest.mark.parametrize("reason", ["stop", None])
+async def test_signs_of_life_after_the_end_do_not_keep_the_answer(
+    life: bytes, reason: str | None
+) -> None:
+    class Endless(Response):
+        async def aiter_bytes(self) -> AsyncIterator[bytes]:
+            yield self.body
+            while True:
+                await asyncio.sleep(0)
+                yield life
+
+    whole = stream(delta("The tide rises.", reason), {"choices": [], "usage": USAGE})
+    reader = CompletionReader("asked", keeps_all=True, end_timeout=0.05)
+    answer = await asyncio.wait_for(reader.read(Endless(whole)), 20)
+    assert (answer.text, answer.finish_reason) == ("The tide rises.", reason)
+    assert answer.usage == {"prompt_tokens": 9, "completion_tokens": 3}

@@ -140,7 +140,7 @@ class AnthropicApi(ModelApi):
         texts: dict[str, list[str]] = {"text": [], "thinking": []}
         calls = []
         for block in answer["content"]:
-            kind = block.get("type") if isinstance(block, dict) else None
+            kind = str(block.get("type")) if isinstance(block, dict) else None
             if kind in texts:
                 texts[kind].append(_text(block, kind))
             elif kind == "tool_use":

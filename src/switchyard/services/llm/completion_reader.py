@@ -7,6 +7,7 @@ would run meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,6 +29,9 @@ from switchyard.services.llm.thought_filter import ThoughtFilter, without_though
 
 MAX_ANSWER = 2_000_000
 """Bytes or characters of an answer."""
+END_TIMEOUT = 10.0
+"""Seconds that a stream may go on, without more of the answer, after the answer has ended: some
+servers send signs of life for ever."""
 MAX_WHOLE_ANSWER = 8 * 1024 * 1024
 """Bytes of an answer of vectors, or of several texts: it is also the result of a job."""
 PROMPT_TOKENS_PER_TOKEN = 20
@@ -136,6 +140,7 @@ class CompletionReader:
     without text is one then, too."""
     model_api: ModelApi = field(default_factory=ModelApi)
     """What the server speaks."""
+    end_timeout: float = END_TIMEOUT
     _passed_on: bool = False
     _filter: ThoughtFilter = field(init=False)
     _has_thoughts: bool = False
@@ -175,13 +180,23 @@ class CompletionReader:
 
     async def _read_stream(self, parts: AsyncIterator[bytes]) -> Completion:
         chunks_of = self.model_api.stream_reader()
+        limit = asyncio.timeout(None)
         try:
-            async for event in event_data(parts):
-                if event.startswith(b"[DONE]"):
-                    self._is_ended = True
-                elif event.strip():
-                    for chunk in chunks_of(_parse_json(event)):
-                        self._read_chunk(chunk)
+            async with limit:
+                async for event in event_data(parts):
+                    before = self._progress
+                    if event.startswith(b"[DONE]"):
+                        self._is_ended = True
+                    elif event.strip():
+                        for chunk in chunks_of(_parse_json(event)):
+                            self._read_chunk(chunk)
+                    is_over = self._is_ended or self._finish_reason is not None
+                    if is_over and self._progress != before:
+                        # Its usage may follow, and the rest of other choices.
+                        limit.reschedule(asyncio.get_running_loop().time() + self.end_timeout)
+        except TimeoutError:
+            if not limit.expired():  # the caller's own
+                raise
         except Exception as error:
             # The answer is complete: an error behind its end is no reason to ask again.
             if self._finish_reason is None or not is_cut(error):
@@ -192,6 +207,11 @@ class CompletionReader:
             if not self._is_ended:
                 raise LlmCut("the model server's answer ends in the middle")
         return self._completion()
+
+    @property
+    def _progress(self) -> tuple[object, ...]:
+        """What changes with each piece of the answer."""
+        return self._length, self._chunks, self._finish_reason, self._is_ended
 
     async def read_body(self, response: Any) -> Any:
         """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
