@@ -18,7 +18,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_works
+from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_recorded
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
@@ -135,7 +135,7 @@ class DeadLetterReads(Repository):
         dialect, at = self._database.dialect, self.clock.time()
 
         def work(connection: Connection) -> set[int]:
-            known = load_works(connection, dialect, sorted({job_id for _, job_id, _ in found}))
+            known = load_recorded(connection, dialect, sorted({job_id for _, job_id, _ in found}))
 
             def foreign() -> set[int]:
                 return {

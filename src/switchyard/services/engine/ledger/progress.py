@@ -1,4 +1,4 @@
-"""Progress and check-points of running jobs, which the next attempt reads."""
+"""The progress and the check-points that running jobs report; the next attempt reads these."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class ProgressRepository(Repository):
 
     async def last_checkpoint(self, message: JobMessage) -> str | None:
         """Return the check-point, JSON, that an earlier attempt at this job has kept; None where
-        there is none, or where it was kept of other work: a redrive may have changed the
-        payload."""
+        there is none, or where it belongs to another payload, as a redrive may have changed
+        it."""
         work = fingerprint(message.job_type, to_json(message.payload))
         query = select(job_checkpoints.c.data).where(
             job_checkpoints.c.job_id == message.job_id, job_checkpoints.c.work == work

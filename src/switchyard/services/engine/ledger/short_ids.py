@@ -17,8 +17,8 @@ stands for itself alone, or who means to cancel it would cancel `order-12`."""
 MIN_REST_LENGTH = 4
 """Characters that have to be missing, for the same reason: numbers may be ids as well."""
 MAX_SHORT_LENGTH = 35
-"""Characters; what has more is whole, as an id that was made here. Of one of these, or of what is
-longer, any number may be missing."""
+"""Characters; anything longer is a whole id, such as one that was made here (36). An id of more
+than this may be shortened by any number of characters."""
 LAST = "zzzz"
 """Sorts after all that may follow a beginning, in the order of bytes and in those of languages."""
 MAX_LISTED = 3
@@ -30,7 +30,7 @@ class AmbiguousId(InvalidInput):
 
 
 class Among(Enum):
-    """What the id is of; the wings above name tables of their own."""
+    """What the id identifies; the wings above name tables of their own."""
 
     JOBS = jobs
     DEAD_LETTERS = dead_letters

@@ -1,4 +1,4 @@
-"""Named limits as the ledger keeps them, as plain values, and the window that rates are kept by."""
+"""Values about named limits: sizes, requests for permits and their answers, the window of rates."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Self
 
 WINDOW_SECONDS = 60
-"""Seconds that a rate is about."""
+"""Length of the window in which a rate is counted, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSize:
-    """How much of something there may be. None: as much as comes."""
+    """The size of a limit. None: unlimited."""
 
     concurrency: int | None = None
     """Jobs that run at once."""
     per_minute: int | None = None
     """Jobs that start within any 60 seconds."""
     tokens_per_minute: int | None = None
-    """Tokens that those use."""
+    """Tokens that the jobs of any 60 seconds use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PermitRequest:
     """A worker wants to run a job, and asks for all that it needs in one step."""
 
     hold: str
-    """New for each request."""
+    """Id of the permits that this request may get; new for each request."""
     holder: str
     """The process that asks."""
     needs: Sequence[PermitDemand]
@@ -52,9 +52,10 @@ class PermitRequest:
     queue: str
     """Where the job came from."""
     body: bytes | None
-    """The message, to call it back with; None where it is too large to be kept."""
+    """The message, to publish again when the job is woken; None where it is too large to be
+    kept."""
     levels: Sequence[float]
-    """Seconds that the job can be put off by, ascending."""
+    """Delays of the retry levels, seconds, ascending: the job is put off by one of them."""
     expires_at: float
     """When it will be too old to run."""
     life: float
@@ -65,17 +66,17 @@ class PermitRequest:
 
 @dataclass(frozen=True, slots=True)
 class PermitReturn:
-    """A job has ended: others may have its room."""
+    """A job has ended and gives its permits back."""
 
     hold: str
     needs: Sequence[PermitDemand]
     used_tokens: int | None
-    """What it used; None: as many as were estimated."""
+    """Tokens that the job used; None: as many as were estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class WokenJob:
-    """A job that waited, and has room now: whoever gets this sends it to its queue."""
+    """A waiting job for which permits are reserved now: whoever gets this sends it to its queue."""
 
     job_id: str
     queue: str
@@ -97,7 +98,7 @@ class PermitRefused:
     key: str
     why: str
     seconds: float
-    """After which it comes back unless it is called before: one of the levels."""
+    """Delay after which it comes back unless it is woken before: one of the levels."""
     woken: tuple[WokenJob, ...] = ()
 
     def __str__(self) -> str:
@@ -107,19 +108,19 @@ class PermitRefused:
 
 @dataclass(frozen=True, slots=True)
 class NotRunnable:
-    """The job runs already, or has ended: it needs no room now."""
+    """The job runs already, or has ended: it needs no permit."""
 
     woken: tuple[WokenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PermitReleased:
-    """What a job had is free."""
+    """The permits of a job were given back."""
 
     waited_for: bool
-    """Somebody waits for a limit that it needed, or is called to it now."""
+    """A job waits for a limit that this one used, or was just woken for it."""
     woken: tuple[WokenJob, ...] = ()
-    """Also by others of its transaction, of whatever limit."""
+    """Jobs woken by the whole transaction, of whatever limit."""
 
 
 PermitAnswer = PermitGranted | PermitRefused | NotRunnable | PermitReleased
@@ -170,7 +171,7 @@ class RateWindow:
 
     @classmethod
     def load(cls, text: str, now: float) -> Self:
-        """Without what is older than a minute."""
+        """Read a stored window, without what is older than a minute."""
         oldest = int(now) - WINDOW_SECONDS
         return cls(tuple((s, n, t) for s, n, t in json.loads(text) if s >= oldest))
 
@@ -186,12 +187,12 @@ class RateWindow:
         return sum(each[2] for each in self.bins)
 
     def plus(self, now: float, jobs: int, tokens: int) -> RateWindow:
-        """With these in this second."""
+        """Return the window with these jobs and tokens added to the current second."""
         return self._changed(int(now), jobs, tokens)
 
     def corrected(self, second: int, now: float, more_tokens: int) -> RateWindow:
-        """With so many tokens more, or fewer, than were estimated in that second. When that is
-        over a minute ago, what was used beyond the estimate counts now."""
+        """Return the window with `more_tokens` (negative: fewer) in a second whose estimate was
+        wrong. If that second has left the window, what was used beyond the estimate counts now."""
         if any(each[0] == second for each in self.bins):
             return self._changed(second, 0, more_tokens)
         return self._changed(int(now), 0, max(0, more_tokens))
@@ -232,7 +233,7 @@ def _minutes(used: int, most: int | None) -> int:
 
 
 def backoff_level(request: PermitRequest, times: int) -> float:
-    """Return the level by which a job without room is put off that was so many times before. One
-    that will be called needs to come back by itself only when its call gets lost."""
+    """Return the delay of a job that gets no permit and was put off `times` times before. One that
+    can be woken comes back by itself only if the waking is lost: the longest."""
     levels = request.levels
     return levels[-1] if request.body is not None else levels[min(times, len(levels) - 1)]

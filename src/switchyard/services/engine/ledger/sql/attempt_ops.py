@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from switchyard.services.engine.ledger.sql import copy_validation as agreeing
+from switchyard.services.engine.ledger.sql import copy_validation
 from switchyard.services.engine.ledger.sql import job_rules as rules
 from switchyard.services.engine.ledger.sql.codec import clean, job_columns
 from switchyard.services.engine.ledger.sql.job_content import JobContent
@@ -44,7 +44,7 @@ class Claim:
 
     order: ClassVar[int] = 3
     request: ClaimRequest
-    work: JobContent
+    content: JobContent
     """Of its message."""
 
     @property
@@ -54,11 +54,11 @@ class Claim:
     def apply(self, rows: Rows) -> ClaimResult:
         request = self.request
         row = rows.jobs.get(self.job_id)
-        known = rows.known_works(self.job_id)
+        known = rows.known_content(self.job_id)
         redrives = request.message.metadata.redrives
-        if agreeing.is_foreign(self.work, redrives, request.now, known):
+        if copy_validation.is_foreign(self.content, redrives, request.now, known):
             return IdCollision()
-        message = agreeing.agreed(request.message, row, known.kept if known else None)
+        message = copy_validation.agreed(request.message, row, known.kept if known else None)
         if message is not request.message:
             request = replace(request, message=message)
         answer = rules.decide_claim(row, request)
@@ -76,7 +76,7 @@ class Claim:
             if row.claim_id == request.claim_id:
                 return answer
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
-        if known is not None and agreeing.rewrites(request, self.work, row, known):
+        if known is not None and copy_validation.rewrites(request, self.content, row, known):
             rows.rewritten[row.id] = job_columns(request)
         row.redrives, row.attempts = request.message.generation
         row.crashes = answer.crashes

@@ -1,6 +1,6 @@
-"""What a message says of itself counts only where the ledger agrees.
+"""Check a message against the job's record: what it says of itself counts only where both agree.
 
-Anybody who may publish can send a copy of a known job, with the right work and any metadata: a
+Anybody who may publish can send a copy of a known job, with the right content and any metadata: a
 redrive that nobody has asked for, more attempts than were made, another time limit. Of a job
 without a record, its message is all that is known; of one with a record, the record is. Each claim
 and each letter is judged here.
@@ -28,41 +28,41 @@ QUEUED_SECONDS = 60.0
 it is confirmed."""
 
 
-def is_foreign(work: JobContent, redrives: int, at: float, known: ContentHistory | None) -> bool:
+def is_foreign(content: JobContent, redrives: int, at: float, known: ContentHistory | None) -> bool:
     """Tell whether a message is another job than the one whose id it carries, whoever has sent it:
-    its work is neither what is recorded, nor what a redrive has made of that or made that of; or it
-    says that it was redriven, and no redrive has noted that; or the job's time is to come, and not
-    yet, `at` that time of the ledger's clock.
+    its content is neither the recorded one nor any that a redrive has changed from or to; or it
+    says that it was redriven, and no redrive has noted that; or the job is scheduled for later than
+    `at`, the ledger's time.
 
     Such a message neither runs under the record nor changes what it says, nor is it lost without a
     word: it becomes a dead letter under an id of its own.
     """
     if known is None:
         return False
-    if not _is_known(work, known):
+    if not _is_known(content, known):
         return True
     return _is_unknown_redrive(redrives, known) or _is_early(at, known)
 
 
 def is_foreign_letter(
-    letter: FoundLetter, work: JobContent, at: float, known: ContentHistory | None
+    letter: FoundLetter, content: JobContent, at: float, known: ContentHistory | None
 ) -> bool:
     """Return the same of a message in `jobs.dead`."""
     if known is None:
         return False
     if letter.is_ours:  # nobody else can write one; and the ledger may be an older copy
-        return not _is_known(work, known)
+        return not _is_known(content, known)
     redrives = letter.message.metadata.redrives
     has_expired = letter.has_own_expiry and known.is_ours
-    if has_expired or is_foreign(work, redrives, at, known):
+    if has_expired or is_foreign(content, redrives, at, known):
         return True
     # A redrive may have sent it elsewhere.
     is_elsewhere = letter.unroutable_as not in (None, known.routing_key)
     return is_elsewhere and redrives <= known.redrives
 
 
-def _is_known(work: JobContent, known: ContentHistory) -> bool:
-    return any(work.is_same(each) for each in known.all())
+def _is_known(content: JobContent, known: ContentHistory) -> bool:
+    return any(content.is_same(each) for each in known.all())
 
 
 def _is_unknown_redrive(redrives: int, known: ContentHistory) -> bool:
@@ -97,11 +97,13 @@ def agreed(message: JobMessage, row: JobRow | None, kept: RecordedMetadata | Non
     return message.with_metadata(**changes) if changes else message
 
 
-def rewrites(request: ClaimRequest, work: JobContent, row: JobRow, known: ContentHistory) -> bool:
+def rewrites(
+    request: ClaimRequest, content: JobContent, row: JobRow, known: ContentHistory
+) -> bool:
     """Tell whether a copy that runs is what a redrive has made of the job, so that the record is to
     say so: whoever did that may not have got to it. A message by itself changes no record."""
     redrives = request.message.metadata.redrives
-    if not work.is_same(known.recorded) or known.is_edit(work, redrives):
+    if not content.is_same(known.recorded) or known.is_edit(content, redrives):
         return True
     is_redriven = redrives > row.redrives
     return is_redriven and known.kept is not None and not known.kept.says(request.message)

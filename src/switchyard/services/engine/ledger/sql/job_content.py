@@ -1,7 +1,7 @@
 """What a job is, as the ledger knows it: its type and its payload, and what redrives made of these.
 
-Anybody who may publish can send a message with the id of a job that is known and other work in it.
-`agreeing` says which messages these are, and what counts of what the others say of themselves.
+Anybody who may publish can send a message with the id of a job that is known and other content.
+`copy_validation` tells which messages those are, and how much of what the others say counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from switchyard.services.engine.records.states import State
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """What is to be done."""
+    """A job's type and payload: what is to be done."""
 
     job_type: str
     payload: str
@@ -47,7 +47,7 @@ class EditedContent:
     """What a redrive has made of a job: noted before its copy is sent."""
 
     redrives: int
-    """Those of the copy."""
+    """The copy's number of redrives."""
     before: JobContent | None
     after: JobContent | None
     undone: bool
@@ -55,7 +55,7 @@ class EditedContent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMetadata:
-    """What a record says of a job beside its work and its state, and a message says, too."""
+    """What a record says of a job beside its content and its state, and a message says, too."""
 
     priority: int
     source: str
@@ -96,7 +96,7 @@ KEPT: Final = tuple(each.name for each in fields(RecordedMetadata))
 
 @dataclass(slots=True)
 class ContentHistory:
-    """What the ledger knows of one job, to tell what is it from what only says so."""
+    """What the ledger knows of one job, to tell its messages from others that carry its id."""
 
     recorded: JobContent
     edits: list[EditedContent] = field(default_factory=list)
@@ -113,21 +113,21 @@ class ContentHistory:
     """None for letters, which are only told apart."""
 
     def all(self) -> list[JobContent]:
-        found = (work for edit in self.edits for work in (edit.before, edit.after))
-        return [self.recorded, *(work for work in found if work is not None)]
+        found = (content for edit in self.edits for content in (edit.before, edit.after))
+        return [self.recorded, *(content for content in found if content is not None)]
 
-    def is_edit(self, work: JobContent, redrives: int) -> bool:
-        """Tell whether a redrive has made that work in the copy of that number."""
+    def is_edit(self, content: JobContent, redrives: int) -> bool:
+        """Tell whether a redrive has made that content in the copy of that number."""
         return any(
             edit.redrives == redrives
             and not edit.undone
             and edit.after is not None
-            and work.is_same(edit.after)
+            and content.is_same(edit.after)
             for edit in self.edits
         )
 
 
-def load_works(
+def load_recorded(
     connection: Connection, dialect: str, ids: Sequence[str]
 ) -> dict[str, ContentHistory]:
     """Return what is recorded of those jobs that are known, without edits."""
@@ -150,9 +150,12 @@ def load_works(
 
 
 def load_edits(
-    connection: Connection, dialect: str, works: Mapping[str, ContentHistory], ids: Iterable[str]
+    connection: Connection,
+    dialect: str,
+    histories: Mapping[str, ContentHistory],
+    ids: Iterable[str],
 ) -> None:
-    """Add what redrives have made of these, and are about to."""
+    """Add to the histories of these jobs what redrives have changed, or are about to."""
     doubted = sorted(set(ids))
     if not doubted:
         return
@@ -162,18 +165,21 @@ def load_edits(
     )
     for row in connection.execute(query, keys_parameter(dialect, doubted)):
         edit = EditedContent(
-            row.redrives + 1, _work(row.original), _work(row.edited), row.undone_at is not None
+            row.redrives + 1,
+            _content_of(row.original),
+            _content_of(row.edited),
+            row.undone_at is not None,
         )
-        works[row.letter_id].edits.append(edit)
+        histories[row.letter_id].edits.append(edit)
     query = text(
         "SELECT letter_id, redrives FROM redriven_letters "
         f"WHERE {keys_condition(dialect, 'letter_id')}"
     )
     for row in connection.execute(query, keys_parameter(dialect, doubted)):
-        works[row.letter_id].planned.add(row.redrives)
+        histories[row.letter_id].planned.add(row.redrives)
 
 
-def _work(body: bytes) -> JobContent | None:
+def _content_of(body: bytes) -> JobContent | None:
     try:
         return JobContent.of(JobMessage.decode(body))
     except MalformedMessage:

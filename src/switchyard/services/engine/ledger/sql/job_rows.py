@@ -133,16 +133,16 @@ class Rows:
     pauses: ActivePauses = field(default_factory=ActivePauses)
     """Those in force; loaded where a job is recorded or claimed."""
 
-    works: dict[str, ContentHistory] = field(default_factory=dict)
+    contents: dict[str, ContentHistory] = field(default_factory=dict)
     """Of jobs that are claimed, by id."""
 
-    def known_works(self, job_id: str) -> ContentHistory | None:
-        """Return what is known of a job's work, this transaction's own changes included; None where
-        there is no such job."""
+    def known_content(self, job_id: str) -> ContentHistory | None:
+        """Return what is known of a job's content, this transaction's own changes included; None
+        where there is no such job."""
         row = self.jobs.get(job_id)
         if row is None:
             return None
-        known = self.works.get(job_id)
+        known = self.contents.get(job_id)
         columns = self.rewritten.get(job_id) or row.new
         if columns is None:
             return known

@@ -122,15 +122,15 @@ _ATTEMPT: Final[sql.Columns] = {
 
 
 class JobWriter:
-    """Runs operations on a connection that is in a transaction. Holds only statements."""
+    """Runs operations on a connection that is in a transaction. Keeps only prepared statements."""
 
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
         self._notes = NoteStatements(dialect)
         self._select = sql.select_locked(dialect, _LOADED, "id")
         # Payloads may be long: they are read where a message is to be compared, and only there.
-        works = ", ".join((UNENDED, "job_type", "payload", "run_at", "routing_key", *KEPT))
-        self._select_works = sql.select_locked(dialect, f"{_LOADED}, {works}", "id")
+        content = ", ".join((UNENDED, "job_type", "payload", "run_at", "routing_key", *KEPT))
+        self._select_with_content = sql.select_locked(dialect, f"{_LOADED}, {content}", "id")
         self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
         self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
         self._delete_tags = text(
@@ -199,7 +199,7 @@ class JobWriter:
         wanted.update(each.notice_id for each in taken_back if each.notice_id is not None)
         ids = list(wanted)
         claims = [each for each in operations if isinstance(each, Claim)]
-        select = self._select_works if claims else self._select
+        select = self._select_with_content if claims else self._select
         found = list(sql.fetch_locked(connection, select, ids))
         records = [each for each in operations if isinstance(each, InsertJob)]
         if claims or records:
@@ -208,7 +208,9 @@ class JobWriter:
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)
         for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
-            started_at, key, fingerprint, join_id, joins, cancel_asked, has_checkpoint, *work = rest
+            started_at, key, fingerprint, join_id, joins, cancel_asked, has_checkpoint, *content = (
+                rest
+            )
             before = State(state)
             rows.jobs[job_id] = row = JobRow(
                 job_id, before, redrives, attempts, crashes, worker_id, claim_id, before=before
@@ -217,9 +219,9 @@ class JobWriter:
             row.join_id, row.joins, row.cancel_asked_at = join_id, bool(joins), cancel_asked
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
-            if work:
-                row.unended, job_type, payload, run_at, routing_key, *kept = work
-                rows.works[job_id] = ContentHistory(
+            if content:
+                row.unended, job_type, payload, run_at, routing_key, *kept = content
+                rows.contents[job_id] = ContentHistory(
                     JobContent(job_type, payload),
                     redrives=redrives,
                     state=before,
@@ -228,7 +230,7 @@ class JobWriter:
                     kept=RecordedMetadata(*kept),
                 )
         doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
-        load_edits(connection, self._dialect, rows.works, doubted)
+        load_edits(connection, self._dialect, rows.contents, doubted)
         return rows
 
     def _write(self, connection: Connection, rows: Rows) -> None:
@@ -263,11 +265,11 @@ class JobWriter:
 def _is_doubtful(claim: Claim, rows: Rows) -> bool:
     """Tell whether the job's redrive edits must be loaded: the claim's message differs from the
     record, or is of a later redrive."""
-    known = rows.works.get(claim.job_id)
+    known = rows.contents.get(claim.job_id)
     if known is None:
         return False
     is_newer = claim.request.message.metadata.redrives > rows.jobs[claim.job_id].redrives
-    return is_newer or not claim.work.is_same(known.recorded)
+    return is_newer or not claim.content.is_same(known.recorded)
 
 
 def _updated(row: JobRow) -> list[Any]:

@@ -92,20 +92,21 @@ def read_locked(
     connection: Connection,
     places: Collection[Place],
     *,
-    come: Collection[str] = (),
+    requesting: Collection[str] = (),
     claimed: Collection[str] = (),
     holds: Collection[str] = (),
 ) -> LockedLimitRows:
     """Lock limits until the end of the transaction, always in the same order, and read their rows.
 
-    Reads as well the jobs that `come` for permits, the permits of the `claimed` jobs, and `holds`.
+    Also reads the jobs that are `requesting` permits, the permits of the `claimed` jobs, and
+    `holds`.
     """
     dialect = connection.dialect.name
     parameters = _places(dialect, sorted(places))
     bins = _locked(connection, parameters, places)
     # Only now: what was counted before the lock would be old.
-    query = _reading(dialect, bool(come), bool(holds or claimed))
-    lists = {"come": come, "claimed": claimed, "holds": holds}
+    query = _reading(dialect, bool(requesting), bool(holds or claimed))
+    lists = {"requesting": requesting, "claimed": claimed, "holds": holds}
     values = {name: list_value(dialect, sorted(ids)) for name, ids in lists.items()}
     rows = LockedLimitRows(now=0.0, bins=bins)
     for row in connection.execute(query, parameters | values):
@@ -128,7 +129,7 @@ def read_waiting(
     """Read of each limit up to `at_most` jobs that may be woken, the longest wait first."""
     values = {"now": now, "at_most": at_most}
     if is_sqlite(connection):
-        # It has no LATERAL, and no journey to save.
+        # It has no LATERAL, and no round trip to save.
         query = _first(bindparam("name"), bindparam("key"))
         return {
             (name, key): list(connection.execute(query, values | {"name": name, "key": key}))
@@ -163,11 +164,11 @@ def _locking(dialect: str) -> Select[Any]:
 
 
 @cache
-def _reading(dialect: str, with_comers: bool, with_holds: bool) -> CompoundSelect[Any]:
+def _reading(dialect: str, with_requesting: bool, with_holds: bool) -> CompoundSelect[Any]:
     now: ColumnElement[float] = literal_column(clock_of(dialect), Double)
     parts = [_counts(now).where(_among_places(dialect))]
-    if with_comers:
-        parts += _comers(dialect)
+    if with_requesting:
+        parts += _of_requesting(dialect)
     if with_holds:
         parts.append(_holds(dialect))
     return union_all(*parts)
@@ -213,8 +214,8 @@ def _counts(now: ColumnElement[float]) -> Select[Any]:
     )
 
 
-def _comers(dialect: str) -> list[Select[Any]]:
-    """Select the waits of the jobs that come, and their rows in the table of jobs."""
+def _of_requesting(dialect: str) -> list[Select[Any]]:
+    """Select the waits of the requesting jobs, and their rows in the table of jobs."""
     waits = _part(
         "wait",
         job_id=limit_waits.c.job_id,
@@ -233,8 +234,8 @@ def _comers(dialect: str) -> list[Select[Any]]:
         attempts=jobs.c.attempts,
     )
     return [
-        waits.where(among_listed(dialect, limit_waits.c.job_id, "come")),
-        known.where(among_listed(dialect, jobs.c.id, "come")),
+        waits.where(among_listed(dialect, limit_waits.c.job_id, "requesting")),
+        known.where(among_listed(dialect, jobs.c.id, "requesting")),
     ]
 
 

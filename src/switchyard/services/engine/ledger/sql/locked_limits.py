@@ -1,4 +1,4 @@
-"""Named limits within a transaction that has locked them: who has room, and who is called to it."""
+"""Decide which jobs get a permit and which are woken, on limits that a transaction has locked."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from switchyard.services.engine.ledger.sql.limit_reading import LockedLimitRows,
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RateWindow
 
 MAX_WOKEN = 20
-"""Jobs that are woken together."""
+"""Waiting jobs that are read at once, to be woken."""
 
 
 @dataclass(slots=True)
 class LockedLimit:
     """One limit within a transaction that has locked it."""
 
-    need: PermitDemand
+    demand: PermitDemand
     now: float
-    kept_row: Row[Any]
-    """As it was found."""
+    stored_row: Row[Any]
+    """As it was read."""
     window: RateWindow
     in_use: int
     reserved: int
     """Permits kept for jobs that were woken and have not come yet."""
     reserved_tokens: int
     somebody_waits: bool
-    """Whether this transaction may wake a job, as far as it knows."""
+    """Whether jobs may wait for this limit; False once none was found."""
     woken: list[str] = field(default_factory=list)
 
     @classmethod
-    def from_rows(cls, need: PermitDemand, rows: LockedLimitRows) -> LockedLimit:
-        place = (need.name, need.key)
+    def from_rows(cls, demand: PermitDemand, rows: LockedLimitRows) -> LockedLimit:
+        place = (demand.name, demand.key)
         row, count = rows.bins[place], rows.counts[place]
         return cls(
-            need=need,
+            demand=demand,
             now=rows.now,
-            kept_row=row,
+            stored_row=row,
             window=RateWindow.load(row.bins, rows.now),
             in_use=int(count.in_use),
             reserved=int(count.reserved),
@@ -50,9 +50,9 @@ class LockedLimit:
 
     @property
     def size(self) -> LimitSize:
-        return self.need.size
+        return self.demand.size
 
-    def end(self, hold: Row[Any], used_tokens: int | None) -> None:
+    def release(self, hold: Row[Any], used_tokens: int | None) -> None:
         """Give back a permit; `used_tokens`: None for those that were estimated."""
         if hold.expires_at > self.now:
             self.in_use -= 1
@@ -60,7 +60,7 @@ class LockedLimit:
             more = used_tokens - hold.tokens
             self.window = self.window.corrected(hold.started_second, self.now, more)
 
-    def missing(self, tokens: int) -> str | None:
+    def refusal(self, tokens: int) -> str | None:
         """Say why one more job can't run now; None when it can."""
         most = self.size.concurrency
         if most is not None and self.in_use + self.reserved >= most:
@@ -68,9 +68,9 @@ class LockedLimit:
         wait = self.window.wait(
             self.now, self.size, self.reserved + 1, self.reserved_tokens + tokens
         )
-        return self._why_rates() if wait else None
+        return self._rate_refusal() if wait else None
 
-    def _why_rates(self) -> str:
+    def _rate_refusal(self) -> str:
         parts = []
         if self.size.per_minute is not None:
             parts.append(f"{self.window.jobs:,} of {self.size.per_minute:,} started")
@@ -86,11 +86,11 @@ class LockedLimit:
         self.woken.append(job_id)
 
     def row(self) -> dict[str, Any]:
-        """Return the limit's row as it is to be written."""
+        """Return the limit's row as it must be written."""
         size = self.size
         return {
-            "name": self.need.name,
-            "key": self.need.key,
+            "name": self.demand.name,
+            "key": self.demand.key,
             "concurrency": size.concurrency,
             "per_minute": size.per_minute,
             "tokens_per_minute": size.tokens_per_minute,
@@ -100,30 +100,33 @@ class LockedLimit:
 
     def has_changed(self) -> bool:
         """Tell whether the row has to be written: a refused request changes nothing."""
-        old, new = self.kept_row, self.row()
+        old, new = self.stored_row, self.row()
         return any(new[name] != getattr(old, name) for name in new if name != "updated_at")
 
 
 class PermitQueue:
-    """The queues of jobs that wait for some limits: read when one may get a permit, and again when
-    all of these were woken and there may be more."""
+    """The jobs that wait for each of some limits: read when one may get a permit, and again when
+    all that were read are woken and there may be more."""
 
     def __init__(
-        self, connection: Connection, limits: Mapping[Place, LockedLimit], here: Collection[str]
+        self,
+        connection: Connection,
+        limits: Mapping[Place, LockedLimit],
+        requesting: Collection[str],
     ) -> None:
         self._connection = connection
         self._limits = limits
-        self._here = here
-        """Jobs that came by themselves: nobody wakes them."""
+        self._requesting = requesting
+        """Jobs that ask for permits in this transaction: nobody has to wake them."""
         self._waiting: dict[Place, deque[Row[Any]]] = {}
 
     def wake(self, limit: LockedLimit, before: float | None = None) -> None:
         """Wake the jobs that have waited longest while the limit allows it; only those that have
         waited since before `before`."""
-        while limit.somebody_waits and limit.missing(0) is None:
+        while limit.somebody_waits and limit.refusal(0) is None:
             waiting = self._queue(limit)
             while waiting and (before is None or waiting[0].since < before):
-                if limit.missing(waiting[0].tokens) is not None:
+                if limit.refusal(waiting[0].tokens) is not None:
                     return
                 row = waiting.popleft()
                 limit.wake(row.job_id, row.tokens)
@@ -132,18 +135,20 @@ class PermitQueue:
 
     def _queue(self, limit: LockedLimit) -> deque[Row[Any]]:
         """Return the jobs that wait for a limit; none, once there are none left."""
-        place = (limit.need.name, limit.need.key)
+        place = (limit.demand.name, limit.demand.key)
         if not self._waiting.get(place):
             # Of all limits with room at once: there may be one for each account.
             limits = {
                 other: one
                 for other, one in self._limits.items()
-                if one.somebody_waits and not self._waiting.get(other) and one.missing(0) is None
+                if one.somebody_waits and not self._waiting.get(other) and one.refusal(0) is None
             }
-            most = MAX_WOKEN + len(self._here) + max(len(one.woken) for one in limits.values())
+            most = (
+                MAX_WOKEN + len(self._requesting) + max(len(one.woken) for one in limits.values())
+            )
             rows = read_waiting(self._connection, limits, limit.now, most)
             for other, one in limits.items():
-                known = {*self._here, *one.woken}
+                known = {*self._requesting, *one.woken}
                 self._waiting[other] = deque(row for row in rows[other] if row.job_id not in known)
                 one.somebody_waits = bool(self._waiting[other])
         return self._waiting[place]

@@ -1,9 +1,9 @@
-"""Taking room in named limits and giving it back: many jobs in one transaction.
+"""Grant permits of named limits and take them back: many jobs in one transaction.
 
-Room that comes free goes to those that have waited longest: they are *called*, which keeps their
-room for some seconds, and whoever calls them sends them to their queue. The row of a limit is
-locked by whoever changes anything of it; several of them always in the same order. What is read
-and written, in how few statements: `limit_reading` and `limit_writing`.
+A permit that comes free goes to the job that has waited longest: it is *woken* (`called_…` in the
+columns), which reserves the permit for some seconds, and whoever wakes it sends it to its queue.
+Every change locks the row of its limit; several rows are always locked in the same order. What is
+read and written, in how few statements: `limit_reading` and `limit_writing`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from switchyard.services.engine.records.states import FINISHED, State
 PermitChange = PermitRequest | PermitReturn
 
 ORDER_EPSILON = 1e-6
-"""Seconds by which two that came together are told apart; a transaction takes longer than all of
-its own together."""
+"""Seconds between the waits of two jobs of one transaction, to keep their order; all of them
+together are less than a transaction takes."""
 
 
 class PermitBatch:
@@ -49,7 +49,7 @@ class PermitBatch:
         self._connection = connection
         self._changes = changes
         self._takes = [each for each in changes if isinstance(each, PermitRequest)]
-        self._here = {each.job_id for each in self._takes}
+        self._requesting = {each.job_id for each in self._takes}
         self._writes = PermitWrites()
         self._new_waits: dict[str, dict[str, Any]] = {}
         self._no_waits: set[str] = set()
@@ -57,14 +57,14 @@ class PermitBatch:
         self._rows = read_locked(
             connection,
             needs,
-            come=self._here,
+            requesting=self._requesting,
             claimed={each.job_id for each in self._takes if each.claimed},
             holds={each.hold for each in changes if isinstance(each, PermitReturn)},
         )
         self._limits = {
             place: LockedLimit.from_rows(needs[place], self._rows) for place in sorted(needs)
         }
-        self._waiting = PermitQueue(connection, self._limits, self._here)
+        self._waiting = PermitQueue(connection, self._limits, self._requesting)
 
     def run(self) -> list[PermitAnswer]:
         """Decide all requests; the answers in order, the first with the jobs that were woken."""
@@ -96,7 +96,7 @@ class PermitBatch:
             self._writes.ended.append(row.hold)
             limit = self._limits.get((row.name, row.key))
             if limit is not None:
-                limit.end(row, used.get(row.hold))
+                limit.release(row, used.get(row.hold))
 
     def _drop_holds(self, job_id: str) -> bool:
         """Take over the permits that a dead process had for the job; False where it had none."""
@@ -131,7 +131,7 @@ class PermitBatch:
                 if wait is None or wait.called_until == 0:
                     self._waiting.wake(limit, None if wait is None else wait.since)
             for limit, need in zip(limits, request.needs, strict=True):
-                if (why := limit.missing(need.tokens)) is not None:
+                if (why := limit.refusal(need.tokens)) is not None:
                     return self._enqueue(request, limit, need, why)
         for limit, need in zip(limits, request.needs, strict=True):
             limit.in_use += 1
@@ -202,7 +202,7 @@ class PermitBatch:
         gone = self._no_waits.intersection(self._rows.waits).difference(self._new_waits)
         writes.waits_no_more = sorted(gone)
         for limit in self._limits.values():
-            writes.called += limit.woken
+            writes.woken += limit.woken
         return writes.execute(self._connection, self._rows.now)
 
 
@@ -216,7 +216,7 @@ def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         limit_waits.c.body.is_not(None),
     )
     too_old = list(connection.execute(old.limit(at_most)).scalars())
-    woken = PermitWrites(called=too_old).execute(connection, now)
+    woken = PermitWrites(woken=too_old).execute(connection, now)
     waited_for = (
         select(limit_waits.c.job_id)
         .where(limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
@@ -239,6 +239,6 @@ def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         for limit in locked.values():
             waiting.wake(limit)
             writes.limits.append(limit.row())
-            writes.called += limit.woken
+            writes.woken += limit.woken
         woken += writes.execute(connection, rows.now)
     return woken
