@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from switchyard.broker.errors import LaneFull
-from switchyard.broker.lanes import STAND_IN, lane_named
+from switchyard.broker.lanes import STAND_IN_PREFIX, lane_named
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy, Queue
 from switchyard.services.engine.ledger import Ledger
@@ -95,7 +95,7 @@ async def test_a_queue_that_is_being_remade_is_as_full_as_the_one_that_stands_in
     system: System, jobs: JobPublisher, pressure: LanePressure
 ) -> None:
     """As `jobctl topology migrate` has it halfway; a queue that takes nothing is not full."""
-    queue, stand_in = "backfill.llm", STAND_IN + "backfill.llm"
+    queue, stand_in = "backfill.llm", STAND_IN_PREFIX + "backfill.llm"
     url, vhost = system.broker.management_url, system.broker.vhost
     async with ManagementClient(url, vhost) as client:
         await client.put_queue(Queue(stand_in, "classic"))

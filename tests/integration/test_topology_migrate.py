@@ -13,11 +13,11 @@ import pytest
 
 from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.errors import NeverTaken
-from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN
+from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN_PREFIX
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.migrate import MigrationRefused, alone
+from switchyard.broker.topology.migrate import MigrationRefused, exclusive_migration
 from switchyard.broker.topology.queue_shovel import moving
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connected, underlying
@@ -184,10 +184,10 @@ async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> Non
     async with (
         connected(broker43_classic.amqp_url, "one") as one,
         connected(broker43_classic.amqp_url, "two") as two,
-        alone(underlying(one)),
+        exclusive_migration(underlying(one)),
     ):
         with pytest.raises(MigrationRefused, match="another migration is under way"):
-            async with alone(underlying(two)):
+            async with exclusive_migration(underlying(two)):
                 pass
 
 
@@ -208,7 +208,7 @@ async def test_who_breaks_it_off_is_told_to_run_it_again(
         assert first.strip().decode().endswith("…")  # the lane that it has begun
 
         async def has_begun() -> bool:
-            return any(each.name.startswith(STAND_IN) for each in await client.queues())
+            return any(each.name.startswith(STAND_IN_PREFIX) for each in await client.queues())
 
         url, vhost = system.broker.management_url, system.broker.vhost
         async with ManagementClient(url, vhost) as client:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from switchyard.broker.errors import ManagementError, PublishError, Unroutable
-from switchyard.broker.lanes import UNBOUND
+from switchyard.broker.lanes import UNBOUND_SUFFIX
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Topology
 from switchyard.broker.topology.build import build
@@ -173,7 +173,7 @@ async def test_a_job_that_waited_for_others_stays_pending_until_its_queue_is_bou
     ):
         await system.start_worker()
         # As an apply leaves a queue that was broken off there.
-        await client.put_exchange(Exchange("backfill.llm" + UNBOUND, "fanout"))
+        await client.put_exchange(Exchange("backfill.llm" + UNBOUND_SUFFIX, "fanout"))
         await client.delete_binding(Binding("jobs.topic", "backfill.llm", "backfill.gather"))
         fan = system.jobs.prepare(JobRequest("backfill.fan", {"leaves": 3, "lane": "hot"}))
         await system.ledger.jobs.record(fan)

@@ -12,7 +12,7 @@ from itertools import groupby
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.migrate import Migrated, Migration, alone, plan
+from switchyard.broker.topology.migrate import Migrated, Migration, exclusive_migration, plan
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
@@ -30,12 +30,14 @@ async def migrate(settings: Settings, to: Profile, *, wait: float = 30.0) -> lis
     async with (
         ManagementClient(settings.require_management_url(), settings.vhost) as client,
         connected(settings.require_amqp_url(), "migration") as connection,
-        alone(underlying(connection)),
+        exclusive_migration(underlying(connection)),
     ):
-        migration = Migration(client, underlying(connection), wanted, wait=wait, settled=SETTLED)
+        migration = Migration(
+            client, underlying(connection), wanted, drain_timeout=wait, settle_seconds=SETTLED
+        )
         steps = await plan(client, wanted)
         for _, of_lane in groupby(steps, key=lambda step: step.lane):
-            async for each in migration.lane(list(of_lane)):
+            async for each in migration.migrate_lane(list(of_lane)):
                 ended.append(each)
                 print(each.name, flush=True)
     return ended

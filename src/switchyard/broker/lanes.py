@@ -16,9 +16,10 @@ CONTROL_EXCHANGE = "jobs.control"
 SYSTEM_EXCHANGE = "jobs.system"
 DEAD_QUEUE = "jobs.dead"
 DEAD_LOG_QUEUE = "jobs.dead.log"
-STAND_IN = "jobs.migrate."
-"""Prefix to a queue's name: that queue takes its jobs while it is remade with another type."""
-UNBOUND = ".unbound"
+STAND_IN_PREFIX = "jobs.migrate."
+"""Prefix to a queue's name: the queue of that name takes its jobs while it is remade with another
+type."""
+UNBOUND_SUFFIX = ".unbound"
 """Suffix to the name of a lane's queue: an exchange that exists from before the queue is made until
 its bindings are. Whoever may ask for the queue may ask for this exchange, too."""
 

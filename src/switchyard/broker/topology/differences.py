@@ -15,7 +15,7 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
     JOBS_EXCHANGE,
     SYSTEM_EXCHANGE,
-    UNBOUND,
+    UNBOUND_SUFFIX,
 )
 from switchyard.broker.management.live import LiveQueue, LiveTopology
 from switchyard.broker.management.model import Arguments, Binding, Exchange, Policy, Queue, Topology
@@ -129,7 +129,7 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             yield _other_arguments("exchange", exchange, changes)
     for extra in live_exchanges.values():
         # What says whose broker it is is nobody's leftover: `broker.topology.system_marker`.
-        queue = extra.name.removesuffix(UNBOUND)
+        queue = extra.name.removesuffix(UNBOUND_SUFFIX)
         if queue != extra.name and queue in topology.bound_queues:
             text = f"queue {queue} waits for its bindings: an apply was broken off, or is under way"
             yield Difference(Deviation.UNFINISHED, "queue", queue, text, extra)

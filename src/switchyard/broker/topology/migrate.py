@@ -28,7 +28,7 @@ from aiormq import Connection
 from aiormq.exceptions import ChannelLockedResource
 
 from switchyard.broker.errors import BrokerError
-from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN, lane_of
+from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN_PREFIX, lane_of
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.queue_shovel import QueueShovel, moving
@@ -37,13 +37,13 @@ from switchyard.broker.wire.failures import raising_broker_unavailable
 
 LOCK = "jobs.migrate"
 POLICY_PRIORITY = 100
-"""Above the lanes' own."""
+"""Higher than that of the lanes' own policies."""
 SETTLE_SECONDS = 11.0
-"""Seconds for which the broker has to say that nothing is left: its figures are five seconds old at
-most, and the management API's as much again."""
+"""Seconds for which the broker must report an empty queue before it counts as empty: its figures
+are five seconds old at most, and the management API's as much again."""
 DEPTH_POLL_INTERVAL = 0.2
 DRAIN_TIMEOUT = 600.0
-"""Seconds that the jobs which run get to end, unless somebody says otherwise."""
+"""Seconds that running jobs have to end, by default."""
 
 
 class MigrationRefused(BrokerError):
@@ -57,7 +57,7 @@ class Step:
     queue: Queue
     """As it will be."""
     was: str | None
-    """Its type now; None where it is away, because somebody was killed after he deleted it."""
+    """Its type now; None where it is missing: an earlier run was killed after it had deleted it."""
     messages: int = 0
     """In it and in its temporary queue, as of the last seconds."""
     begun: bool = False
@@ -79,7 +79,7 @@ class Migrated:
     name: str
     moved: int
     done: bool
-    """False: jobs were running when the time was over, and all is as it was before."""
+    """False: jobs were still running when the time was over; the queue is as it was before."""
 
 
 async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
@@ -100,7 +100,7 @@ async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
     steps = []
     for queue in wanted.queues:
         there = live_queues.get(queue.name)
-        temporary = live_queues.get(STAND_IN + queue.name)
+        temporary = live_queues.get(STAND_IN_PREFIX + queue.name)
         if there is None and temporary is None:
             continue  # `apply` makes it
         is_right = there is not None and _same(there.declared, queue)
@@ -117,20 +117,20 @@ def _same(one: Queue, other: Queue) -> bool:
 
 
 def _left_over(policies: Iterable[Policy], name: str) -> bool:
-    return any(each.name == STAND_IN + name for each in policies)
+    return any(each.name == STAND_IN_PREFIX + name for each in policies)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Remakes queues; one at a time on a virtual host, see `alone`."""
+    """Remakes queues; one at a time on a virtual host, see `exclusive_migration`."""
 
     client: ManagementClient
     connection: Connection
     wanted: Topology
-    wait: float = DRAIN_TIMEOUT
-    settled: float = SETTLE_SECONDS
+    drain_timeout: float = DRAIN_TIMEOUT
+    settle_seconds: float = SETTLE_SECONDS
 
-    async def lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
+    async def migrate_lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
         """Remake the queues of one lane, and then its policy. Raises ManagementError,
         BrokerUnavailable: run it again; NeverTaken, which says what to change before."""
         complete, steps = True, list(steps)
@@ -143,7 +143,7 @@ class Migration:
             for policy in {each.name: each for each in map(self._policy_of, names)}.values():
                 await self.client.put_policy(policy)
             for name in names:
-                await self.client.delete_policy(STAND_IN + name)
+                await self.client.delete_policy(STAND_IN_PREFIX + name)
 
     async def _queue(self, step: Step) -> Migrated:
         name, moved = step.name, 0
@@ -159,7 +159,7 @@ class Migration:
             # it would drop jobs when it is full.
             await self._put_policy(name, self._policy_of(name).definition)
         else:
-            await self.client.delete_policy(STAND_IN + name)
+            await self.client.delete_policy(STAND_IN_PREFIX + name)
         if name not in live:
             await self.client.put_queue(step.queue)
         await self._fill(name)
@@ -167,7 +167,7 @@ class Migration:
 
     async def _drain(self, queue: Queue) -> tuple[int, bool]:
         """Steps 1 to 3. How many were moved, and whether nothing is left."""
-        name, temporary = queue.name, STAND_IN + queue.name
+        name, temporary = queue.name, STAND_IN_PREFIX + queue.name
         await self.client.put_queue(replace(queue, name=temporary))
         await self.client.put_exchange(Exchange(temporary, "fanout"))
         await self.client.put_binding(Binding(temporary, temporary))
@@ -177,7 +177,7 @@ class Migration:
             await self._block_retries(name)
         async with moving(self.connection, name, temporary) as mover:
             try:
-                async with asyncio.timeout(self.wait):
+                async with asyncio.timeout(self.drain_timeout):
                     await self._wait_until_empty(name, mover)
             except TimeoutError:
                 return mover.moved, False
@@ -200,7 +200,7 @@ class Migration:
     async def _wait_until_empty(self, name: str, mover: QueueShovel) -> None:
         clock = asyncio.get_running_loop().time
         since = clock()
-        while clock() - since < self.settled:
+        while clock() - since < self.settle_seconds:
             mover.raise_if_stopped()
             if await self.client.queue_messages(name) != 0:
                 since = clock()
@@ -208,7 +208,7 @@ class Migration:
 
     async def _fill(self, name: str) -> None:
         """Step 4, and the way back where jobs would not end."""
-        temporary = STAND_IN + name
+        temporary = STAND_IN_PREFIX + name
         if temporary not in {each.name for each in await self.client.queues()}:
             return
         await self.client.put_exchange(Exchange(temporary, "fanout"))
@@ -229,7 +229,7 @@ class Migration:
             for each in await self.client.bindings()
             if each.destination == one
             and each.destination_type == "queue"
-            and not each.source.startswith(STAND_IN)
+            and not each.source.startswith(STAND_IN_PREFIX)
         ]
         for each in own:
             await self.client.put_binding(replace(each, destination=other))
@@ -245,13 +245,14 @@ class Migration:
     async def _put_policy(self, name: str, definition: Mapping[str, Any]) -> None:
         pattern = f"^{re.escape(name)}$"
         await self.client.put_policy(
-            Policy(STAND_IN + name, pattern, definition, priority=POLICY_PRIORITY)
+            Policy(STAND_IN_PREFIX + name, pattern, definition, priority=POLICY_PRIORITY)
         )
 
 
 @asynccontextmanager
-async def alone(connection: Connection) -> AsyncIterator[None]:
-    """Raises MigrationRefused while another one is under way in this virtual host."""
+async def exclusive_migration(connection: Connection) -> AsyncIterator[None]:
+    """Hold the virtual host's migration lock. Raises MigrationRefused while another process has
+    it."""
     with raising_broker_unavailable("can't ask whether another migration is under way"):
         channel = await open_channel(connection, confirms=False)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from switchyard.broker.errors import TopologyMismatch
-from switchyard.broker.lanes import DEAD_EXCHANGE, UNBOUND
+from switchyard.broker.lanes import DEAD_EXCHANGE, UNBOUND_SUFFIX
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.differences import Deviation, Difference, diff
@@ -45,7 +45,7 @@ async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
     Safe to run again, at the same time from several places, and with jobs under way: dead
     letters can be caught before anything can make one, a queue's policy is there before the
     queue, nothing of ours is published to a queue that is made until its bindings are
-    (`lanes.UNBOUND`), and a key gets its new binding before it loses the old one.
+    (`lanes.UNBOUND_SUFFIX`), and a key gets its new binding before it loses the old one.
     Raises ManagementError when the broker can't be reached or refuses; what was done until then
     stays, and running it again does the rest.
     """
@@ -59,7 +59,7 @@ async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
         await client.put_exchange(_mark_of(name))
     done = [await _change(client, difference) for difference in differences if difference.fixable]
     for name in new:
-        await client.delete_exchange(name + UNBOUND)
+        await client.delete_exchange(name + UNBOUND_SUFFIX)
     left = differences if not done else diff(topology, await client.fetch())
     return ApplyReport(done=tuple(done), left=tuple(left))
 
@@ -91,7 +91,7 @@ def _is_missing_queue(difference: Difference) -> bool:
 def _mark_of(queue: str) -> Exchange:
     """Return what is there while the queue is being made. Durable: a broker that is restarted
     meanwhile has the queue, and perhaps not all of its bindings."""
-    return Exchange(queue + UNBOUND, "fanout")
+    return Exchange(queue + UNBOUND_SUFFIX, "fanout")
 
 
 def _drops_dead_letters(difference: Difference) -> bool:

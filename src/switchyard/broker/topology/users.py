@@ -19,7 +19,7 @@ from switchyard.broker.lanes import (
     JOBS_EXCHANGE,
     LANES,
     SYSTEM_EXCHANGE,
-    UNBOUND,
+    UNBOUND_SUFFIX,
 )
 from switchyard.broker.management.client import ManagementClient
 
@@ -31,7 +31,7 @@ _UNKNOWN_MARK = r"\?"
 _ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
 """The alternate exchange of a mark: who declares an exchange must be able to write to that."""
 _LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
-_UNFINISHED = _LANES + re.escape(UNBOUND)
+_UNFINISHED = _LANES + re.escape(UNBOUND_SUFFIX)
 """Exchanges that say of a lane's queue that it has no bindings yet; nothing goes through them."""
 _RETRY = r"jobs\.retry\..*"
 _ALL = r"jobs\..*"

@@ -22,7 +22,7 @@ from aiormq.exceptions import (
 from pydantic import SecretStr
 
 from switchyard.broker.errors import BrokerUnavailable, ManagementError
-from switchyard.broker.lanes import STAND_IN, UNBOUND
+from switchyard.broker.lanes import STAND_IN_PREFIX, UNBOUND_SUFFIX
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
@@ -78,7 +78,7 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
     try:
         async with time_limit():
             with library_calls():
-                await channel.exchange_declare(queue + UNBOUND, passive=True)
+                await channel.exchange_declare(queue + UNBOUND_SUFFIX, passive=True)
     except (ChannelNotFoundEntity, ChannelAccessRefused):
         return False
     await closed(channel)
@@ -93,7 +93,7 @@ async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) 
     if depth is not None and limit != 0:
         return depth
     try:
-        return await ask_queue(connection, STAND_IN + queue) or depth
+        return await ask_queue(connection, STAND_IN_PREFIX + queue) or depth
     except ChannelAccessRefused:  # to a user who may see the lanes' queues alone
         return depth
 

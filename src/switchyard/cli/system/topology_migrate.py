@@ -150,19 +150,19 @@ async def _migrated(
     settings: Settings, wanted: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
 ) -> list[Migrated]:
     from switchyard.broker.management.client import ManagementClient
-    from switchyard.broker.topology.migrate import Migration, alone
+    from switchyard.broker.topology.migrate import Migration, exclusive_migration
     from switchyard.broker.wire.connection import connected, underlying
 
     ended: list[Migrated] = []
     async with (
         ManagementClient(settings.require_management_url(), settings.vhost) as client,
         connected(settings.require_amqp_url(), "topology migrate") as connection,
-        alone(underlying(connection)),
+        exclusive_migration(underlying(connection)),
     ):
-        migration = Migration(client, underlying(connection), wanted, wait=wait)
+        migration = Migration(client, underlying(connection), wanted, drain_timeout=wait)
         for lane, of_lane in groupby(steps, key=lambda step: step.lane):
             say(f"{lane} …")
-            async for each in migration.lane(list(of_lane)):
+            async for each in migration.migrate_lane(list(of_lane)):
                 ended.append(each)
                 if each.done and not quiet:
                     moved = pluralize(each.moved, "message")

@@ -25,7 +25,7 @@ from switchyard.broker.errors import BrokerUnavailable, ManagementError
 from switchyard.broker.lanes import (
     DEAD_QUEUE,
     LANES,
-    STAND_IN,
+    STAND_IN_PREFIX,
     Lane,
     lane_named,
     lane_of,
@@ -261,7 +261,7 @@ class LanePressure(AsyncCloseable):
                 self._is_hidden = True
         waiting = await self._hidden.waiting()
         # The queue that stands in for a lane's while that is remade: as ask_lane_queue says.
-        beside = {name: waiting.get(STAND_IN + name) for name in names}
+        beside = {name: waiting.get(STAND_IN_PREFIX + name) for name in names}
         return {
             name: (None if limits.get(name) == 0 else waiting.get(name))
             or beside[name]

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from switchyard.broker.errors import ManagementError
-from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN, lane_named, queue_name
+from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN_PREFIX, lane_named, queue_name
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.wire.depths import QueueSize, ask_queues
 from switchyard.services.common.settings import Settings
@@ -97,7 +97,7 @@ async def lane_report(
                     waiting[name],
                     details.get(name),
                     settings,
-                    stand_in=details.get(STAND_IN + name),
+                    stand_in=details.get(STAND_IN_PREFIX + name),
                     most=lane_named(lane).max_length,
                     ttl=lane_named(lane).ttl_seconds,
                     now=now,

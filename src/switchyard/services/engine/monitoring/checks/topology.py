@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from switchyard.broker.lanes import STAND_IN
+from switchyard.broker.lanes import STAND_IN_PREFIX
 from switchyard.broker.management.live import LiveTopology
 from switchyard.broker.management.model import Topology
 from switchyard.broker.settings import Profile
@@ -27,7 +27,7 @@ async def topology(system: DoctorContext) -> list[Diagnostic]:
     """All of it, held against the declaration."""
     live = await system.need_management().fetch()
     differences = diff(_declared(system, system.settings.profile), live)
-    if any(each.name.startswith(STAND_IN) for each in differences):
+    if any(each.name.startswith(STAND_IN_PREFIX) for each in differences):
         return [_half_migrated(system, differences)]
     overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
     extra = [each for each in differences if each.is_extra]
@@ -72,7 +72,7 @@ def _declared_as_is(
 def _half_migrated(system: DoctorContext, differences: list[Difference]) -> Diagnostic:
     """Report a migration that has not ended. It causes the other differences, too: nobody is to
     correct them by hand before it has ended."""
-    names = {each.name.removeprefix(STAND_IN) for each in differences if each.is_extra}
+    names = {each.name.removeprefix(STAND_IN_PREFIX) for each in differences if each.is_extra}
     detail = (
         "queues are being changed to the other profile, or that was broken off; it has come to "
         f"{some(sorted(names))}"
