@@ -1,4 +1,4 @@
-"""Moments: which ones there are, at every door, and showing what is stored, whatever it is.
+"""Moments: which times are accepted from outside, and how stored ones are shown.
 
 Python's calendar goes from year 1 to 9999, in every zone of its own: a time at either end can be
 written in one zone and not in another, and not be shown, compared or added to there. A record that
@@ -49,7 +49,7 @@ def to_datetime(seconds: float) -> datetime:
 
 
 def format_local(seconds: float, *, zoned: bool = False) -> str:
-    """Return the same in the time zone of this host: `2026-01-05 09:00:00`, with `zoned` also the
-    zone's name. Never raises."""
+    """Return seconds since the epoch as text in this host's time zone: `2026-01-05 09:00:00`, with
+    `zoned` also the zone's name. Never raises."""
     written = "%Y-%m-%d %H:%M:%S %Z" if zoned else "%Y-%m-%d %H:%M:%S"
     return time.strftime(written, time.localtime(to_datetime(seconds).timestamp()))

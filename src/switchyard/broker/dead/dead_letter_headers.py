@@ -85,7 +85,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """What is known of a death."""
+    """The certificate of a dead letter: why, where and when its job died."""
 
     reason: Reason
     routing_key: str
@@ -119,8 +119,8 @@ class DeadLetterInfo:
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
 
     def shorter(self) -> Iterator[DeadLetterInfo]:
-        """Certificates that say less, each less than the one before: for a broker whose frames are
-        too small for this one."""
+        """Yield certificates with less text, each with less than the one before: for a broker whose
+        frames are too small for this one."""
         properties = self.properties[:BRIEF_PROPERTIES]
         brief = replace(
             self, message=writable(self.message, BRIEF_LIMIT), traceback="", properties=properties
@@ -239,7 +239,7 @@ def _decoded(body: bytes) -> JobMessage | None:
 
 
 def letter_id(job_id: str | None, body: bytes) -> str:
-    """Identifies a dead letter: the job's id, or `raw-…` of the body where there is none."""
+    """Return the id of a dead letter: the job's id, or `raw-…` of the body where there is none."""
     return job_id or f"raw-{sha256(body).hexdigest()[:24]}"
 
 

@@ -1,5 +1,5 @@
-"""Which queues can be published to, as a publisher has to know: `jobs.topic` passes a job without
-one on to the dead letters, and confirms it as if all were well.
+"""Know which queues exist, before a job is published: `jobs.topic` passes a job that has no queue
+on to the dead letters, and confirms it as if all were well.
 
 What is known holds for one connection: behind the next one there may be another broker, an empty
 one, whose topology is just being made.
@@ -17,10 +17,10 @@ from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 
 AWAY = (BrokerUnavailable, *CHANNEL_ERRORS)
-"""What it means that nobody answered."""
+"""Errors that mean that the broker did not answer."""
 THERE_FOR, MISSING_FOR = 30.0, 0.5
-"""Seconds for which an answer is believed: queues seldom go, and come as soon as somebody has read
-that they are missing."""
+"""Seconds for which an answer is reused: queues are seldom deleted, and a missing one is soon made
+by whoever has read the error."""
 
 Ask = Callable[[Connection, str], Awaitable[bool]]
 

@@ -1,4 +1,4 @@
-"""Finds out that a peer is cut off, which says nothing, not even that it is gone.
+"""Let the kernel detect that the peer of a connection is cut off.
 
 The kernel probes the peer by itself and gives the connection up, however busy this process is;
 heartbeats take three times as long. This finds a network that is cut and a machine that is off, but

@@ -1,5 +1,5 @@
-"""Names for those who hold something in the ledger: jobs, leases, operations; and whether a process
-that did still runs."""
+"""Ids for processes that hold something in the ledger (jobs, leases, operations), and checks
+whether such a process still runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ProcessState(StrEnum):
 
 
 def new_instance_id() -> str:
-    """Unique for every call: host and process, for people to read, and a random part."""
+    """Return an id, unique for every call: host and process, for people to read, and a random
+    part."""
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
 
 

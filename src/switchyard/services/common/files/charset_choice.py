@@ -1,8 +1,8 @@
-"""In which charset a text is that is not UTF-8, whatever it is declared to be in.
+"""Find the charset of a text that is not UTF-8, whatever it is declared to be in.
 
-Each charset in use is tried: of what the bytes are there, it is weighed how usual it is for the
-languages that are written in it. A declared charset is believed unless another one fits better by
-far. Short texts can't be told apart well: they are what they are declared to be.
+Each charset in use is tried: the characters that the bytes would be in it are weighed by how usual
+they are in the languages that are written in it. A declared charset is believed unless another one
+fits far better. Short texts can't be told apart well: their declared charset is taken.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SAMPLE_BYTES = 32_768
 _SAMPLE_CHARACTERS = 1_500
 """Of a text, from its first byte beyond ASCII, that are weighed."""
 _FITS = 0.3
-"""How well a charset fits at least that is not declared."""
+"""The least fit at which a charset is taken that is not declared."""
 _BELIEVED = 0.2
 """By how much a declared charset may fit worse than another one."""
 _WESTERN_BONUS = 0.15
@@ -80,7 +80,8 @@ _WESTERN_BONUS = 0.15
 _WESTERN_FIT = 0.5
 """How well a short text fits windows-1252 that is taken for it."""
 _FEW_LETTERS = 6
-"""Characters beyond ASCII up to which a declared charset is believed that has them all."""
+"""Texts of at most so many characters beyond ASCII are too short to contradict a declared charset
+that has them all."""
 
 
 def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Charset | None:
@@ -95,7 +96,6 @@ def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Char
     if first is None:
         return named[0] if named else UTF_8
     sample = _TAG.sub(b" ", data[max(first.start() - 1, 0) :][:_SAMPLE_BYTES])
-    samples = {True: data[:_SAMPLE_BYTES], False: sample}
     samples = {True: data[:_SAMPLE_BYTES], False: sample}
     fits = {each: _fit(each, samples[each in _UTF_16]) for each in (*named, *map(Charset, _USUAL))}
     western = fits[WINDOWS_1252]
@@ -227,7 +227,7 @@ class _Transcoder:
     def __init__(self, charset_for: Callable[[bytes], Charset | None]) -> None:
         self._charset_for = charset_for
         self._held = b""
-        """Bytes by which it is not decided yet."""
+        """Bytes that were read and not given out: the charset is not decided yet."""
         self._charset: Charset | None = None
         self._is_begun = False
         self._is_decided = False

@@ -1,4 +1,4 @@
-"""What kind of file it is, by its content: names and content types are only claims."""
+"""Tell the type of a file by its content: names and content types are only claims."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def refuse_unsupported(head: bytes) -> None:
 
 
 def refuse_false_pdf(head: bytes, filename: str | None) -> None:
-    """Check the beginning of a file whose name ends in .pdf: text under that name is what a
-    download left that failed. Raises UnsupportedDocument."""
+    """Check the beginning of a file whose name ends in .pdf: if it is text, it is often the error
+    page of a failed download. Raises UnsupportedDocument."""
     if _is_named_pdf(filename) and not (_is_pdf(head) or _has_pdf_body(head)):
         raise UnsupportedDocument("its name ends in .pdf, but it is no PDF")
 

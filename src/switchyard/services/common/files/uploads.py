@@ -1,4 +1,5 @@
-"""A document's way into storage: measured, checked by its content, kept under its own id."""
+"""Take documents into storage: limit their size, check their content, keep each under its own
+id."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Upload:
 
     @property
     def vouched(self) -> dict[str, str]:
-        """What the payload of its job may say although it comes from outside."""
+        """Local-only fields that the payload of its job may have, with their values."""
         return {"key": self.key}
 
 

@@ -1,4 +1,4 @@
-"""Language models: servers, how many requests at once, answers that are kept, money."""
+"""Settings of language models: servers, concurrency, stored answers, costs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from switchyard.broker import patterns
 from switchyard.services.common.prices import ModelPrices
 
 CALL_RATIO = 0.9
-"""Part of an attempt for its calls, all together: the rest is for reading and writing."""
+"""Share of an attempt's time limit that its calls may use, all together; the rest is for reading
+and writing."""
 
 
 ApiName = Literal["openai", "anthropic"]
 """What model servers speak."""
 
 Refusal = Literal["context_length", "content_filter"]
-"""Of a request: too long for the model, or declined by it or by a filter."""
+"""Why a server refuses a request: too long for the model, or declined by it or by a filter."""
 
 
 class LlmServer(BaseModel):
@@ -62,7 +63,7 @@ class LlmServer(BaseModel):
     responses: bool = False
     """It has OpenAI's Responses API (`/responses`)."""
     takes_over: tuple[Refusal, ...] = ("context_length", "content_filter")
-    """Why a request that another server has refused is asked here."""
+    """Refusals after which a request that another server has refused is sent to this one."""
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
 
@@ -242,7 +243,7 @@ class LlmSettings(BaseSettings, defer_build=True):
             raise ValueError("JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL")
         if self.llm_budget_per_day is not None and self.llm_prices is None:
             raise ValueError("JOBS_LLM_BUDGET_PER_DAY needs prices: set JOBS_LLM_PRICES")
-        ModelPrices.load(self.llm_prices)  # whoever has set it hears at once what is wrong with it
+        ModelPrices.load(self.llm_prices)  # an invalid file is reported at the start
         return self
 
     @property
@@ -273,7 +274,7 @@ class LlmSettings(BaseSettings, defer_build=True):
 
     @property
     def model_servers(self) -> tuple[LlmServer, ...]:
-        """Those, and that of the vision model."""
+        """`llm_servers`, and the server of the vision model."""
         vision = self.for_vision
         return (*self.llm_servers, *(vision.llm_servers if vision else ()))
 

@@ -37,7 +37,7 @@ def _age(value: object) -> object:
 
 
 def _ages(value: object) -> object:
-    """`NAME=AGE,…` as a mapping; None for ever."""
+    """Parse `NAME=AGE,…` into seconds by name; None stands for `off`: kept for ever."""
     if not isinstance(value, str):
         return value
     found: dict[str, object] = {}

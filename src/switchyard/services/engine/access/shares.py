@@ -1,4 +1,4 @@
-"""Sharing what there is a limited amount of, so that no client takes all of it."""
+"""Share a limited amount among clients, so that none takes all of it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ class Shares:
     """
 
     def __init__(self, most: int, *, within: Shares | None = None, name: str = "") -> None:
-        """With `within`, all that is taken here is also taken there, by the client `name`."""
+        """`most`: the amount that there is. With `within`, all that is taken here is also taken
+        there, by the client `name`."""
         if most < 1:
-            raise ValueError("at least 1 must be there to share")
+            raise ValueError("the amount to share must be at least 1")
         self._most = most
         self._within = within
         self._name = name

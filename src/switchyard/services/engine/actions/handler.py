@@ -1,4 +1,4 @@
-"""Runs bulk actions: in batches, oldest job first, by their rate and what becomes of reruns.
+"""Run bulk actions: in batches, oldest job first, as fast as their rate and their reruns allow.
 
 A batch is noted in the ledger together with what it changes there, or its jobs have ids that follow
 from the operation's; then the place is noted. A process that goes on after a kill does the last
@@ -135,8 +135,8 @@ class ActionRun(ABC):
 
     @abstractmethod
     async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
-        """Change these jobs, note it, and count it in `progress`, but for those that are noted and
-        counted: an earlier process has changed them."""
+        """Change these jobs, note it in the ledger, and count it in `progress`. Those in `noted`
+        were changed and counted by an earlier process: they are not counted again."""
 
     async def run(self, traffic: HotTraffic) -> None:
         """Go on from the cursor to the end, or a halt."""

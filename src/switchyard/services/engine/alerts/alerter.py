@@ -1,7 +1,7 @@
-"""Looks now and then, and posts what is new to a webhook.
+"""Run the doctor's checks at intervals, and post what is new to a webhook.
 
-What was told stands in the ledger: another scheduler goes on from there, and a message that could
-not be delivered is sent at the next look.
+The ledger has which alerts were sent: another scheduler goes on from there, and a message that
+could not be delivered is sent after the next check.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from switchyard.services.engine.monitoring.doctor import diagnose
 from switchyard.services.engine.records.bulk import AT_LAST, BulkOperation
 from switchyard.services.engine.records.errors import LedgerError
 
-TELLING_WARNINGS = frozenset(
+SENT_WARNINGS = frozenset(
     {Finding.WORKERS_SILENT, Finding.DISK_LOW, Finding.DISPLACED, Finding.CONSUMER_LOST}
 )
-"""Warnings that are told; all that is wrong is told anyway."""
+"""Warnings that are sent; what the doctor finds wrong is always sent."""
 RECENT_SECONDS = 86_400.0
-"""Seconds for which an operation's end is news, and remembered as told."""
+"""Seconds for which an operation's end is news, and remembered as sent."""
 MAX_EXAMINED = 200
-"""Operations at most."""
+"""Bulk operations that one check looks at, at most."""
 DELIVERY_TIMEOUT = 5.0
 """Seconds for one message."""
 
@@ -40,11 +40,11 @@ class Alerter:
         self._settings = settings
         self._ledger = ledger
         self._log = structlog.get_logger("alerts")
-        self._last: dict[str, Diagnostic] = {}
-        """What the look before has found: one look alone may have seen a moment."""
+        self._previous: dict[str, Diagnostic] = {}
+        """What the previous check found: only what two checks in a row find is sent."""
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check at each interval, until cancelled."""
         while True:
             try:
                 await self.check()
@@ -53,11 +53,11 @@ class Alerter:
             await asyncio.sleep(self._settings.alert_interval)
 
     async def check(self) -> None:
-        """Post what is new; what was not taken is posted again by the next look. Raises
+        """Post what is new; what was not taken is posted again by the next check. Raises
         LedgerError."""
         findings = {str(each.finding): each for each in await self._findings()}
-        lasting = {key: check for key, check in findings.items() if key in self._last}
-        self._last = findings
+        lasting = {key: check for key, check in findings.items() if key in self._previous}
+        self._previous = findings
         system, now = str(await self._ledger.system.system()), self._ledger.clock.time()
         sent = await self._ledger.alerts.sent_alerts()
         for key, check in lasting.items():
@@ -80,7 +80,7 @@ class Alerter:
             check
             for check in checks
             if check.finding is not None
-            and (check.status == "wrong" or check.finding in TELLING_WARNINGS)
+            and (check.status == "wrong" or check.finding in SENT_WARNINGS)
         ]
 
     async def _ended_operations(self, now: float) -> list[BulkOperation]:
@@ -93,7 +93,8 @@ class Alerter:
             self._log.info("alert sent", alert=alert.key, status=alert.status)
 
     async def _delivered(self, alert: Alert) -> bool:
-        """Tell whether it was taken. One that is refused again and again holds up no other."""
+        """Post the alert; tell whether it was taken. One that is refused again and again holds up
+        no other."""
         try:
             await self._post(alert)
         except (httpx.HTTPError, httpx.InvalidURL) as error:

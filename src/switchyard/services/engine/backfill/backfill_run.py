@@ -45,12 +45,14 @@ IN_FLIGHT = 3
 WINDOW = 2_000
 """Items that are read ahead."""
 CLOSED_PAUSE = 0.1
-"""Seconds between looks whether the gate is open; the gate asks the broker less often."""
+"""Seconds between checks whether the gate is open; the gate asks the broker less often."""
 REFUSED_PAUSE = 0.5
+"""Seconds until jobs that a full lane refused are published again."""
 SAMPLE_INTERVAL = 5.0
 SAMPLE_SHARE = 0.05
-"""Of the time, for counting what became of the jobs: that of a million takes seconds."""
+"""Share of the time that counting the jobs' states may take: of a million, that takes seconds."""
 DRAIN_PAUSE = 1.0
+"""Seconds between checks whether all jobs have ended."""
 PAST_END = "its end date came before the end of the source"
 
 
@@ -132,7 +134,7 @@ class BackfillRun:
     # --- publishing -------------------------------------------------------------------------
 
     async def _publish_all(self) -> str | None:
-        """Publish what is left of the source; a note when it is not all of it."""
+        """Publish what is left of the source; return a note if it stops before the source's end."""
         items = self._source.items(self._session.operation.cursor)
         async with ReadAhead(items, WINDOW) as reader:
             try:
@@ -158,7 +160,7 @@ class BackfillRun:
                             # Only this is the turn's; what follows does not keep others waiting.
                             await asyncio.wait([each.publishing for each in self._under_way])
                     if len(batch) < BATCH:
-                        await self._settle_all()  # in no hurry: what is shown shall be true
+                        await self._settle_all()  # nothing is gained by overlap: show exact counts
                     elif len(self._under_way) >= IN_FLIGHT:
                         await self._settle_oldest()
             finally:
@@ -296,7 +298,7 @@ class BackfillRun:
         await self._session.finish(BulkState.COMPLETED, note)
 
     async def _sample(self) -> None:
-        """Keep a sample of its course and tell of it."""
+        """Add a sample of the progress, and announce it."""
         began = time.monotonic()
         own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
         ended_at = time.monotonic()
@@ -309,7 +311,7 @@ class BackfillRun:
         return await self._ledger.bulk_jobs.count_open_bulk_jobs(self._session.id, at_most=at_most)
 
     def _announce(self, own: Mapping[State, int]) -> None:
-        """Tell whoever listens; best effort, as all events."""
+        """Publish a progress event; best effort, as all events."""
         body = {
             "event": "progress",
             "job_id": self._session.id,

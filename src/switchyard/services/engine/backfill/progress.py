@@ -15,7 +15,7 @@ from switchyard.services.engine.records.states import FINISHED, State
 RECENT = (60.0, 600.0)
 """Seconds over which rates are averaged, in addition to the rate since the start."""
 UNATTENDED = 5.0
-"""Seconds without a scheduler after which the progress says so."""
+"""Seconds without a scheduler after which `note` says so."""
 MIN_SPAN = 5.0
 """Seconds that a backfill must have run before its end is estimated."""
 
@@ -105,7 +105,7 @@ class BackfillProgress:
 
 
 async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
-    """Raises LedgerUnavailable."""
+    """Return how far a backfill is. Raises LedgerUnavailable."""
     counts = Counts.from_json(operation.counts)
     own, followers = await ledger.bulk_jobs.count_bulk_jobs(operation.id)
     finished = sum(number for state, number in own.items() if state in FINISHED)
@@ -135,7 +135,8 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
 
 
 def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
-    """Finished jobs a second over the last `seconds` of the course, or None at its start."""
+    """Finished jobs a second over the last `seconds` of the samples; None while there are too
+    few."""
     if len(samples) < 2:
         return None
     last = samples[-1]

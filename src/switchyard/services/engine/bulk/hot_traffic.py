@@ -1,4 +1,4 @@
-"""Lets bulk work give way: while hot jobs come in, it goes in small steps and rests in between.
+"""Slow bulk work down while hot jobs come in: it goes in small steps and rests in between.
 
 A publisher at full speed, the broker and the database keep every core busy, and a hot job then
 waits for one at each of its dozen steps. Rests leave the cores to it for most of the time. How long
@@ -29,7 +29,7 @@ TRAFFIC_POLL_INTERVAL = 0.5
 
 
 class Sleeper(Protocol):
-    """Who waits for a turn: a bulk operation's session, say."""
+    """Waits on behalf of whoever wants a turn, such as a bulk operation's session."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait, or raise what ends the work."""

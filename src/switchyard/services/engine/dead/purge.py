@@ -31,7 +31,7 @@ KIND = "purge"
 BATCH = 200
 """Letters marked and acknowledged together."""
 NOTE_INTERVAL = 0.5
-"""Seconds between two notes of how far it has come."""
+"""Seconds between two updates of the recorded progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ class PurgeHandler:
         await session.finish()
 
     async def _forget_refused(self, which: LetterFilter, moment: datetime) -> None:
-        """Mark the letters that fit and that only the ledger has, as the broker takes them not."""
+        """Mark as purged the matching letters that only the ledger has, as the broker refused
+        them."""
         refused_filter = replace(which.for_index(None, moment), reason=str(Reason.REFUSED))
         if which.reason not in (None, refused_filter.reason):
             return
@@ -142,8 +143,8 @@ class PurgeHandler:
     async def _purge_letters(
         self, session: BulkSession, letters: Sequence[QueuedDeadLetter], progress: PurgeProgress
     ) -> None:
-        """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
-        gone was marked and counted."""
+        """Mark the letters, save the progress, then acknowledge them: after a crash at any point,
+        each letter that is gone was marked and counted."""
         session.check()
         if letters:
             ids = [each.id for each in letters]
@@ -162,8 +163,8 @@ def _goes_back(letter: QueuedDeadLetter) -> bool:
 
 
 def _end_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
-    """Return the end of a job that has not died of its letter: it ends now, as it will not go
-    back."""
+    """Return the death of a displaced job, which ends only now: it would have gone back to its
+    lane."""
     return DeadLetterRecord(
         id=letter.id,
         job_id=letter.id,

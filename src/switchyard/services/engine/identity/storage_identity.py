@@ -1,4 +1,5 @@
-"""File storage and index are of the ledger's system, by a small file in each (ADR 11)."""
+"""Make sure that file storage and index belong to the ledger's system: a small file in each says
+so (ADR 11)."""
 
 from __future__ import annotations
 
@@ -34,11 +35,12 @@ from switchyard.services.engine.records.system import SystemRecord
 MARKER = "switchyard-system.json"
 FILE_STORAGE = "file storage"
 MAX_MARKER_BYTES = 1000
-"""Bytes of it: whoever can write there may have put anything."""
+"""Largest marker that is read: whoever can write there may have put anything."""
 READ_TIMEOUT = 2.0
 """Seconds for a storage to answer. One that is away is no other system's."""
-Claim = Callable[[SystemRecord, bool], Awaitable[str | None]]
-"""Marks a place, with `take` whosever it was; returns the other system that it is of, if it is."""
+ClaimPlace = Callable[[SystemRecord, bool], Awaitable[str | None]]
+"""Marks a place as the system's, with True even if it is another's; returns that other system's
+description if it was left as it is."""
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9@_-]{1,40}")
 
@@ -51,8 +53,8 @@ async def claim_places(
     settings: Settings, ledger: Ledger, *, take: bool = False
 ) -> tuple[str, ...]:
     """Mark file storage and index as those of the ledger's system where nobody has marked them, or,
-    with `take`, whosever they were. What is away is passed over, with a line in the log: which that
-    is, is returned.
+    with `take`, whosever they were. A place that is away is skipped, with a line in the log; the
+    names of those are returned.
 
     Raises WrongStorage where one is another system's, LedgerError.
     """
@@ -91,7 +93,7 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
     }
 
 
-async def _way_to_claim(url: str) -> tuple[Claim, tuple[type[Exception], ...]]:
+async def _way_to_claim(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]]:
     """Return how to claim a place, and the errors that say that it is away. No library is loaded
     that the place does not need, and most have directories."""
     errors = (StorageUnavailable, OSError, ValueError)
@@ -121,7 +123,8 @@ def _mark(system: SystemRecord) -> str:
 
 
 async def _claimed(storage: Storage, system: SystemRecord, take: bool) -> str | None:
-    """Mark it; the other system that it is of, if it is."""
+    """Mark the storage; return the description of another system that owns it, None if none
+    does."""
     text = _mark(system).encode()
     if take:
         await storage.put_async(MARKER, text)

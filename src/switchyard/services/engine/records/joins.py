@@ -21,7 +21,7 @@ WHEN_DEAD: tuple[WhenDead, ...] = ("wait", "go_on", "fail")
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """That a job waits for others."""
+    """How a job waits for others."""
 
     when_dead: WhenDead = "wait"
     held: bool = False
@@ -33,7 +33,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class JoinRecord:
-    """How far a join is. Times are seconds since the epoch."""
+    """A join and how many of its jobs have ended. Times are seconds since the epoch."""
 
     id: str
     """The job that waits."""

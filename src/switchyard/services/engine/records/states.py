@@ -1,4 +1,4 @@
-"""States of a job, and which may follow which; and how full a lane can be."""
+"""States of jobs and which may follow which, of dead letters and redrives; pressure of lanes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
 """The broker has not confirmed the job yet: its confirm makes it `queued`."""
 
 REVOCABLE = frozenset({State.PENDING, State.PAUSED})
-"""As a job is recorded that is to run now: its request may still take it back."""
+"""States in which a job to be run now is recorded: its request may still take it back."""
 
 IN_QUEUES = frozenset({State.QUEUED, State.RETRYING})
 """The broker holds the job, in a lane or until its next attempt."""
@@ -127,5 +127,5 @@ _ORDER = tuple(Pressure)
 
 
 def fullest(pressures: Iterable[Pressure]) -> Pressure:
-    """The fullest of them counts; OK where there is none."""
+    """Return the highest of these pressures; OK where there is none."""
     return max(pressures, key=_ORDER.index, default=Pressure.OK)

@@ -1,11 +1,10 @@
-"""The life of an attempt, from its claim to the record of its end: the same with a broker and
-without.
+"""Take an attempt from its claim to the record of its end: the same with a broker and without.
 
 run the handler → classify its answer → publish what follows → record
 
 What follows from an attempt is safe before the ledger says how the attempt has ended: a crash in
-between repeats work and loses none. Where jobs come from, where those that follow go, and what a
-delivery's end is, is for the ports: `FollowUps` (publish) here, and whoever calls `run` (ack).
+between repeats work and loses none. Where follow-up jobs go is decided by the `FollowUps` that is
+given; where jobs come from, and when a delivery is acknowledged, by whoever calls `run`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from switchyard.services.engine.runtime.progress_writer import ProgressWriter
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 
 LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
-"""Errors of the ledger that are no fault of the job's: any other would meet them, too."""
+"""Errors of the ledger that are not the job's fault: any other job would meet them, too."""
 
 Task = tuple[JobType, BaseModel]
 """A job type and the payload for it."""
@@ -63,7 +62,8 @@ class FollowUps(Protocol[J_contra]):
 
     policy: RetryPolicy
     keeps_letters: bool
-    """A dead letter is kept outside of the ledger, which hears of it later where it has to."""
+    """Dead letters are kept outside of the ledger too; their index tells the ledger of them
+    later."""
 
     async def publish(self, job: J_contra, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
         """Publish what follows from an attempt, and return how the attempt ends after that. `jobs`

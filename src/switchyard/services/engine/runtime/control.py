@@ -1,4 +1,4 @@
-"""Commands to workers, over the exchange `jobs.control`: each worker hears each command."""
+"""Commands to workers, over the exchange `jobs.control`: each worker receives each command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def send_cancel(publisher: Publisher, job_id: str) -> None:
 
 
 class ControlListener:
-    """Hears commands on a queue of its own, which goes away with its connection."""
+    """Receives commands on a queue of its own, which is deleted with its connection."""
 
     def __init__(
         self, reconnector: Reconnector, on_cancel: Callable[[str], None], log: FilteringBoundLogger

@@ -12,11 +12,11 @@ from switchyard.services.engine.schedules.rule import InvalidSchedule
 
 
 class InvalidScheduleFile(Misconfigured):
-    """The file can't be read, or says what can't be; the text names the place."""
+    """The file can't be read, or an entry in it is invalid; the text says which and why."""
 
 
 def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
-    """Return the entries, each held against its job type. Raises InvalidScheduleFile."""
+    """Return the entries, each checked against its job type. Raises InvalidScheduleFile."""
     try:
         tables = read_toml(path)
     except InvalidToml as error:

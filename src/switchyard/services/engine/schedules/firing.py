@@ -33,13 +33,13 @@ from switchyard.services.engine.schedules.service import Schedules, due_firing
 BATCH = 200
 """Entries, and firings, that one turn looks at."""
 CLOCK_CHECK_INTERVAL = 60.0
-"""Seconds between looks whether the ledger's clock was ahead."""
+"""Seconds between checks whether the ledger's clock was ahead."""
 FILE_CHECK_INTERVAL = 1.0
-"""Seconds between looks whether the file of schedules has changed."""
+"""Seconds between checks whether the file of schedules has changed."""
 RETRY_INTERVAL = 5.0
-"""Seconds until a job is tried again that was refused."""
+"""Seconds until a job that was refused is published again."""
 MAX_LOGGED = 20
-"""Names of schedules that one line of the log has."""
+"""Names of schedules in one log line, at most."""
 
 
 class ScheduleRunner:
@@ -55,8 +55,8 @@ class ScheduleRunner:
         interval: float,
         when_due: asyncio.Event | None = None,
     ) -> None:
-        """Take the seconds between two turns, `interval`; and what is set when there is one to
-        make. Without it, turns are made all the time."""
+        """`interval`: seconds between two turns, at least. `when_due` is set when an entry is due;
+        without it, a turn is made after each interval."""
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
@@ -65,14 +65,15 @@ class ScheduleRunner:
         self._when_due = when_due
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
         """When a firing is tried again, and why it was refused."""
-        self._taken: tuple[tuple[int, ...] | None] | None = None
-        """The mark of the file that was read last; None before the first."""
-        self._said: set[tuple[str, str]] = set()
+        self._file_read: tuple[tuple[int, ...] | None] | None = None
+        """The fingerprint of the file that was read last, in a tuple; None before the first."""
+        self._logged: set[tuple[str, str]] = set()
+        """Problems that were logged, by schedule and text."""
         self._log = structlog.get_logger("schedules")
 
     async def run(self) -> None:
-        """Take over the entries of the file, whenever it changes, and the default ones, and fire
-        until cancelled."""
+        """Load the entries of the file, whenever it changes, and the default ones, and fire until
+        cancelled."""
         checked_at = -math.inf
         while True:
             try:
@@ -112,8 +113,8 @@ class ScheduleRunner:
         return fired
 
     async def move_back(self) -> list[str]:
-        """Let the entries be due by the time that it is now, which a clock that was ahead for a
-        while has moved on; their names. What was fired then has its rows, and is not fired again.
+        """Bring due times back that were moved too far while the ledger's clock was ahead, and
+        return the names of those schedules. What was fired then has its rows: it is not repeated.
 
         Raises LedgerError.
         """
@@ -124,7 +125,7 @@ class ScheduleRunner:
             try:
                 due = ScheduleEntry.from_record(entry).rule().after(now)
             except InvalidSchedule:
-                continue  # said when it is due
+                continue  # logged when it is due
             fire_at = with_jitter(entry.name, due, entry.jitter)
             if entry.next_at > due and await self._ledger.schedules.decide_due(
                 entry, (), due, fire_at
@@ -137,12 +138,12 @@ class ScheduleRunner:
         return moved
 
     async def follow_file(self) -> None:
-        """Take over the entries of the file and the default ones: at first, and again when the
-        file has changed. Raises LedgerError."""
+        """Load the entries of the file and the default ones: at first, and again when the file has
+        changed. Raises LedgerError."""
         path = self._settings.schedules
-        # Before the file is read: what is written to it meanwhile makes another mark.
-        mark = None if path is None else await asyncio.to_thread(fingerprint_of, path)
-        if (mark,) == self._taken:
+        # Before the file is read: what is written to it meanwhile changes the fingerprint.
+        found = None if path is None else await asyncio.to_thread(fingerprint_of, path)
+        if (found,) == self._file_read:
             return
         try:
             changed, removed = await Schedules(self._ledger, self._registry).adopt(self._settings)
@@ -156,7 +157,7 @@ class ScheduleRunner:
                 self._log.info(
                     "schedules loaded", changed=changed[:MAX_LOGGED], gone=removed[:MAX_LOGGED]
                 )
-        self._taken = (mark,)
+        self._file_read = (found,)
 
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
         name = entry.name
@@ -187,7 +188,7 @@ class ScheduleRunner:
             firings.append(replace(missed, note=f"no scheduler was there for {late:,.0f} s: {why}"))
         fire_at = with_jitter(name, passed.next_at, entry.jitter)
         if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
-            return  # somebody else has, or has changed it
+            return  # another scheduler has decided, or the entry was changed
         if passed.missed is not None:
             self._log.warning("schedule missed", schedule=name, times=passed.missed[1])
 
@@ -220,7 +221,7 @@ class ScheduleRunner:
             self._log_problem(entry.name, "schedule not fired yet", str(error))
             return False
         self._refused.pop(key, None)
-        self._said = {each for each in self._said if each[0] != entry.name}
+        self._logged = {each for each in self._logged if each[0] != entry.name}
         await self._ledger.schedules.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
         self._log.info("schedule fired", schedule=entry.name, job_id=firing.job_id)
         return True
@@ -232,6 +233,6 @@ class ScheduleRunner:
 
     def _log_problem(self, name: str, event: str, text: str) -> None:
         """Log a problem once, until the schedule fires: it is tried again every few seconds."""
-        if (name, text) not in self._said:
-            self._said.add((name, text))
+        if (name, text) not in self._logged:
+            self._logged.add((name, text))
             self._log.error(event, schedule=name, error=text)

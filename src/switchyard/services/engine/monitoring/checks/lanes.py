@@ -25,9 +25,9 @@ from switchyard.services.engine.monitoring.lane_report import QueueReport, Repor
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.records.results import WorkerRecord
 
-FILLING = 80.0
+FILLING_PERCENT = 80.0
 """Percent of a queue's limit from which the doctor warns."""
-STALLED = 60.0
+STALLED_SECONDS = 60.0
 """Seconds that a job may wait beside free slots."""
 
 
@@ -49,21 +49,21 @@ async def lanes(system: DoctorContext) -> list[Diagnostic]:
 def _full(queues: list[QueueReport]) -> list[Diagnostic]:
     checks = []
     full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
-    filling = [queue for queue in queues if FILLING <= (queue.percent_full or 0) < 100]
-    for diagnose, queues_so, finding, what in (
+    filling = [queue for queue in queues if FILLING_PERCENT <= (queue.percent_full or 0) < 100]
+    for diagnose, affected, finding, what in (
         (failure, full, Finding.LANE_FULL, "is full"),
         (warning, filling, Finding.LANE_FILLING, "fills up"),
     ):
-        if queues_so:
+        if affected:
             detail = some(
-                [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in queues_so]
+                [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in affected]
             )
-            checks.append(diagnose("lanes", finding, detail, _room(queues_so)))
+            checks.append(diagnose("lanes", finding, detail, _room(affected)))
     return checks
 
 
 def _room(queues: list[QueueReport]) -> str:
-    """Return what makes room in them."""
+    """Return the remedy: what to do so that these queues have room."""
     others = [each for each in queues if _kind(each) != LLM_WORKER]
     remedies = []
     if others:
@@ -89,8 +89,8 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
         remedy = f"start `jobctl worker {_kinds(unworked)}`"
         checks.append(failure("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
     alive, silent = await system.workers()
-    lively = {kind for worker in alive for kind in worker.kinds}
-    frozen = [each for each in occupied if each not in unworked and _kind(each) not in lively]
+    alive_kinds = {kind for worker in alive for kind in worker.kinds}
+    frozen = [each for each in occupied if each not in unworked and _kind(each) not in alive_kinds]
     rest = [each for each in occupied if each.ready and each not in unworked + frozen]
     checks += await _stalled(system, rest, alive)
     if frozen:
@@ -112,7 +112,7 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
 async def _stalled(
     system: DoctorContext, queues: list[QueueReport], alive: list[WorkerRecord]
 ) -> list[Diagnostic]:
-    """Queues whose jobs nobody takes, although all who could are free."""
+    """Check for queues whose jobs nobody takes, although all who could are free."""
     if not queues:
         return []
     oldest = (await system.need_ledger().gauges.gauges()).oldest
@@ -124,7 +124,7 @@ async def _stalled(
         of_kind = [each for each in alive if kind in each.kinds]
         # One slot of each may be kept for the most urgent lane.
         idle = all(busy[each.worker_id] < each.concurrency - 1 for each in of_kind)
-        if waited > STALLED and idle:
+        if waited > STALLED_SECONDS and idle:
             detail = (
                 f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
                 "although all its workers have free slots"
@@ -146,13 +146,13 @@ def _jobs(number: int) -> str:
     return pluralize(number, "job waits", "jobs wait")
 
 
-UNCHANGED = 60.0
+UNCHANGED_SECONDS = 60.0
 """Seconds since the ledger last heard of a job: by then the broker's numbers have it."""
 
 
 async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
-    """Queues of which the broker holds fewer jobs than it must by the ledger, which is asked last:
-    what starts meanwhile waits no more."""
+    """Check for queues with fewer jobs on the broker than the ledger lists as waiting. The ledger
+    is asked last: what has started meanwhile no longer waits."""
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     [dead] = [queue for lane in report.lanes if lane.priority is None for queue in lane.queues]
     if system.ledger is None or report.management is not None:
@@ -160,7 +160,7 @@ async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
     elsewhere = await _in_retry_queues(system) + await _unread_letters(system, dead)
     # Again, for what has come back from a retry queue between the two.
     again = await _ready(system, [queue.name for queue in queues])
-    waiting = await system.ledger.gauges.queued_since(system.now() - UNCHANGED)
+    waiting = await system.ledger.gauges.queued_since(system.now() - UNCHANGED_SECONDS)
     short_queues = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
@@ -187,7 +187,7 @@ async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
 
 
 async def _in_retry_queues(system: DoctorContext) -> int:
-    """Return where jobs wait that an attempt has put off."""
+    """Return how many jobs wait in retry queues for their next attempt."""
     names = [retry_name(delay) for delay in system.settings.retry_delays]
     return sum((await _ready(system, names)).values())
 
@@ -198,8 +198,8 @@ async def _ready(system: DoctorContext, names: list[str]) -> dict[str, int]:
 
 
 async def _unread_letters(system: DoctorContext, dead: QueueReport) -> int:
-    """Dead letters that the ledger has not seen, or that go back by themselves: it may have their
-    jobs as queued."""
+    """Return how many dead letters the ledger has not seen or that go back by themselves: their
+    jobs may still be queued in the ledger."""
     dead_counts = (await system.need_ledger().gauges.gauges()).dead
     indexed = sum(
         number for (_, reason), number in dead_counts.items() if reason != Reason.DISPLACED
