@@ -80,7 +80,8 @@ class Reason(StrEnum):
     """A job whose payload does not fit its type as the worker knows it. It may be a good one: a
     worker that is older than the publisher says the same."""
     CRASHED = "crashed"
-    """It killed its worker or its process twice."""
+    """It killed its own process twice, or was in five workers as they died, or was begun 20 times
+    in a row without an end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ WHOLE_ANSWER = 3
 
 
 class ManagementHttp:
-    """One HTTP client for all nodes of the address, in an order of chance.
+    """One HTTP client for all nodes of the address, in random order.
 
     A node that can't be reached, or drops the connection, is left for the next one, and that one is
     asked from then on. Requests of a topology may be sent twice: each sets or removes by name.

@@ -65,7 +65,8 @@ class Session:
     """
 
     def __init__(self, node: str, name: str, limit: float) -> None:
-        """Start to connect to the node of that address, in so many seconds; `drive` does it."""
+        """Start to connect to the node at that address, for at most `limit` seconds; `drive` does
+        the work."""
         self._owner = Owner()
         self._unconfirmed: Unconfirmed[Sent] = Unconfirmed()
         self._channel: Channel | None = None
@@ -90,7 +91,7 @@ class Session:
 
     @classmethod
     def opened(cls, settings: BrokerSettings, name: str) -> Self:
-        """Connect to one of the broker's nodes, in an order of chance. Raises BrokerUnavailable
+        """Connect to one of the broker's nodes, tried in random order. Raises BrokerUnavailable
         after CONNECT_TIMEOUT seconds at the latest, of which each node gets its part;
         LimitReached."""
         nodes = list(nodes_of(settings.require_amqp_url()))

@@ -1,4 +1,4 @@
-"""Connecting: every connection to a broker is opened and closed here."""
+"""Open and close connections to a broker, all of them. Reconnecting: `broker.wire.reconnector`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     LimitReached when one takes no more connections and none takes this one, BrokerAuthError when
     one refuses the credentials or the vhost and none takes them.
 
-    The nodes are tried in an order of chance, so that clients spread over a cluster; the next one
+    The nodes are tried in random order, so that clients spread over a cluster; the next one
     as soon as one fails, or after ATTEMPT_DELAY seconds beside it: one that is switched off, or
     frozen behind an open port, costs no more than that.
     """
@@ -106,8 +106,8 @@ def _why_none(failed: Sequence[Exception]) -> BrokerUnavailable:
 
 
 def _refused(error: BaseException | None, close_reason: str) -> str | None:
-    """Return what the broker lets nobody in by, if that is what has happened; `close_reason` is
-    what it said when it closed the connection."""
+    """Return what the broker has refused, credentials or vhost; None if it was neither.
+    `close_reason` is what it said when it closed the connection."""
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
         return "user or password"
     # A close in answer to the opening. A limit has the same code; and a broker that is stopping, or

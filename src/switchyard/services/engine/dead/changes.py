@@ -1,4 +1,4 @@
-"""What a redrive alters in a dead letter, and the copy that goes back."""
+"""Edit a dead letter for a redrive: apply a change, and check the copy that goes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Edits of dead letters: what they changed, and taking one back while its job has not run."""
+"""Take back an edit of a dead letter while its job has not run; list the edits that there were.
+
+How an edit is made: `services.engine.dead.changes`.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from switchyard.services.engine.records.requests import LetterEdit, NewJob
 
 
 class NothingToUndo(NotFoundError):
-    """No edit is known of that letter or operation."""
+    """The letter was never edited, or the operation edited none."""
 
 
 @dataclass(frozen=True, slots=True)
 class UndoResult:
-    """How it went with one edit."""
+    """Whether one edit was taken back, and why not."""
 
     letter_id: str
     done: bool

@@ -1,4 +1,7 @@
-"""Joins: their progress, the outcomes of their jobs, and releasing one."""
+"""Read joins and the jobs that they wait for, and seal one.
+
+Where a join is counted, and the waiting job released: `services.engine.ledger.sql.join_writer`.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ class JoinRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:
-        """Record jobs and the one that waits for them, all or none: after a crash, some could end
-        before the others are recorded. Raises RowRejected."""
+        """Record jobs and the one that waits for them, all or none: otherwise, after a crash, some
+        could end before the others are recorded. Raises RowRejected."""
         records = [ops.InsertJob(job) for job in batch]
         answers = await self._database.write(
             lambda connection: self._writer.run(connection, records)
@@ -51,8 +54,8 @@ class JoinRepository(Repository):
     async def seal(
         self, join_id: str, now: float, *, when_dead: WhenDead | None = None
     ) -> bool | None:
-        """Seal a join, all jobs of which are recorded: it waits for no more than these; `when_dead`
-        changes what becomes of it. Whether the job that waits is `pending` now; None where no such
+        """Seal a join, all jobs of which are recorded: it waits for no others. `when_dead` replaces
+        that of the join. Return whether the job that waits is `pending` now; None where no such
         join waits.
         """
         settle = self._writer.joins.settle

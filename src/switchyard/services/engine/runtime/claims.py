@@ -53,8 +53,8 @@ class Claims:
     lanes: tuple[Lane, ...] = LANES
     running: dict[str, DeliveredJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a claim is asked for: signs of life are wanted then."""
+    claiming: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a claim is requested: the worker gives signs of life often from then on."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -80,7 +80,7 @@ class Claims:
             return None
         request = self._request(delivery, message)
         self._open.add(request.claim_id)
-        self.asked.set()
+        self.claiming.set()
         job: DeliveredJob | None = None
         try:
             claim = await self._claim_in_ledger(delivery, request)
@@ -111,7 +111,7 @@ class Claims:
 
     @property
     def are_open(self) -> bool:
-        """Whether any job runs here, or is about to."""
+        """Whether any claim is open: a job runs here, or is about to."""
         return bool(self._open)
 
     def close(self, job: DeliveredJob) -> None:

@@ -179,7 +179,7 @@ class Worker:
                     worker_id=self.worker_id,
                     takeover_after=settings.takeover_after,
                     lanes=lanes,
-                    asked=self._claiming,
+                    claiming=self._claiming,
                 ),
                 limits=self._limits,
                 executor=executor,
