@@ -37,7 +37,7 @@ from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.control import send_cancel
+from switchyard.services.engine.runtime.worker_commands import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system

@@ -11,7 +11,7 @@ from switchyard.services.engine.records.requests import FinishRequest
 from switchyard.services.engine.records.results import AttemptFinished, Cancelled, Running
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.runtime import execution
-from switchyard.services.engine.runtime.control import send_cancel
+from switchyard.services.engine.runtime.worker_commands import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from switchyard.broker.errors import TopologyMismatch
 from switchyard.broker.lanes import Route
-from switchyard.broker.management.live import LiveQueue, LiveTopology
+from switchyard.broker.management.live_topology import LiveQueue, LiveTopology
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, diff

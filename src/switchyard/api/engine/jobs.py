@@ -59,7 +59,7 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.records.states import Pressure
 from switchyard.services.engine.records.states import State as JobState
-from switchyard.services.engine.runtime.control import send_cancel
+from switchyard.services.engine.runtime.worker_commands import send_cancel
 from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 

@@ -18,7 +18,7 @@ import httpx
 from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.management.http import ManagementHttp
-from switchyard.broker.management.live import (
+from switchyard.broker.management.live_topology import (
     LiveQueue,
     LiveTopology,
     binding_from,

@@ -16,19 +16,19 @@ from aiormq.connection import Connection
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 
-AWAY = (BrokerUnavailable, *CHANNEL_ERRORS)
+NO_ANSWER = (BrokerUnavailable, *CHANNEL_ERRORS)
 """Errors that mean that the broker did not answer."""
-THERE_FOR, MISSING_FOR = 30.0, 0.5
+FOUND_TTL, MISSING_TTL = 30.0, 0.5
 """Seconds for which an answer is reused: queues are seldom deleted, and a missing one is soon made
 by whoever has read the error."""
 
-Ask = Callable[[Connection, str], Awaitable[bool]]
+AskQueue = Callable[[Connection, str], Awaitable[bool]]
 
 
 class KnownQueues:
     """Asks for each queue once for all who publish at the same time, and again after a while."""
 
-    def __init__(self, is_there: Ask, is_unbound: Ask) -> None:
+    def __init__(self, is_there: AskQueue, is_unbound: AskQueue) -> None:
         """`is_unbound` is asked only where the queue is there, and on each connection until it was
         bound: a queue that is being made is there before its bindings are, and to ask for the mark
         of that leaves a line in the broker's log."""
@@ -59,7 +59,7 @@ class KnownQueues:
         if not asking.done() or asking.cancelled():
             return None
         error = asking.exception()
-        if error is not None and not isinstance(error, AWAY):
+        if error is not None and not isinstance(error, NO_ANSWER):
             raise error
         return None if error is not None else asking.result()
 
@@ -73,7 +73,7 @@ class KnownQueues:
                 self._bound.add(queue)
             else:
                 self._bound.discard(queue)
-            ttl = THERE_FOR if is_ready else MISSING_FOR
+            ttl = FOUND_TTL if is_ready else MISSING_TTL
             self._answers[queue] = is_ready, time.monotonic() + ttl
         return is_ready
 
@@ -84,7 +84,7 @@ class KnownQueues:
             done.exception()  # who waited has it; perhaps nobody did
 
     async def close(self) -> None:
-        """Ask nothing more."""
+        """Ask for no queue any more."""
         asking = list(self._asking.values())
         for task in asking:
             task.cancel()

@@ -17,7 +17,7 @@ from switchyard.broker.lanes import (
     SYSTEM_EXCHANGE,
     UNBOUND_SUFFIX,
 )
-from switchyard.broker.management.live import LiveQueue, LiveTopology
+from switchyard.broker.management.live_topology import LiveQueue, LiveTopology
 from switchyard.broker.management.model import Arguments, Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.wording import pluralize
 

@@ -68,7 +68,7 @@ async def _cancel(settings: Settings, job_id: str) -> tuple[str, State]:
 async def _stop_running(settings: Settings, ledger: Ledger, job_id: str, worker_id: str) -> State:
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.cli.base.waiting import wait_for_end
-    from switchyard.services.engine.runtime.control import send_cancel
+    from switchyard.services.engine.runtime.worker_commands import send_cancel
 
     require_broker(settings)
     say(f"it runs on {worker_id}: telling the workers to stop it")

@@ -65,7 +65,7 @@ from switchyard.services.engine.redrive.redrive_progress import (
     Halted,
 )
 from switchyard.services.engine.redrive.sending import QueueCapacity
-from switchyard.services.engine.runtime.control import send_cancel
+from switchyard.services.engine.runtime.worker_commands import send_cancel
 
 BATCH = 100
 """Jobs looked up, changed and noted together."""

@@ -68,7 +68,7 @@ class Alerter:
                 await self._send(of_operation(operation, system=system, at=now))
         for key in (key for key in sent if key in set(Finding) and key not in findings):
             over = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
-            if await self._delivered(of_check(over, firing=False, system=system, at=now)):
+            if await self._deliver(of_check(over, firing=False, system=system, at=now)):
                 await self._ledger.alerts.forget_alert(key)
         await self._ledger.alerts.forget_alerts_before(
             now - 2 * RECENT_SECONDS, keep=[str(each) for each in Finding]
@@ -88,11 +88,11 @@ class Alerter:
         return [each for each in page.items if each.updated_at > now - RECENT_SECONDS]
 
     async def _send(self, alert: Alert) -> None:
-        if await self._delivered(alert):
+        if await self._deliver(alert):
             await self._ledger.alerts.remember_alert(alert.key, alert.at)
             self._log.info("alert sent", alert=alert.key, status=alert.status)
 
-    async def _delivered(self, alert: Alert) -> bool:
+    async def _deliver(self, alert: Alert) -> bool:
         """Post the alert; tell whether it was taken. One that is refused again and again holds up
         no other."""
         try:

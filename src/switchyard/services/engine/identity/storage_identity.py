@@ -61,7 +61,7 @@ async def claim_places(
     system = await ledger.system.system()
     away: list[str] = []
     for what, (setting, url) in places(settings).items():
-        claim, errors = await _way_to_claim(url)
+        claim, errors = await _claimer_of(url)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 found = await claim(system, take)
@@ -93,7 +93,7 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
     }
 
 
-async def _way_to_claim(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]]:
+async def _claimer_of(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]]:
     """Return how to claim a place, and the errors that say that it is away. No library is loaded
     that the place does not need, and most have directories."""
     errors = (StorageUnavailable, OSError, ValueError)
@@ -101,18 +101,18 @@ async def _way_to_claim(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ..
         await load("asyncpg")
         from asyncpg import InterfaceError, PostgresError
 
-        return partial(_claimed_database, url), (*errors, PostgresError, InterfaceError)
+        return partial(_claim_database, url), (*errors, PostgresError, InterfaceError)
     if (directory := directory_of(url)) is not None:
-        return partial(_claimed_directory, directory), errors
+        return partial(_claim_directory, directory), errors
     with naming_extra():
         await load("obstore.exceptions")
         from obstore.exceptions import BaseError
 
-    return partial(_claimed, Storage(url)), (*errors, BaseError)
+    return partial(_claim_storage, Storage(url)), (*errors, BaseError)
 
 
-async def _claimed_database(url: str, system: SystemRecord, take: bool) -> str | None:
-    """As `_claimed`, for an index in PostgreSQL."""
+async def _claim_database(url: str, system: SystemRecord, take: bool) -> str | None:
+    """As `_claim_storage`, for an index in PostgreSQL."""
     found = await claim_database(url, _mark(system), take=take)
     its_id, description = _owner(found)
     return None if its_id == system.id else description
@@ -122,7 +122,7 @@ def _mark(system: SystemRecord) -> str:
     return json.dumps({"id": system.id, "name": system.name})
 
 
-async def _claimed(storage: Storage, system: SystemRecord, take: bool) -> str | None:
+async def _claim_storage(storage: Storage, system: SystemRecord, take: bool) -> str | None:
     """Mark the storage; return the description of another system that owns it, None if none
     does."""
     text = _mark(system).encode()
@@ -140,8 +140,8 @@ async def _claimed(storage: Storage, system: SystemRecord, take: bool) -> str | 
     return None if (other := _owner(found))[0] == system.id else other[1]
 
 
-async def _claimed_directory(directory: Path, system: SystemRecord, take: bool) -> str | None:
-    """As `_claimed`, for a directory of this host."""
+async def _claim_directory(directory: Path, system: SystemRecord, take: bool) -> str | None:
+    """As `_claim_storage`, for a directory of this host."""
     found = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark(system), take)
     return None if (other := _owner(found))[0] == system.id else other[1]
 
@@ -168,8 +168,8 @@ def _mark_directory(marker: Path, mark: str, take: bool) -> bytes:
 def _owner(text: bytes | str) -> tuple[str, str]:
     """Id and description of the system in a marker."""
     try:
-        told = json.loads(text)
-        its_id, name = str(told["id"]), str(told["name"])
+        marker = json.loads(text)
+        its_id, name = str(marker["id"]), str(marker["name"])
     except (ValueError, KeyError, TypeError, RecursionError):
         its_id, name = "", ""
     if not _ID.fullmatch(its_id) or not _NAME.fullmatch(name):

@@ -42,8 +42,8 @@ from switchyard.services.engine.runtime.attempt_endings import (
     unwritable,
     without_secrets,
 )
+from switchyard.services.engine.runtime.attempt_reporter import Reporter
 from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.events import Reporter
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.progress_writer import ProgressWriter
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside

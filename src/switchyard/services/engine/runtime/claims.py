@@ -29,8 +29,8 @@ from switchyard.services.engine.records.results import (
     IdCollision,
 )
 from switchyard.services.engine.runtime.attempt_endings import expired
+from switchyard.services.engine.runtime.attempt_reporter import Counters
 from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 

@@ -48,8 +48,8 @@ from switchyard.services.engine.runtime.attempt_endings import (
 )
 from switchyard.services.engine.runtime.attempt_lifecycle import AttemptLifecycle, Task, log_fields
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
+from switchyard.services.engine.runtime.attempt_reporter import Reporter
 from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.events import Reporter
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import record_stages
 from switchyard.services.engine.runtime.permits import Permit

@@ -46,7 +46,7 @@ from switchyard.services.engine.records.limits import (
 )
 from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.runtime.attempt_endings import limit_refused
-from switchyard.services.engine.runtime.events import Counters
+from switchyard.services.engine.runtime.attempt_reporter import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.running_job import DeliveredJob

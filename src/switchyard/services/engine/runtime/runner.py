@@ -31,11 +31,11 @@ from switchyard.services.engine.runtime.attempt_lifecycle import (
     log_failure,
     log_fields,
 )
+from switchyard.services.engine.runtime.attempt_spans import attempting
 from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permits import Permit, PermitClient
 from switchyard.services.engine.runtime.running_job import ClaimLost, DeliveredJob, is_from_outside
-from switchyard.services.engine.runtime.traced import attempting
 
 
 @dataclass

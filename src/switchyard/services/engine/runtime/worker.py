@@ -31,16 +31,16 @@ from switchyard.services.engine.monitoring.metrics import Metrics, show_publishe
 from switchyard.services.engine.monitoring.startup import wait_until_available
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics, WorkerGauges
+from switchyard.services.engine.runtime.attempt_reporter import Reporter
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.claims import Claims
-from switchyard.services.engine.runtime.control import ControlListener
-from switchyard.services.engine.runtime.events import Reporter
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
 from switchyard.services.engine.runtime.signs_of_life import keep_beating
+from switchyard.services.engine.runtime.worker_commands import ControlListener
 from switchyard.services.engine.wings import missing_wings_hint
 
 FINAL_DRAIN_TIMEOUT = 2.0

@@ -23,8 +23,8 @@ from switchyard.services.common.files.storage_keys import (
 )
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.bounded_gather import gather_bounded
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import JobRequest

@@ -11,10 +11,10 @@ from pydantic import Field
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored
 from switchyard.services.common.files.storage_keys import content_hash, figure_folder, figure_key
+from switchyard.services.engine.jobs.bounded_gather import gather_bounded
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput
 from switchyard.services.pipeline.workers.stages import (
     DESCRIBE_FIGURES,

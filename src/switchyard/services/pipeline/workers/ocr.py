@@ -17,10 +17,10 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored, PageTooCostly, UnsupportedDocument
 from switchyard.services.common.files.media_types import IMAGES, PDF
 from switchyard.services.common.files.storage_keys import content_hash, page_key
+from switchyard.services.engine.jobs.bounded_gather import gather_bounded
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.pipeline.workers.stage_outputs import (
     DocumentFiles,
     StageOutput,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from switchyard.broker.lanes import STAND_IN_PREFIX
-from switchyard.broker.management.live import LiveTopology
+from switchyard.broker.management.live_topology import LiveTopology
 from switchyard.broker.management.model import Topology
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build

@@ -11,8 +11,8 @@ import structlog
 
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.bounded_gather import gather_bounded
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.llm.llm_errors import LlmUnreachable
 from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
 from switchyard.services.pipeline.citations.engines.llm_engine import LlmEngine

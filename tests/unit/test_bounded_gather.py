@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from switchyard.services.engine.jobs.together import gather_bounded
+from switchyard.services.engine.jobs.bounded_gather import gather_bounded
 
 
 async def test_all_parts_are_given_in_their_order_and_no_more_than_allowed_run_at_once():

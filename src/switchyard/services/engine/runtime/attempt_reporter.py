@@ -1,4 +1,4 @@
-"""What a worker says of its attempts: in its log, in its counters, and to whoever listens."""
+"""Report a worker's attempts: in its log, in its counters, and as events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of one job's work, several at once."""
+"""Do parts of one job's work at the same time, at most so many at once."""
 
 from __future__ import annotations
 
