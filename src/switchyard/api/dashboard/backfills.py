@@ -101,7 +101,7 @@ async def store_input(request: Request, state: Shared) -> Response:
 async def show_plan(request: Request, state: Shared) -> DashboardPage:
     """Show what a backfill would do: nothing is started."""
     plan = await _plan_of(request, state)
-    preview = await api.preview(plan, state, request.state.asks)
+    preview = await api.preview(plan, state, request.state.principal)
     context = {
         "plan": plan,
         "preview": preview,
@@ -120,7 +120,7 @@ async def start(
         wanted = BackfillPlan.model_validate_json(plan)
     except ValidationError as error:
         raise Problem("invalid", describe(error)) from error
-    started = await api.start(wanted, request, Response(), state, request.state.asks)
+    started = await api.start(wanted, request, Response(), state, request.state.principal)
     return done(f"{HERE}/{started.id}", f"{started.id} has begun.")
 
 

@@ -149,7 +149,7 @@ class Dashboard:
 
     def frame(self, request: Request, page: DashboardPage) -> dict[str, Any]:
         """Return what the layout needs of a request."""
-        asks = getattr(request.state, "asks", None)
+        principal = getattr(request.state, "principal", None)
         return {
             "title": page.title,
             "path": request.url.path,
@@ -157,12 +157,12 @@ class Dashboard:
             "nav": [
                 each
                 for each in self.views
-                if asks is not None and asks.may(each.scope) and each.is_shown(request)
+                if principal is not None and principal.may(each.scope) and each.is_shown(request)
             ],
             "views": {each.name for each in self.views},
-            "who": None if asks is None or asks is ANYBODY else asks.id,
-            "csrf": "" if asks is None else sessions_of(request).csrf_token(request),
-            "can": lambda scope: asks is not None and may(request, Scope(scope)),
+            "who": None if principal is None or principal is ANYBODY else principal.id,
+            "csrf": "" if principal is None else sessions_of(request).csrf_token(request),
+            "can": lambda scope: principal is not None and may(request, Scope(scope)),
             "now": state_of(request).ledger.clock.time(),
             "notice": unquote(request.cookies.get(NOTICE, ""))[:MAX_NOTICE],
         }
@@ -229,16 +229,16 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
     one reading, in which a mark stands for the token of each one's forms."""
     dashboard = dashboard_of(request)
 
-    asks = request.state.asks
+    principal = request.state.principal
     # Of nobody in particular: it goes on for others when whoever asked first has gone.
-    state = {"asks": asks, "principal": asks.id}
+    state = {"principal": principal, "principal_id": principal.id}
     shared = Request({**request.scope, "state": state}, request.receive)
 
     async def read() -> dict[str, str]:
         page = await handle(shared)
         return dashboard.regions(shared, page) if isinstance(page, DashboardPage) else {}
 
-    key = (asks.scopes, str(request.url))
+    key = (principal.scopes, str(request.url))
     mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())
     place = Place(request)
 

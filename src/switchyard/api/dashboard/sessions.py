@@ -88,7 +88,7 @@ class SessionStore:
         """Return what proves that a form was made by us for this session: derived from the cookie,
         which no other site can read."""
         token = request.cookies.get(COOKIE, "")
-        if request.state.asks is ANYBODY:
+        if request.state.principal is ANYBODY:
             return hmac.new(self._secret, b"anybody", hashlib.sha256).hexdigest()
         return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
 
@@ -133,10 +133,10 @@ class SessionGuard:
 
     async def admit(self, request: Request) -> None:
         """Raises Problem (401, 403, 429), LedgerError."""
-        if getattr(request.state, "asks", None) is None:
+        if getattr(request.state, "principal", None) is None:
             await _identify(request)
         if self.scope is not None:
-            require_scope(request.state.asks, self.scope)
+            require_scope(request.state.principal, self.scope)
         if request.method not in {"GET", "HEAD"}:
             require_same_origin(request)
             await _require_csrf_token(request)

@@ -91,13 +91,13 @@ FORM = {
     },
 )
 async def start(
-    body: BackfillPlan, request: Request, response: Response, state: Shared, asks: PrincipalOf
+    body: BackfillPlan, request: Request, response: Response, state: Shared, principal: PrincipalOf
 ) -> BackfillView:
     """Start a backfill: one job for each item of a source. The jobs of its first items are
     validated before it starts. The source `documents` also needs the scope `read`.
     """
     state.require_broker()
-    operation = await _open_source(state, body, asks).start(
+    operation = await _open_source(state, body, principal).start(
         _make_spec(body),
         created_by=starter_of(request),
         reason=body.reason,
@@ -114,12 +114,12 @@ async def start(
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("invalid", "source-away", "ledger-away"),
 )
-async def preview(body: BackfillPlan, state: Shared, asks: PrincipalOf) -> BackfillPreview:
+async def preview(body: BackfillPlan, state: Shared, principal: PrincipalOf) -> BackfillPreview:
     """Preview a backfill: the number of items, the first jobs and the estimated cost. Nothing is
     started. The source `documents` also needs the scope `read`.
     """
     return view_preview(
-        state.registry, await _open_source(state, body, asks).preview(_make_spec(body))
+        state.registry, await _open_source(state, body, principal).preview(_make_spec(body))
     )
 
 
@@ -190,12 +190,12 @@ def _backfills(state: ApiState) -> Backfills:
     )
 
 
-def _open_source(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
+def _open_source(state: ApiState, body: BackfillPlan, principal: Principal) -> Backfills:
     """Return what starts it. Raises Problem (403) for who may not read the items;
     InvalidBackfill."""
     backfills = _backfills(state)
     if backfills.sources.get(body.source).shows_records:
-        require_scope(asks, Scope.READ)
+        require_scope(principal, Scope.READ)
     return backfills
 
 

@@ -56,7 +56,7 @@ async def admit(
 ) -> AdmittedRequest:
     """Hold a request against the limits of its key: its rates, and with `body` its model, tokens
     and budgets. Raises Problem (403, 429), LedgerError."""
-    principal: Principal = request.state.asks
+    principal: Principal = request.state.principal
     admission = AdmittedRequest(state, principal.id)
     limits = principal.limits
     if limits is None:
@@ -142,7 +142,7 @@ def _estimate(body: Mapping[str, Any]) -> int:
 
 def limits_of(request: Request) -> KeyLimits | None:
     """Return the limits of the key that makes a request."""
-    principal: Principal = request.state.asks
+    principal: Principal = request.state.principal
     return principal.limits
 
 

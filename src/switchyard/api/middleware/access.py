@@ -72,7 +72,7 @@ PrincipalOf = Annotated[Principal, Depends(documented_principal)]
 
 async def identify(request: Request) -> Principal:
     """Who makes this request; found out once. Raises Problem (401, 403, 429), LedgerError."""
-    known: Principal | None = getattr(request.state, "asks", None)
+    known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
     state = state_of(request)
@@ -89,8 +89,8 @@ def admit_principal(request: Request, principal: Principal, admission: StreamAdm
     """Note who makes this request, and what lets it in. Raises Problem (403, 429)."""
     if principal.limits is not None and not request.url.path.startswith(OPENAI_PREFIX):
         raise Problem("forbidden", f"this key has limits, and is for {OPENAI_PREFIX} alone")
-    request.state.principal = principal.id
-    request.state.asks = principal
+    request.state.principal_id = principal.id
+    request.state.principal = principal
     request.state.admission = admission
     if principal is not ANYBODY:
         limit(request, state_of(request).key_limiter.take(principal.id))
@@ -140,15 +140,15 @@ class Place:
     def __init__(self, request: Request) -> None:
         """Raises Problem (503) where none is left for this key."""
         self._streams = state_of(request).streams
-        self._principal: str = request.state.principal
-        if not self._streams.take(self._principal, 1):
+        self._principal_id: str = request.state.principal_id
+        if not self._streams.take(self._principal_id, 1):
             raise try_later("too-many-streams")
         self._is_held = True
 
     def leave(self) -> None:
         if self._is_held:
             self._is_held = False
-            self._streams.give_back(self._principal, 1)
+            self._streams.give_back(self._principal_id, 1)
 
     def __enter__(self) -> Self:
         return self
@@ -160,10 +160,10 @@ class Place:
 def source_of(request: Request, said: str | None) -> str:
     """Who asks, for jobs: as the request says, or each API key for itself. Raises InvalidRequest
     for what is another's."""
-    principal: str = request.state.principal
-    if principal == ANYBODY.id:
+    principal_id: str = request.state.principal_id
+    if principal_id == ANYBODY.id:
         return said or "api"
-    own = f"api:{principal}"
+    own = f"api:{principal_id}"
     if said is not None:
         check_source(said, own)
     return said or own
@@ -172,20 +172,20 @@ def source_of(request: Request, said: str | None) -> str:
 def own_key(request: Request, idempotency_key: str | None) -> str | None:
     """Return the idempotency key in the space of the API key that sends it. Without API keys, all
     who are served have the ledger, and share the space of its programs."""
-    principal = request.state.principal
-    if idempotency_key is None or principal == ANYBODY.id:
+    principal_id = request.state.principal_id
+    if idempotency_key is None or principal_id == ANYBODY.id:
         return idempotency_key
-    return spaced_key(f"api:{principal}", idempotency_key)
+    return spaced_key(f"api:{principal_id}", idempotency_key)
 
 
 def starter_of(request: Request) -> str:
     """Return the name under which an operation that this request starts is recorded."""
-    return f"api: {request.state.principal}"
+    return f"api: {request.state.principal_id}"
 
 
 def may(request: Request, scope: Scope) -> bool:
     """Return whether the request's key has the scope."""
-    principal: Principal = request.state.asks
+    principal: Principal = request.state.principal
     return principal.may(scope)
 
 

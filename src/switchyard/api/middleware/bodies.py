@@ -46,9 +46,9 @@ class BodyMemory:
 
     def hold(self, scope: Scope) -> Held:
         """Begin to count for the client that makes this request."""
-        principal = scope["state"].get("principal")
-        if principal is not None:
-            return Held(self.all, f"key {principal}")
+        principal_id = scope["state"].get("principal_id")
+        if principal_id is not None:
+            return Held(self.all, f"key {principal_id}")
         client = scope.get("client")
         return Held(self.without_key, client_at(client[0]) if client else "")
 

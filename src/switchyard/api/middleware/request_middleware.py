@@ -99,7 +99,7 @@ class RequestMiddleware:
                 status=status,
                 milliseconds=round((time.perf_counter() - began) * 1000, 1),
                 client=_address(scope),
-                key=state.get("principal"),
+                key=state.get("principal_id"),
                 trouble=state.get("trouble"),
             )
 
