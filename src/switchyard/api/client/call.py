@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 _JSON = TypeAdapter(dict[str, Any])
 UPLOAD_TIMEOUT = 600.0
-"""Seconds that an upload's answer is waited for: without a broker it has been worked by then."""
+"""Seconds to wait for the answer to an upload: without a broker, it comes after all stages."""
 
 Upload = str | Path | IO[bytes]
 """A path, or a file that is open for reading in binary; neither is read into memory."""
@@ -26,7 +26,7 @@ Upload = str | Path | IO[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and how its answer is read."""
+    """One request, and how its response is read."""
 
     method: str
     path: str
@@ -40,15 +40,18 @@ class Call(Generic[T]):
     file: Upload | None = None
     filename: str | None = None
     repeatable: bool = False
-    """Twice is the same as once, so it may be tried again."""
-    patience: float | None = None
-    """Seconds to wait for the answer; None for the client's own."""
-    also: frozenset[int] = frozenset()
-    """Statuses beside 2xx whose body is an answer, no problem."""
+    """Sent twice, it does what it does once: the client may retry it."""
+    read_timeout: float | None = None
+    """Seconds to wait for the answer; None for the client's timeout."""
+    answer_statuses: frozenset[int] = frozenset()
+    """Statuses besides 2xx whose body is an answer, not a problem."""
 
     def can_repeat(self, *, refused: bool) -> bool:
-        """Tell whether the call may be made again: after a refusal, or else after no answer, when a
-        file may already have been stored. A file must be at a path, or be seekable."""
+        """Tell whether the call may be retried: when it was `refused`, or got no answer at all.
+
+        A file is sent again only when it was refused, for else it may have been stored. It must be
+        at a path, or be seekable.
+        """
         if self.file is None or not self.repeatable:
             return self.repeatable
         return refused and (isinstance(self.file, str | Path) or self.file.seekable())
@@ -73,7 +76,7 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[P, T]):
-    """An operation of the API: its id, and what makes a call of its arguments."""
+    """An operation of the API: its id, and the function that makes a Call of its arguments."""
 
     id: str
     call: Callable[P, Call[T]]
@@ -114,7 +117,7 @@ def get(path: str, answer: type[M], **query: Any) -> Call[M]:
 
 
 def act(path: str, answer: type[M], json: Any = None, *, method: str = "POST") -> Call[M]:
-    """Make a call of a change that may be repeated; its answer is of that model."""
+    """Make a repeatable call that changes something; its answer is of that model."""
     return Call(method, path, answer.model_validate_json, json=json, repeatable=True)
 
 

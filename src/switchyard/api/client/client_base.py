@@ -1,4 +1,4 @@
-"""What the two clients share: options, retries, and how answers are read."""
+"""What `Client` and `AsyncClient` share: options, retries, and how responses are read."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ from switchyard.services.common.printable import quoted_answer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 2.0
-"""Seconds between looks at what is waited for: half as much again each time."""
+"""Seconds between polls of a job or document: half as much again each time."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    most: int
-    longest: float
-    told: Callable[[ApiError, float], object] | None = None
-    """Gets each error after which the call is made again, and the seconds until then."""
+    """How often, and after which pauses, a call is made again."""
+
+    max_retries: int
+    max_pause: float
+    """Seconds: a service that asks for more is not waited for."""
+    on_retry: Callable[[ApiError, float], object] | None = None
+    """Called before each pause with the error and the seconds."""
 
     def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
         """Return the seconds after which the call is made again; None if it is not."""
         is_away = isinstance(error, ApiUnavailable)
-        if tries >= self.most or not call.can_repeat(refused=not is_away):
+        if tries >= self.max_retries or not call.can_repeat(refused=not is_away):
             return None
         if is_away:
             wait: float = 0.2 * 2**tries
@@ -55,12 +58,12 @@ class Retries:
             return None  # the job was kept, as a dead letter
         else:
             wait = 0.5 * 2**tries if error.retry_after is None else error.retry_after
-        if wait > self.longest:
+        if wait > self.max_pause:
             return None
         # Many clients that were turned away together should not come again together.
         wait *= random.uniform(1, 1.2)
-        if self.told is not None:
-            self.told(error, wait)
+        if self.on_retry is not None:
+            self.on_retry(error, wait)
         return wait
 
 
@@ -83,7 +86,7 @@ class ClientBase(Operations, ABC):
         is made again that was turned away (429, 503) or got no answer; only calls that may be
         made twice, and only when the service asks for at most `longest_retry` seconds. `on_retry`
         is called before each such pause with the error and the seconds.
-        Raises ValueError for an address or a key that is none.
+        Raises ValueError for an invalid address or key.
         """
         given = base_url or os.environ.get("JOBS_API_URL") or DEFAULT_URL
         shown = given.rpartition("@")[2]  # a password may stand before it
@@ -97,16 +100,17 @@ class ClientBase(Operations, ABC):
         self._retries = Retries(retries, longest_retry, on_retry)
         key = (api_key or os.environ.get("JOBS_API_KEY") or "").strip()
         if not _fits_header(key):
-            raise ValueError("the API key has a character that no key has")  # it stays secret
+            # The message does not show it: it is a secret.
+            raise ValueError("the API key has a character that is not printable ASCII")
         here = is_loopback(self.base_url.host)
         self._open(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout,
-            # A proxy of the environment is no way to this machine itself.
+            # The proxy of HTTP_PROXY can't reach this machine's loopback.
             trust_env=not here,
-            # SSL_CERT_FILE counts on this machine, too. To load certificates takes 30 ms: not
-            # where there are none.
+            # For HTTPS also on loopback, where SSL_CERT_FILE may name a certificate of one's own.
+            # Loading certificates takes 30 ms: not for plain HTTP to loopback.
             verify=httpx.create_ssl_context() if self.base_url.scheme == "https" else not here,
         )
 
@@ -119,7 +123,7 @@ class ClientBase(Operations, ABC):
 
     def _arguments(self, call: Call[Any], file: IO[bytes] | None) -> dict[str, Any]:
         query = {name: value for name, value in call.query.items() if value is not None}
-        patience = self._timeout if call.patience is None else max(call.patience, self._timeout)
+        read_timeout = max(call.read_timeout or 0.0, self._timeout)
         for name, value in call.headers.items():
             if not _fits_header(value):
                 raise ValueError(f"{name} is {value!r}: only printable ASCII can be sent there")
@@ -128,7 +132,7 @@ class ClientBase(Operations, ABC):
             "url": call.path,
             "params": query,
             "headers": dict(call.headers),
-            "timeout": httpx.Timeout(self._timeout, read=patience),
+            "timeout": httpx.Timeout(self._timeout, read=read_timeout),
         }
         if call.json is not None:
             arguments["json"] = call.json
@@ -138,7 +142,7 @@ class ClientBase(Operations, ABC):
         return arguments
 
     def _result(self, call: Call[T], answer: httpx.Response) -> T:
-        if not answer.is_success and answer.status_code not in call.also:
+        if not answer.is_success and answer.status_code not in call.answer_statuses:
             raise error_of(answer)
         try:
             return call.read(answer.content)

@@ -151,7 +151,7 @@ async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -
 
 
 @router.post("/{backfill_id}/{action}", dependencies=PUBLISH)
-async def move(
+async def control_backfill(
     backfill_id: BackfillId, state: Shared, action: Literal["pause", "resume", "cancel", "end"]
 ) -> Response:
     """Pause, resume or cancel; `end` also cancels its jobs that have not begun."""

@@ -231,7 +231,7 @@ async def show_redrive(state: Shared, redrive_id: OperationId) -> DashboardPage:
 
 
 @router.post("/redrives/{redrive_id}/{action}", dependencies=ADMIN)
-async def move_redrive(
+async def control_redrive(
     state: Shared, redrive_id: OperationId, action: Literal["halt", "resume", "cancel"]
 ) -> Response:
     """Halt a redrive until somebody resumes it, resume it, or end it for good."""

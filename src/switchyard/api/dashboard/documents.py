@@ -173,7 +173,7 @@ async def show_document(
     if status.document_id != document_id:
         return RedirectResponse(f"{HERE}/{quote(status.document_id, safe='')}", 303)
     run = await state.ledger.job_reads.pipeline(status.job_id) if status.job_id else []
-    result = await _there(documents.result(document_id))
+    result = await _if_made(documents.result(document_id))
     now = state.ledger.clock.time()
     context = {
         "document": status,
@@ -184,10 +184,10 @@ async def show_document(
         "wait_time": wait_time,
         "result": result,
         "pages": min((result or {}).get("page_count") or 0, MAX_PAGE_LINKS),
-        "figures": await _there(documents.figures(document_id)) or [],
+        "figures": await _if_made(documents.figures(document_id)) or [],
         "references": await _references(documents, document_id),
         "max_references": MAX_REFERENCES,
-        **(await _around(state, document_id) if status.has_ended else _NOTHING_AROUND),
+        **(await _neighbours(state, document_id) if status.has_ended else _NO_NEIGHBOURS),
     }
     return DashboardPage("document.html", context, title=status.title or status.filename or "")
 
@@ -212,7 +212,7 @@ async def show_page(
             to = f"{HERE}/{quote(document_id, safe='')}/pages/{number + 1}?{asked}"
             return RedirectResponse(to, 303)
     status = await documents.status(document_id)
-    figures = await _there(documents.figures(document_id)) or []
+    figures = await _if_made(documents.figures(document_id)) or []
     context = {
         "document": status,
         "page": page,
@@ -238,10 +238,10 @@ async def show_figure(
     return Response(content, media_type=media_type, headers={**HEADERS, **kept})
 
 
-async def _there(found: Awaitable[T]) -> T | None:
-    """Return what there is; None where it was not made yet, or is gone."""
+async def _if_made(result: Awaitable[T]) -> T | None:
+    """Return the result; None if it was not made yet, or is gone."""
     try:
-        return await found
+        return await result
     except (UnknownDocument, NotFinished):
         return None
 
@@ -258,7 +258,7 @@ async def _costs(state: ApiState, run: Sequence[JobSummary]) -> dict[str, float]
 
 
 async def _references(documents: DocumentService, document_id: str) -> list[dict[str, Any]]:
-    found = await _there(documents.references(document_id))
+    found = await _if_made(documents.references(document_id))
     listed = [] if found is None else found["references"][:MAX_REFERENCES]
     return [{**each, "links": _links_of(each)} for each in listed]
 
@@ -277,17 +277,17 @@ def _links_of(reference: Mapping[str, Any]) -> dict[str, str]:
     return links
 
 
-_NOTHING_AROUND: Mapping[str, Any] = {"drawn": None, "neighbours": [], "related": {}}
+_NO_NEIGHBOURS: Mapping[str, Any] = {"drawn": None, "neighbours": [], "related": {}}
 
 
-async def _around(state: ApiState, document_id: str) -> dict[str, Any]:
-    """Return what hangs together with a document: drawn, and as lists."""
+async def _neighbours(state: ApiState, document_id: str) -> dict[str, Any]:
+    """Return the works and authors around a document in the graph: drawn, and as lists."""
     pipeline = PipelineLedger(state.ledger)
     near = await pipeline.graph_walks.graph_neighbourhood(
         document_id, depth=1, limit=MAX_NEIGHBOURS + 1
     )
     if near is None or len(near.nodes) < 2:
-        return dict(_NOTHING_AROUND)
+        return dict(_NO_NEIGHBOURS)
     coupled = await pipeline.graph_reads.graph_coupled(document_id, MAX_RELATED)
     cocited = await pipeline.graph_reads.graph_cocited(document_id, MAX_RELATED)
     return {

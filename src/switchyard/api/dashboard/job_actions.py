@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Form, Path, Request, Response
 
 from switchyard.api.dashboard import jobs
-from switchyard.api.dashboard.jobs import VIEW, Asked
+from switchyard.api.dashboard.jobs import JOBS_PATH, Asked
 from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
 from switchyard.api.engine.job_actions import undo_action
 from switchyard.api.middleware.access import starter_of
@@ -92,7 +92,7 @@ async def start(
     operation = await start_action(
         state.ledger, spec, created_by=starter_of(request), reason=why, rate=rate
     )
-    return done(f"{VIEW}/actions/{operation.id}", f"{operation.id} has begun.")
+    return done(f"{JOBS_PATH}/actions/{operation.id}", f"{operation.id} has begun.")
 
 
 @router.get("/actions", dependencies=ADMIN)
@@ -122,7 +122,7 @@ async def show_action(state: Shared, action_id: ActionId) -> DashboardPage:
 
 
 @router.post("/actions/{action_id}/{step}", dependencies=ADMIN)
-async def move_action(
+async def control_action(
     request: Request,
     state: Shared,
     action_id: ActionId,
@@ -131,11 +131,11 @@ async def move_action(
     """Pause a bulk action until somebody resumes it, resume it, end it for good, or undo it."""
     if step == "undo":
         operation = await undo_action(state, request, action_id)
-        return done(f"{VIEW}/actions/{operation.id}", f"{operation.id} undoes {action_id}.")
+        return done(f"{JOBS_PATH}/actions/{operation.id}", f"{operation.id} undoes {action_id}.")
     if step == "pause":
         operation = await bulk_control.pause(state.ledger, action_id, kinds=KINDS)
     elif step == "resume":
         operation = await bulk_control.resume(state.ledger, action_id, kinds=KINDS)
     else:
         operation = await bulk_control.cancel(state.ledger, action_id, kinds=KINDS)
-    return done(f"{VIEW}/actions/{operation.id}", f"{operation.id} is {operation.state}.")
+    return done(f"{JOBS_PATH}/actions/{operation.id}", f"{operation.id} is {operation.state}.")

@@ -37,8 +37,8 @@ from switchyard.services.engine.records.requests import DeadLetterFilter, JobFil
 from switchyard.services.engine.records.results import JobRecord, JobSummary
 from switchyard.services.engine.records.states import FINISHED, State
 
-VIEW = f"{PATH}/jobs"
-router = Pages(DashboardView("jobs", "Jobs", VIEW))
+JOBS_PATH = f"{PATH}/jobs"
+router = Pages(DashboardView("jobs", "Jobs", JOBS_PATH))
 
 PAGE_SIZE = 50
 MAX_SHOWN = 100_000
@@ -147,7 +147,7 @@ async def list_jobs(
     if wanted_id := job_id.strip():
         full_id = await state.ledger.short_ids.full_id(Among.JOBS, wanted_id)
         if await state.ledger.job_reads.get(full_id) is not None:
-            return RedirectResponse(f"{VIEW}/{quote(full_id, safe='')}", 303)
+            return RedirectResponse(f"{JOBS_PATH}/{quote(full_id, safe='')}", 303)
         jobs: Sequence[JobSummary] = ()
         older = None
     else:
@@ -162,7 +162,7 @@ async def list_jobs(
         "types": sorted(each.name for each in state.registry),
         "periods": list(PERIODS),
         "asked": asked.fields | {"id": job_id},
-        "act_on": None if wanted.is_empty else f"{VIEW}/act?{asked.query}",
+        "act_on": None if wanted.is_empty else f"{JOBS_PATH}/act?{asked.query}",
         "counts": _counts(gauges.open_jobs, lane),
         "without_state": urlencode({k: v for k, v in kept.items() if k not in ("state", "id")}),
         "newer": _address(kept) if cursor else None,
@@ -207,7 +207,7 @@ async def cancel(job_id: JobIdInPath, state: Shared) -> Response:
     """Cancel a job."""
     cancelled = await cancel_job(state, job_id)
     told = "Its worker was told to stop." if cancelled.stopping else "Cancelled: it will not run."
-    return done(f"{VIEW}/{job_id}", told)
+    return done(f"{JOBS_PATH}/{job_id}", told)
 
 
 @router.post("/{job_id}/copy", dependencies=[allows(Scope.PUBLISH)])
@@ -222,7 +222,7 @@ async def publish_again(job_id: JobIdInPath, request: Request, state: Shared) ->
         source=source_of(request, None),
     )
     accepted = await published(broker, await prepared(broker, wanted, by_routing_key=True))
-    return done(f"{VIEW}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
+    return done(f"{JOBS_PATH}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
 
 
 async def usual_run_times(state: ApiState, job_type: str) -> tuple[float, float] | None:
@@ -318,4 +318,4 @@ def _counts(open_jobs: Mapping[tuple[str, str], int], lane: str) -> dict[str, in
 
 
 def _address(query: Mapping[str, Any]) -> str:
-    return f"{VIEW}?{urlencode(query)}"
+    return f"{JOBS_PATH}?{urlencode(query)}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 
 from switchyard.api.dashboard import jobs
-from switchyard.api.dashboard.jobs import VIEW
+from switchyard.api.dashboard.jobs import JOBS_PATH
 from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
 from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
 from switchyard.api.dashboard.sessions import form_fields
@@ -98,7 +98,7 @@ async def publish(
         said = str(error.detail if isinstance(error, Problem) else error)
         return _form(wanted, said=form, trouble=said)
     accepted = await published(broker, job)
-    return done(f"{VIEW}/{accepted.job_id}", "Published.")
+    return done(f"{JOBS_PATH}/{accepted.job_id}", "Published.")
 
 
 def _request(wanted: Wanted, form: Mapping[str, str], *, source: str) -> JobRequest:

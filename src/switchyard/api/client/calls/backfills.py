@@ -99,7 +99,7 @@ def store_backfill_input(
         without_none({"format": format}),
         file=file,
         filename=filename,
-        patience=UPLOAD_TIMEOUT,
+        read_timeout=UPLOAD_TIMEOUT,
     )
 
 

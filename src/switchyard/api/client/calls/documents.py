@@ -205,5 +205,5 @@ def _upload(
         file=file,
         filename=filename,
         repeatable=True,
-        patience=UPLOAD_TIMEOUT,
+        read_timeout=UPLOAD_TIMEOUT,
     )

@@ -56,7 +56,7 @@ def ask(
         headers=without_none({"Idempotency-Key": idempotency_key}),
         json=without_none(body),
         repeatable=idempotency_key is not None,
-        patience=_patience(wait),
+        read_timeout=_read_timeout(wait),
     )
 
 
@@ -69,7 +69,7 @@ def answer(job_id: str, *, wait: float | None = None) -> Call[models.AnswerOfMod
         models.AnswerOfModel.model_validate_json,
         {"wait": wait},
         repeatable=True,
-        patience=_patience(wait),
+        read_timeout=_read_timeout(wait),
     )
 
 
@@ -92,5 +92,5 @@ def llm_spend(
     )
 
 
-def _patience(wait: float | None) -> float | None:
+def _read_timeout(wait: float | None) -> float | None:
     return wait + _TRANSFER_TIMEOUT if wait else None

@@ -83,5 +83,5 @@ def _order(
         json=None if file is not None else without_none(body),
         file=file,
         filename=filename,
-        patience=UPLOAD_TIMEOUT,
+        read_timeout=UPLOAD_TIMEOUT,
     )

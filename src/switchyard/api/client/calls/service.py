@@ -109,4 +109,4 @@ def index() -> Call[lane_models.IndexView]:
 
 def _health(path: str) -> Call[service.Readiness]:
     read = service.Readiness.model_validate_json
-    return Call("GET", path, read, also=frozenset({503}), repeatable=True)
+    return Call("GET", path, read, answer_statuses=frozenset({503}), repeatable=True)
