@@ -1,7 +1,6 @@
 """The desks of documents, extractions and references, as FastAPI dependencies.
 
-The application opens them when it starts
-(`services.pipeline.documents.document_service.open_desks`): `app.state.desks`.
+The application opens them when it starts (`open_document_services`): `app.state.desks`.
 All are async: FastAPI runs others in a thread of their own.
 """
 

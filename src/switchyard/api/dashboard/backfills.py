@@ -1,4 +1,4 @@
-"""Backfills: how far each is and what died of it, paused, slowed and ended; and new ones."""
+"""Backfills: progress and dead jobs of each; pause, limit and end them; start new ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def show_form(
     state: Shared,
     source: Annotated[str, Query(max_length=100, pattern=patterns.PLAIN)] = "",
 ) -> DashboardPage:
-    """Show the form of a new backfill: first the source, then what that takes."""
+    """Show the form of a new backfill: first the choice of a source, then the source's options."""
     sources = _sources(state)
     schema = sources.get(source).Options.model_json_schema() if source else {}
     given = {
@@ -142,7 +142,7 @@ async def show_backfill(backfill_id: BackfillId, state: Shared) -> DashboardPage
 
 @router.post("/{backfill_id}/limits", dependencies=PUBLISH)
 async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -> Response:
-    """Change the limits, also while it runs; an empty one is none."""
+    """Change the limits, also while it runs; an empty field removes the limit."""
     form = await form_fields(request)
     said = {name: _number(form.get(name, ""), name) for name in BackfillLimits.model_fields}
     limits = _validated(BackfillLimits, said)

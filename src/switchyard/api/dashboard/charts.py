@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 240, 44
-"""In the units of the picture, which is as wide as there is room."""
+"""Size in the units of the drawing: the page scales it to the width that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Chart:
 
     @property
     def bars(self) -> list[Bar]:
-        """Return a bar for each value that is known and not nothing."""
+        """Return a bar for each value that is known and not zero."""
         found = []
         for index, value in enumerate(self.values):
             if value:

@@ -56,11 +56,11 @@ PRESETS = (1, 5, 20, 100)
 MAX_TEXT_LENGTH = 100_000
 """Characters of a message, its headers or a traceback that a page shows."""
 MAX_PARSED_BYTES = 256 * 1024
-"""Bytes of a message up to which it is laid out as JSON."""
+"""Bytes of a message up to which it is indented as JSON."""
 
 
 def _given(value: Any) -> Any:
-    """A field of a form that was left empty was not given."""
+    """Read a field of a form that was left empty as not given."""
     return None if value == "" else value
 
 
@@ -185,7 +185,7 @@ async def show_letter(state: Shared, letter_id: LetterId) -> DashboardPage:
     context = {
         "letter": view_letter_details(state.registry, letter, job, edits),
         "has_job": job is not None,
-        "message": _laid_out(shown_body(state.registry, letter.body)),
+        "message": _indented(shown_body(state.registry, letter.body)),
         "size": len(letter.body),
         "headers": _cut(json.dumps(letter.headers, indent=2, ensure_ascii=False, default=str)),
         "traceback": _cut(letter.traceback or ""),
@@ -259,8 +259,8 @@ async def start_purge(request: Request, state: Shared, which: Chosen, why: Why =
 async def _operations(
     request: Request, state: ApiState, *, group: str | None = None
 ) -> dict[str, Any]:
-    """Return the last redrives and purges, of one group where it is named, for whoever may know
-    who has started them."""
+    """Return the latest redrives and purges, only of `group` if it is given. They name who started
+    them: without the scope `admin`, return none."""
     if not may(request, Scope.ADMIN):
         return {"redrives": [], "purges": []}
     redrives = (await state.ledger.bulk.list_bulk(KIND, limit=MAX_OPERATIONS)).items
@@ -280,7 +280,7 @@ async def _operations(
 
 
 def _cause(group: DeadGroup) -> dict[str, Any]:
-    """Return a group with its latest letter."""
+    """Return a group, which are the letters of one cause, with its latest letter."""
     view = view_group(group)
     return {
         "id": group.fingerprint,
@@ -323,8 +323,8 @@ def _fields(order: NewRedrive) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _laid_out(body: bytes) -> str:
-    """Lay a message out where it is JSON; else show it as it is."""
+def _indented(body: bytes) -> str:
+    """Indent a message that is JSON; return any other as it is."""
     message = parse_message(body) if len(body) <= MAX_PARSED_BYTES else None
     if message is not None:
         return _cut(json.dumps(message, indent=2, ensure_ascii=False))

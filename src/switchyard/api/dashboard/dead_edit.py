@@ -69,7 +69,7 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
         "payload": json.dumps(after),
         "said": {name: text for name, text in form.items() if name.startswith(PREFIX)},
     }
-    return DashboardPage("dead_difference.html", context, title="Redrive it so?")
+    return DashboardPage("dead_difference.html", context, title="Redrive it with these changes?")
 
 
 @router.post("/{letter_id}/retry")
@@ -144,7 +144,7 @@ async def _form(
     said: Mapping[str, str] | None = None,
     trouble: str = "",
 ) -> DashboardPage:
-    """Show the form; with what somebody has said already, and why that can't be."""
+    """Show the form; also with fields that were sent (`said`), and why they are refused."""
     context = {
         "letter": letter,
         "fields": fields_of(_schema(state, stored), before, said),
@@ -155,8 +155,8 @@ async def _form(
 
 
 def _change_of(before: dict[str, Any], after: dict[str, Any]) -> LetterChange:
-    """Return the change that makes the one of the other: a patch where that says all of it, so that
-    fields that nobody outside may set stay as they are; else the whole payload."""
+    """Return the change from `before` to `after`: a merge patch if that can say all of it, so that
+    local-only fields stay as they are; else the whole payload."""
     patch = _patch(before, after)
     if json.dumps(merged(before, patch), sort_keys=True) == json.dumps(after, sort_keys=True):
         return LetterChange(merge=patch)

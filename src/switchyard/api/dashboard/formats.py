@@ -14,7 +14,7 @@ NOTHING = "–"
 
 
 class Html(str):
-    """A text that is HTML already, and is not escaped: templates ask it by that method's name."""
+    """A text that is HTML already: templates do not escape what has the method `__html__`."""
 
     __slots__ = ()
 
@@ -75,8 +75,8 @@ def ago(at: float | datetime | None, now: float) -> str:
     else:
         text = f"in {text}"
     exact = when.strftime("%Y-%m-%d %H:%M:%S UTC")
-    told = when.isoformat(timespec="milliseconds")
-    return Html(f'<time datetime="{told}" title="{exact}" data-ago>{text}</time>')
+    machine_readable = when.isoformat(timespec="milliseconds")
+    return Html(f'<time datetime="{machine_readable}" title="{exact}" data-ago>{text}</time>')
 
 
 def clock(at: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Jobs: found by filters, and one with all that is known of it."""
+"""Jobs: the list with its filters, and the page of one job."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ PAGE_SIZE = 50
 MAX_SHOWN = 100_000
 """Characters of a payload or result on a page."""
 COMPARED_JOBS, MIN_COMPARED = 100, 5
-"""Succeeded jobs of a type, the latest, with which one of it is compared; and the fewest that say
-something."""
+"""How many of the latest succeeded jobs of its type a job is compared with, and the fewest that
+are enough for it."""
 MAX_RUN = 200
-"""Jobs of a run in its waterfall."""
+"""Jobs of a run, which is a pipeline, in its waterfall."""
 PERIODS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
 """Seconds by the name of a period."""
 LaneChoice = Annotated[str, Query(max_length=100)]

@@ -1,4 +1,4 @@
-"""Language models: what each server gets, why one is paused, and what the answers cost."""
+"""Language models: the load of each server, why one is paused, and what the answers cost."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ async def show_llm(state: Shared) -> DashboardPage:
     spent = sum(each.cost for each in month)
     next_month = (today.replace(day=28) + timedelta(days=4)).replace(day=1)
     month_days = (next_month - timedelta(days=1)).day
-    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    call_limits = {each.name: settings.most_calls(each) for each in settings.model_servers}
     servers = all_servers(await repositories.slots.llm_servers(), settings)
     counts = await repositories.batches.llm_batch_counts()
     context = {
-        "servers": [view_model_server(each, calls_allowed(each, most)) for each in servers],
+        "servers": [view_model_server(each, calls_allowed(each, call_limits)) for each in servers],
         "days": days,
         "costs": [by_day[day].cost if day in by_day else 0.0 for day in days],
         "today": by_day.get(today.isoformat()),

@@ -1,5 +1,5 @@
-"""Pauses of lanes, types, sources and queues: made and ended by buttons, told wherever the thing
-is shown."""
+"""Pauses of lanes, types, sources and queues: begun and ended by buttons on the pages that show
+these."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def resume(
 
 
 def _seconds(text: str) -> float | None:
-    """Return how long `2h` is; None where nothing is said. Raises Problem (422)."""
+    """Return the seconds of a duration such as `2h`; None for an empty text. Raises Problem."""
     if not text.strip():
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is published at its times: when, what became of it, run now, pause."""
+"""Schedules: due times, their results, run now, pause, resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_FIRINGS = 100
 
 @router.get("")
 async def show_schedules(state: Shared) -> DashboardPage:
-    """List the schedules by name, each with what became of its last due time."""
+    """List the schedules by name, each with the result of its last due time."""
     found = await _schedules_of(state).all()
     return DashboardPage("schedules.html", {"schedules": found}, title="Schedules")
 

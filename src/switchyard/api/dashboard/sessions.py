@@ -1,4 +1,4 @@
-"""Who looks at the dashboard: signed in with an API key, by a cookie that scripts can't read.
+"""Sessions of the dashboard: signed in with an API key, kept by a cookie that scripts can't read.
 
 The ledger keeps a session under the hash of its token, with the hash of its key: it is over for all
 processes when somebody signs out, when its key is revoked, or after twelve hours. Where nobody has
@@ -47,7 +47,7 @@ class SessionStore:
         self._secret = secrets.token_bytes(TOKEN_BYTES)
         """Makes the tokens of forms where nobody signs in."""
         self._remembered: dict[str, tuple[str, float]] = {}
-        """Hashes of keys by hashes of tokens, and until when they are believed."""
+        """Hash of the key, and until when it is cached, by the hash of the token."""
 
     async def begin(self, key: str) -> str | None:
         """Return the token of a new session of whoever has this key; None where nobody has it.
@@ -62,7 +62,7 @@ class SessionStore:
         return token
 
     async def principal(self, token: str | None) -> Principal | None:
-        """Return whose session that is; None where it is over. Raises LedgerError."""
+        """Return the principal of a session; None when it is over. Raises LedgerError."""
         if not token:
             return None
         token_hash = hash_of(token)
@@ -85,8 +85,8 @@ class SessionStore:
             await self._state.ledger.api_keys.end_session(hash_of(token))
 
     def csrf_token(self, request: Request) -> str:
-        """Return what proves that a form was made by us for this session: derived from the cookie,
-        which no other site can read."""
+        """Return the token in the forms of this session. It proves that the dashboard made a form:
+        it is derived from the cookie, which no other site can read."""
         token = request.cookies.get(COOKIE, "")
         if request.state.principal is ANYBODY:
             return hmac.new(self._secret, b"anybody", hashlib.sha256).hexdigest()
@@ -125,7 +125,7 @@ def sessions_of(request: Request) -> SessionStore:
 
 
 class SessionGuard:
-    """Lets in whoever is signed in with a key of that scope, and forms that we have made."""
+    """Admits who is signed in with a key of that scope; changes only from forms with its token."""
 
     def __init__(self, scope: Scope | None) -> None:
         """Without a scope, whoever is signed in may."""
@@ -142,7 +142,7 @@ class SessionGuard:
             await _require_csrf_token(request)
 
     async def __call__(self) -> None:
-        """Nothing is left to be asked: the route has called `admit`."""
+        """Do nothing: the route has called `admit` already."""
 
 
 async def _identify(request: Request) -> None:

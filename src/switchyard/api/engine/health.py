@@ -62,7 +62,7 @@ async def health(request: Request, response: Response) -> Readiness:
 
 
 def examined(state: ApiState) -> Rationed[list[Dependency]]:
-    """How the components are: as the application shows it, `app.state.health`."""
+    """Return the states of the components, checked once a second at most: `app.state.health`."""
     return Rationed(lambda: examine(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
 
 
@@ -92,8 +92,8 @@ async def _ask_broker(broker: BrokerSide) -> None:
 
 
 def _probe_key() -> str:
-    """A file of this process's own: two that write one file could cross each other. `files.expiry`
-    removes it once nobody writes it any more."""
+    """Return the key of a file that only this process writes: two writers of one file could disturb
+    each other. `files.storage_cleanup` removes it when it is not written any more."""
     return f"health/probe-{socket.gethostname()}-{os.getpid()}"
 
 

@@ -122,7 +122,7 @@ async def undo_job_action(
 
 
 def action_spec(state: ApiState, order: NewJobAction) -> ActionSpec:
-    """Make the specification of what is asked for. Raises Problem (no broker), InvalidAction,
+    """Make the ActionSpec of a request. Raises Problem (no broker), InvalidAction,
     InvalidRedrive."""
     state.require_broker()
     spec = ActionSpec(

@@ -89,7 +89,7 @@ ACCEPTED_HEADERS: dict[str, Any] = {
         "schema": {"type": "string", "enum": [each.value for each in Pressure]},
     },
     "Idempotency-Replayed": {
-        "description": "`true` when the key was known.",
+        "description": "`true` when the key was known: nothing was made anew.",
         "schema": {"type": "string"},
     },
 }
@@ -99,7 +99,8 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=patterns.NO_SPACE,
-        description="The same key, and the same in the request: what was made then is the answer.",
+        description="Makes repeating safe: a request with a known key and the same content "
+        "is answered with what the first one made.",
     ),
 ]
 LaneName = Annotated[str | None, Query(pattern=patterns.NAME, examples=[LANES[0].name])]

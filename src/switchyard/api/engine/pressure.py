@@ -1,5 +1,5 @@
-"""`/backpressure`, `/limits`, `/usage` and `/metrics`: how full the lanes are, what has room in
-named limits, what takes how much room, and what Prometheus asks for."""
+"""`/backpressure`, `/limits`, `/usage` and `/metrics`: how full lanes and named limits are, how
+much space each part of the system takes, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def list_limits(
 
 @router.get("/usage", tags=["health"], dependencies=[needs(Scope.ADMIN)], responses=responses())
 async def usage(state: Shared) -> UsageView:
-    """Show what takes how much room: the ledger by table, files by kind, the index, queues.
+    """Show how much space is used: the ledger by table, files by kind, the index, queues.
 
     It reads all of them. A part that takes more than 10 s, or is away, is null.
     """

@@ -13,7 +13,7 @@ from typing import Any, Final
 ANYWHERE: Final[Mapping[str, str]] = MappingProxyType(
     {
         # Jobs
-        "job_id": "Id of the job; null for a letter that is no job.",
+        "job_id": "Id of the job.",
         "job_type": "Name of the job type.",
         "job": "Routing key of the job that is published: `<lane>.<job_type>`.",
         "routing_key": "`<lane>.<job_type>`.",
@@ -211,6 +211,9 @@ OF_MODEL: Final[Mapping[str, str]] = MappingProxyType(
         "ProblemDetails.title": "The problem in a few words.",
         "ProblemKind.title": "The problem in a few words.",
         "PageView.document_id": "Id of the document.",
+        "DeadLetterView.job_id": "Id of its job; null for a letter that is no job.",
+        "DeadLetterDetails.job_id": "Id of its job; null for a letter that is no job.",
+        "FiringView.job_id": "Id of the job that was published; null if none was.",
         "DeadLetterView.id": "Id of the dead letter: the job's, or one made of its content.",
         "DeadLetterDetails.id": "Id of the dead letter: the job's, or one made of its content.",
         "PathView.nodes": "Nodes of the path, in order.",

@@ -27,8 +27,7 @@ _STATUSES = {
 
 
 def error_of(problem: dict[str, Any]) -> tuple[HTTPStatus, dict[str, Any]]:
-    """Return status and body of the error that a problem, as it is rendered, is for OpenAI's
-    clients."""
+    """Return status and body of the error in OpenAI's form for a rendered problem."""
     name = str(problem["type"]).removeprefix(TYPE_BASE)
     status = _STATUSES.get(name, KINDS[name].status)
     usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"

@@ -1,5 +1,5 @@
-"""How answers are written: as JSON, or as a problem (raised, rendered, documented). The kinds of
-problems: `api.models.problems`."""
+"""Answers as JSON, and problems (RFC 9457): raised, rendered and documented. The kinds of problems:
+`api.models.problems`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ POLL_AFTER = {"Retry-After": "1"}
 
 
 class JsonResponse(JSONResponse):
-    """JSON also of what a handler has stored that JSON can't say, as one odd value must not hide a
-    whole listing: half of a surrogate pair stays escaped, NaN and infinity become null."""
+    """JSON, also of values that JSON has no form for: half of a surrogate pair is escaped; NaN and
+    infinity become null. So one odd value that a handler stored does not hide a whole listing."""
 
     def render(self, content: Any) -> bytes:
         text = to_json(content, separators=(",", ":"))
@@ -84,13 +84,13 @@ def at_place(location: Iterable[str | int], message: str) -> str:
 
 
 def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:
-    """Something is away or full: the client should come again."""
+    """Make the problem of something that is away or full, with `Retry-After`."""
     return Problem(name, detail, retry_after=RETRY_AFTER, **extra)
 
 
 def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
-    """The lane was full: nothing was done, or the job is a dead letter now. The answer names the
-    letter."""
+    """Make the problem of a full lane: nothing was done, or the job is a dead letter now, which the
+    answer names by `job_id`."""
     full = f"the lane {lane_of(error.routing_key)} is full (routing key {error.routing_key})"
     if not error.dead_lettered:
         return try_later("lane-full", f"{full}: nothing was done; try again later")

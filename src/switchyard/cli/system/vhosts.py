@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from switchyard.cli.system.local_broker import FoundBroker
     from switchyard.services.common.settings import Settings
 
+VHOST = "switchyard"
+"""The virtual host of a system without an id, and the beginning of those of others."""
+
 
 @contextmanager
 def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
@@ -35,9 +38,6 @@ def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
         yield with_vhost(found.amqp_url, name)
     finally:
         run(_remove(found, name))
-
-
-VHOST = "switchyard"
 
 
 async def own_vhost(found: FoundBroker, settings: Settings) -> str:
@@ -101,7 +101,7 @@ async def permanent_vhost(found: FoundBroker, name: str) -> str:
 
 
 async def make_vhost(found: FoundBroker, name: str) -> bool:
-    """Make it and permit our user everything in it; False when we may not."""
+    """Create a virtual host and give our user all permissions in it; False if we may not."""
     from switchyard.broker.addresses import nodes_of
     from switchyard.broker.errors import ManagementForbidden
 
@@ -118,7 +118,7 @@ async def _remove(found: FoundBroker, name: str) -> None:
     from switchyard.broker.errors import ManagementError
 
     async with _management(found, name) as client:
-        with suppress(ManagementError):  # the broker has gone before it: nothing is left
+        with suppress(ManagementError):  # the broker has stopped already, and the vhost with it
             await client.delete_vhost()
 
 

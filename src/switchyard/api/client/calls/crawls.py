@@ -1,4 +1,4 @@
-"""Operations on crawls as values."""
+"""Calls of the operations on crawls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def crawl(
     within: float | None = None,
     idempotency_key: str | None = None,
 ) -> Call[models.CrawlView]:
-    """Start a crawl at one or more addresses; `within` is seconds. With an `idempotency_key`, again
-    is the same crawl, and it may be retried."""
+    """Start a crawl at one or more addresses; `within` is seconds. With an `idempotency_key`, a
+    repeated call returns the same crawl, so it may be retried."""
     body = {
         "start": [start] if isinstance(start, str) else list(start),
         "hosts": list(hosts),
@@ -59,6 +59,6 @@ def crawl_pages(
 
 @operation("crawls-cancel")
 def cancel_crawl(crawl_id: str) -> Call[models.CrawlView]:
-    """Call a crawl off."""
+    """Cancel a crawl: no more pages are visited."""
     read = models.CrawlView.model_validate_json
     return Call("DELETE", f"/crawl/{in_path(crawl_id)}", read, repeatable=True)

@@ -38,7 +38,8 @@ def upload(
     filename: str | None = None,
     notify_url: str | None = None,
 ) -> Call[document_models.DocumentView]:
-    """Send a document. It is read as it is sent. `notify_url` is told when it has ended."""
+    """Send a document. The file is streamed, not read into memory. `notify_url` is notified of the
+    end."""
     form = {"source": source, "title": title, "lane": lane, "notify_url": notify_url}
     return _upload("/documents", document_models.DocumentView, file, form, filename)
 
@@ -165,9 +166,9 @@ def search(
     cites: str | None = None,
     cited_by: str | None = None,
 ) -> Call[document_models.SearchAnswer]:
-    """Search documents for passages that answer a query, best first; times have a zone. `cites`
-    and `cited_by` name a work of the graph by any key: only documents that cite it, or that it
-    cites."""
+    """Search documents for passages that answer a query, best first. Times need a time zone.
+    `cites` and `cited_by` name a work of the graph by any key: only documents that cite it, or that
+    it cites."""
     filters = without_none(
         {
             "document_ids": document_ids and list(document_ids),

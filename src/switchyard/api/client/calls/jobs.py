@@ -32,7 +32,7 @@ def publish(
     notify_url: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> Call[models.AcceptedJob]:
-    """Publish a job. With an `idempotency_key`, again is the same job, and it may be retried.
+    """Publish a job. With an `idempotency_key`, a repeated call returns the same job.
     `notify_url` is told when it, and all that followed from it, has ended."""
     body = {
         "routing_key": routing_key,

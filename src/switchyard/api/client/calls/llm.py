@@ -38,7 +38,7 @@ def ask(
     idempotency_key: str | None = None,
 ) -> Call[models.AnswerOfModel]:
     """Ask a language model; with `wait`, its answer is there if it came within these seconds. With
-    an `idempotency_key`, again is the same question, and it may be retried."""
+    an `idempotency_key`, a repeated call asks nothing anew, so it may be retried."""
     body = {
         "payload": dict(payload),
         "type": type,

@@ -1,4 +1,4 @@
-"""Operations on pauses as values."""
+"""Calls of the operations on pauses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchyard.services.engine.records.pauses import PauseScope
 
 @operation("pauses-list_pauses")
 def pauses(*, ended: bool | None = None, limit: int | None = None) -> Call[models.PauseList]:
-    """The pauses in force with the jobs that they hold; with `ended`, those that have ended."""
+    """List the pauses in force with the jobs that they hold; with `ended`, the ended ones."""
     return get("/pauses", models.PauseList, ended=ended, limit=limit)
 
 

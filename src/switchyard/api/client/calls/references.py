@@ -1,4 +1,4 @@
-"""Operations on references of files and texts as values."""
+"""Calls of the operations on references of files and texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def extract_references(
     document_id: str | None = None,
     filename: str | None = None,
 ) -> Call[OrderedReferences]:
-    """Have the references of a paper found: of a file, a text, or a document that was sent."""
+    """Extract the references of a paper: of a file, a text, or a document that was uploaded."""
     body = {"text": text, "document_id": document_id}
     return _order("/extract/references", file, body, filename)
 
@@ -40,7 +40,7 @@ def parse_references(
     text: str | None = None,
     filename: str | None = None,
 ) -> Call[OrderedReferences]:
-    """Have references cut into fields: a list of them, or a text or file with one to a line."""
+    """Parse references into fields: a list of them, or a text or file with one on each line."""
     body = {"references": None if references is None else list(references), "text": text}
     return _order("/parse/references", file, body, filename)
 

@@ -17,8 +17,8 @@ from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rat
 
 
 class DeadChoice(StrEnum):
-    """The choices, for the command line; held against `services.engine.records.WHEN_DEAD` by a
-    test."""
+    """The choices, for the command line; a test compares them with
+    `services.engine.records.joins.WHEN_DEAD`."""
 
     WAIT = "wait"
     GO_ON = "go_on"

@@ -67,7 +67,7 @@ async def _run(
         check_limits(limits)
         if name == "file":
             given = await _store(backfills, given)
-        keep = False
+        keeps_input = False
         try:
             spec = parse_spec({"source": name, "options": given, **common.spec})
             if common.dry_run:
@@ -83,12 +83,12 @@ async def _run(
                 max_open=common.max_open,
                 budget=common.budget,
             )
-            keep = True
+            keeps_input = True
         except LedgerUnavailable:
-            keep = True  # it may have been recorded, and reads the file then
+            keeps_input = True  # it may have been recorded, and reads the file then
             raise
         finally:
-            if name == "file" and not keep:
+            if name == "file" and not keeps_input:
                 await backfills.storage.delete_async(given["key"])
         return await _report_start(ledger, registry, operation, common)
 
@@ -120,6 +120,7 @@ async def _report_start(
 
 
 async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
+    """Copy the file of the options `given` into the storage; return the options of the copy."""
     from switchyard.services.common.files.charsets import charset_named
     from switchyard.services.common.files.errors import FileTooLarge
     from switchyard.services.engine.backfill.files import format_of, store_input
@@ -175,11 +176,11 @@ def _print_preview(registry: Registry, preview: Preview, *, as_json: bool) -> No
 def _cost_text(cost: CostEstimate) -> str:
     from switchyard.services.llm.budget_account import amount
 
-    money = "a cost that is not known (the model has no price in JOBS_LLM_PRICES)"
+    money = "an unknown cost (the model has no price in JOBS_LLM_PRICES)"
     if cost.cost is not None:
         money = amount(cost.cost, cost.currency)
-    whom = "Each job" if cost.jobs is None else "All of it"
+    whom = "each job" if cost.jobs is None else "the whole backfill"
     return (
-        f"{whom} would come to {cost.input_tokens:,} tokens of questions, {cost.output_tokens:,} "
-        f"of answers, and {money}, at most: {cost.assumption}."
+        f"At most, {whom} takes {cost.input_tokens:,} input tokens, {cost.output_tokens:,} output "
+        f"tokens and {money}: {cost.assumption}."
     )

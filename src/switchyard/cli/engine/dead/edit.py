@@ -93,7 +93,7 @@ async def _edit(
             say("nothing was changed")
             return
         if not yes:
-            confirm("Redrive it so?", abort=True)
+            confirm("Redrive it with these changes?", abort=True)
         spec = RedriveSpec(
             LetterFilter(ids=frozenset({letter_id})),
             Change(payload=payload),

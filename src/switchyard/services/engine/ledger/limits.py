@@ -1,7 +1,7 @@
 """Named limits: permits in use, what started in the last minute, and jobs that wait.
 
 A hold has a short life and is renewed by its holder, so that what a killed worker held comes back
-by itself. All times are the database's own. What happens within a transaction: `sql.limiting`.
+by itself. All times are the database's own. What happens within a transaction: `sql.locked_limits`.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Rows:
     """What is new among the joins, by the id of the job that waits."""
 
     noted: dict[str, AttemptFinished] = field(default_factory=dict)
-    """Of each join, who is told when this transaction fulfils it: see `joins.JoinWriter`."""
+    """Of each join, who is told when this transaction fulfils it: see `join_writer.JoinWriter`."""
 
     pauses: ActivePauses = field(default_factory=ActivePauses)
     """Those in force; loaded where a job is recorded or claimed."""
