@@ -91,10 +91,10 @@ class BrokerSettings(BaseSettings):
         default=None,
         ge=4096,
         le=1024 * 1024,
-        description="Most bytes of a job's message, where the broker's `max_message_size` is less "
-        "than 1 MiB: larger jobs are refused at once. Must be the same in all processes. Default: "
-        "1 MiB, the most that a worker reads; a broker takes 16 MiB (before 4.0: 128 MiB) unless "
-        "its configuration says less.",
+        description="Maximum size of a job's message in bytes; larger jobs are refused at once. "
+        "Set it if the broker's `max_message_size` is less than 1 MiB. Must be the same in all "
+        "processes. Default: 1 MiB, the most that a worker reads; a broker takes 16 MiB (before "
+        "4.0: 128 MiB) unless its configuration says less.",
     )
     confirm_timeout: float = Field(
         default=30, gt=0, description="Seconds to wait for the broker to confirm a publish."

@@ -63,8 +63,8 @@ class JobSettings(BaseSettings, defer_build=True):
         default=16 * 1024 * 1024,
         ge=1024,
         le=1024 * 1024 * 1024,
-        description="Maximum size of a job's result in bytes, as JSON. A handler that answers with "
-        "more has failed for good (`InvalidOutcome`).",
+        description="Maximum size of a job's result in bytes, as JSON. A job with a larger one "
+        "is dead (`InvalidOutcome`).",
     )
     fair_from: OrOff[int] = Field(
         default=500,
