@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import now
 from switchyard.cli.engine.jobs.jobs import hints
-from switchyard.cli.engine.jobs.publishing import failure
+from switchyard.cli.engine.jobs.publish_one import failure
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge

@@ -21,7 +21,7 @@ from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
 
 if TYPE_CHECKING:
     from switchyard.api.models.lanes import IndexView
-    from switchyard.cli.engine.jobs.publishing import Options
+    from switchyard.cli.engine.jobs.publish_one import PublishOptions
 
 app = typer.Typer(
     no_args_is_help=True, help="The search index: show, rebuild, compact, abandon a rebuild."
@@ -145,10 +145,10 @@ async def _abandon() -> str | None:
 def _publish(
     routing_key: str, payload: dict[str, Any], *, wait: bool, timeout: str | None, as_json: bool
 ) -> None:
-    from switchyard.cli.engine.jobs.publishing import Options, WaitMode
+    from switchyard.cli.engine.jobs.publish_one import PublishOptions, WaitMode
 
     quiet_logs()
-    options = Options(
+    options = PublishOptions(
         routing_key=routing_key,
         priority=None,
         max_attempts=None,
@@ -162,8 +162,8 @@ def _publish(
     run(_published(options, payload))
 
 
-async def _published(options: Options, payload: dict[str, Any]) -> None:
-    from switchyard.cli.engine.jobs.publishing import job_publisher, publish_one
+async def _published(options: PublishOptions, payload: dict[str, Any]) -> None:
+    from switchyard.cli.engine.jobs.publish_one import job_publisher, publish_one
 
     settings = load_settings()
     require_broker(settings)

@@ -21,8 +21,13 @@ from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import TagOption, seconds_to_wait, tags_of
-from switchyard.cli.engine.jobs.bound import require_binding
-from switchyard.cli.engine.jobs.publishing import Options, WaitMode, job_publisher, publish_one
+from switchyard.cli.engine.jobs.publish_one import (
+    PublishOptions,
+    WaitMode,
+    job_publisher,
+    publish_one,
+)
+from switchyard.cli.engine.jobs.queue_binding import require_binding
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -117,7 +122,7 @@ def publish(
     ```
     """
     waits = WaitMode.PIPELINE if wait_for_pipeline else WaitMode.JOB if wait else None
-    options = Options(
+    options = PublishOptions(
         routing_key=routing_key,
         priority=priority,
         max_attempts=max_attempts,
@@ -148,7 +153,7 @@ def publish(
 
 
 async def _publish_one(
-    settings: Settings, registry: Registry, options: Options, payload: dict[str, Any]
+    settings: Settings, registry: Registry, options: PublishOptions, payload: dict[str, Any]
 ) -> None:
     await require_binding(settings, registry, options.routing_key)
     async with job_publisher(settings, registry) as (publisher, ledger):

@@ -19,15 +19,15 @@ from switchyard.cli.base.payloads import (
     whole_document,
 )
 from switchyard.cli.base.waiting import wait_for_end, wait_for_pipelines
-from switchyard.cli.engine.jobs.bound import require_binding
-from switchyard.cli.engine.jobs.publishing import (
-    Options,
+from switchyard.cli.engine.jobs.publish_one import (
+    PublishOptions,
     WaitMode,
     job_publisher,
     publish_one,
     refusal,
     warn_slow,
 )
+from switchyard.cli.engine.jobs.queue_binding import require_binding
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -58,7 +58,7 @@ class PublishSummary:
     said_slow: bool = False
 
 
-async def publish_input(settings: Settings, registry: Registry, options: Options) -> None:
+async def publish_input(settings: Settings, registry: Registry, options: PublishOptions) -> None:
     """Publish what comes on standard input. Raises CommandFailed when not all of it was taken."""
     source = StandardInput()
     first: list[tuple[int, str]] = []
@@ -103,7 +103,7 @@ async def _batches(
 
 async def _publish_batch(
     publisher: JobPublisher,
-    options: Options,
+    options: PublishOptions,
     lines: list[tuple[int, str]],
     account: PublishSummary,
 ) -> None:
@@ -132,7 +132,7 @@ async def _publish_batch(
 
 
 def _account_for(
-    options: Options,
+    options: PublishOptions,
     account: PublishSummary,
     numbers: Sequence[int],
     outcomes: Sequence[PublishOutcome],
@@ -167,7 +167,7 @@ def _account_for(
             _failed_line(options, account, number, str(outcome))
 
 
-def _failed_line(options: Options, account: PublishSummary, number: int, why: str) -> None:
+def _failed_line(options: PublishOptions, account: PublishSummary, number: int, why: str) -> None:
     account.failed += 1
     if options.as_json:
         print_json_line({"line": number, "error": why})
@@ -199,7 +199,7 @@ def _failure(account: PublishSummary) -> str:
     return text
 
 
-async def _wait(ledger: Ledger, options: Options, account: PublishSummary) -> None:
+async def _wait(ledger: Ledger, options: PublishOptions, account: PublishSummary) -> None:
     from switchyard.services.engine.records.states import State
 
     if options.wait is WaitMode.PIPELINE:
@@ -221,7 +221,7 @@ async def _wait(ledger: Ledger, options: Options, account: PublishSummary) -> No
 
 
 async def _ends_of_pipelines(
-    ledger: Ledger, options: Options, account: PublishSummary
+    ledger: Ledger, options: PublishOptions, account: PublishSummary
 ) -> dict[str, State]:
     """Return how each line's pipeline has ended: as the first of its jobs that did not succeed."""
     from switchyard.services.engine.records.states import State

@@ -1,4 +1,4 @@
-"""Whether a routing key has its queue, asked of the management API: AMQP has no such question."""
+"""Whether a queue is bound for a routing key: asked of the management API, as AMQP can't tell."""
 
 from __future__ import annotations
 

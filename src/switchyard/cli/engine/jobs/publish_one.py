@@ -1,4 +1,4 @@
-"""What `jobctl publish` does for one job, and for each of many: its options, and what it says."""
+"""Publish one job from the command line: its options, what is said of it, the wait for its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WaitMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PublishOptions:
     """What holds for every job of one call."""
 
     routing_key: str
@@ -108,7 +108,7 @@ def refusal(error: PublishError) -> str:
 
 
 async def publish_one(
-    options: Options, publisher: JobPublisher, ledger: Ledger, payload: dict[str, Any]
+    options: PublishOptions, publisher: JobPublisher, ledger: Ledger, payload: dict[str, Any]
 ) -> None:
     """Publish a single job and print what became of it. Raises CommandFailed when the broker did
     not take it, or when it was waited for and did not succeed."""
@@ -162,7 +162,7 @@ def warn_slow(published: Published) -> None:
         )
 
 
-async def _wait_for_job(options: Options, ledger: Ledger, published: Published) -> None:
+async def _wait_for_job(options: PublishOptions, ledger: Ledger, published: Published) -> None:
     from switchyard.cli.base.waiting import wait_for_end
     from switchyard.services.engine.records.states import State
 
@@ -178,7 +178,7 @@ async def _wait_for_job(options: Options, ledger: Ledger, published: Published) 
         raise CommandFailed(failure(record))
 
 
-async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Published) -> None:
+async def _wait_for_pipeline(options: PublishOptions, ledger: Ledger, published: Published) -> None:
     from switchyard.cli.base.waiting import wait_for_pipelines
     from switchyard.services.engine.records.states import State
 
