@@ -192,7 +192,7 @@ class _Model:
 
 @lru_cache(maxsize=1)
 def _model(folder: Path) -> _Model:
-    """Some 100 MB for all-MiniLM-L6-v2, and half a second, once in a process."""
+    """Load the model, once in a process: some 100 MB for all-MiniLM-L6-v2, and half a second."""
     with naming_extra():
         from tokenizers import Tokenizer
     shape = _shape(folder)
@@ -301,7 +301,7 @@ _KINDS = ("weight", "bias")
 
 
 def _use_one_thread() -> None:
-    """Have numpy compute on one core: jobs run side by side as it is, and where cores are busy, its
+    """Let numpy compute on one core: jobs run side by side as it is, and where cores are busy, its
     threads spend six times the processor time on waiting for each other."""
     import numpy as np
 

@@ -49,7 +49,7 @@ _CATALOGUE = "chunk_index_generations"
 _NOTES = "chunk_index_notes"
 _STANDS = (
     f"SELECT * FROM (SELECT (SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1)) "
-    f"AS latest LEFT JOIN ({DESCRIBED}) AS fetch_description ON true"
+    f"AS latest LEFT JOIN ({DESCRIBED}) AS described ON true"
 )
 """The catalogue's last state, and the description of a table; of each NULL where there is none."""
 _LOCK = 0x5357_4944

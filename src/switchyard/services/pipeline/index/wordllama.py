@@ -101,7 +101,7 @@ class _Model:
 
 @lru_cache(maxsize=1)
 def _model() -> _Model:
-    """Some 65 MB with numpy, and half a second, once in a process."""
+    """Load the model, once in a process: some 65 MB with numpy, and half a second."""
     import numpy as np
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer

@@ -160,8 +160,8 @@ class CrawlRepository(Repository):
     def claim_address(
         self, connection: Connection, crawl_id: str, page: CrawlPage, url: str, host: str
     ) -> bool:
-        """Let a page have another address of the crawl, to which its server sends us on. False
-        where that is another page's."""
+        """Record another address of the crawl for a page, to which its server redirects. Returns
+        False where that is another page's address."""
         row = {
             "crawl_id": crawl_id,
             "address": _address(url),

@@ -150,13 +150,13 @@ class _Shown:
     """By how many degrees to the right it is turned when it is shown."""
 
     def within(self, box: Box) -> Box | None:
-        """The part of a box of the file that is shown; None where none is."""
+        """Return the part of a box of the file that is shown; None where none is."""
         x0, y0 = max(box[0], self.part[0]), max(box[1], self.part[1])
         x1, y1 = min(box[2], self.part[2]), min(box[3], self.part[3])
         return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
     def seen(self, box: Box) -> Box:
-        """Where a box is on the page as it is shown: left, upper, right, lower."""
+        """Return where a box is on the page as it is shown: left, upper, right, lower."""
         (xa, ya), (xb, yb) = self._at(*box[:2]), self._at(*box[2:])
         return min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)
 
@@ -171,7 +171,7 @@ class _Shown:
         return x - left, top - y
 
     def start(self, box: Box) -> tuple[float, float]:
-        """A point of the file at the beginning of a line that is shown level."""
+        """Return the point of the file at which a line begins that is shown level."""
         left, bottom, right, top = box
         if self.turned in (0, 180):
             return (left + 0.5 if self.turned == 0 else right - 0.5), (bottom + top) / 2

@@ -19,7 +19,7 @@ def find_references(pages: Sequence[str]) -> dict[str, Any]:
 
 
 def split_list(text: str) -> list[str]:
-    """SplitPaper a text that is a list of references: at blank lines, else one to a line."""
+    """Split a text that is a list of references: at blank lines, else one to a line."""
     from switchyard.services.pipeline.citations.reference_sections import MAX_REFERENCES
     from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 
