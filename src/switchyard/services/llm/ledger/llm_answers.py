@@ -7,9 +7,9 @@ All times are the database's own.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, func, or_, select, text, update
+from sqlalchemy import Connection, TextClause, delete, func, or_, select, text, update
 
-from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into
+from switchyard.services.engine.ledger.sql.dialect import clock, db_now
 from switchyard.services.engine.ledger.sql.repository import Repository, write
 from switchyard.services.llm.ledger.llm_tables import llm_answers
 from switchyard.services.llm.records.llm_servers import (
@@ -40,21 +40,14 @@ class LlmAnswerRepository(Repository):
     ) -> AnswerClaim:
         """Look an answer up that is not older than `max_age` seconds; else claim the right to ask,
         for `ttl` seconds. `lost`: the stored answer can't be read."""
-        now = db_now(connection)
-        mine = llm_answers.c.key == key
-        row = connection.execute(select(llm_answers).where(mine)).one_or_none()
-        is_kept = row is not None and row.created_at is not None and not lost
-        if is_kept and row is not None and row.created_at > now - max_age:
-            if row.used_at < now - USE_NOTED_INTERVAL:
-                connection.execute(update(llm_answers).where(mine).values(used_at=now))
+        row = connection.execute(_find(connection), {"key": key}).one()
+        if row.created_at is not None and row.created_at > row.now - max_age and not lost:
+            if row.used_at < row.now - USE_NOTED_INTERVAL:
+                mine = llm_answers.c.key == key
+                connection.execute(update(llm_answers).where(mine).values(used_at=row.now))
             return CacheHit(row.created_at)
-        claim = {"key": key, "holder": holder, "lease_until": now + ttl}
-        free = or_(llm_answers.c.holder.is_(None), llm_answers.c.lease_until <= now)
         taken = connection.execute(
-            insert_into(connection, llm_answers)
-            .values(**claim, size=0)
-            .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
-            .returning(llm_answers.c.key)
+            _claim(), {"key": key, "holder": holder, "now": row.now, "until": row.now + ttl}
         )
         return LeaseAcquired() if taken.first() is not None else LeaseHeld()
 
@@ -73,14 +66,7 @@ class LlmAnswerRepository(Repository):
     @write
     def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:
         """Record an answer of `size` bytes, and end the claim of its asker."""
-        now = db_now(connection)
-        values = {"size": size, "created_at": now, "used_at": now}
-        ended = {**values, "holder": None, "lease_until": None}
-        connection.execute(
-            insert_into(connection, llm_answers)
-            .values(key=key, **ended)
-            .on_conflict_do_update(index_elements=["key"], set_=ended)
-        )
+        connection.execute(_keep(connection), {"key": key, "size": size})
 
     @write
     def give_up_llm_answer(self, connection: Connection, key: str, holder: str) -> None:
@@ -120,3 +106,38 @@ class LlmAnswerRepository(Repository):
         )
         connection.execute(delete(llm_answers).where(dead))
         return keys
+
+
+# The statements of every call are constant text: to build and look up an expression takes longer
+# than to run it.
+
+
+def _find(connection: Connection) -> TextClause:
+    """Select the record of an answer, all NULL where there is none, and the time."""
+    return text(
+        f"SELECT clock.now, created_at, used_at FROM (SELECT {clock(connection)} AS now) AS clock "
+        "LEFT JOIN llm_answers ON key = :key"
+    )
+
+
+def _claim() -> TextClause:
+    """Claim the right to ask until `:until`, where nobody has it."""
+    return text(
+        "INSERT INTO llm_answers (key, size, holder, lease_until) "
+        "VALUES (:key, 0, :holder, :until) "
+        "ON CONFLICT (key) DO UPDATE SET holder = excluded.holder, "
+        "lease_until = excluded.lease_until WHERE llm_answers.holder IS NULL "
+        "OR llm_answers.lease_until <= :now RETURNING key"
+    )
+
+
+def _keep(connection: Connection) -> TextClause:
+    """Record an answer, and end the claim of its asker."""
+    return text(
+        "INSERT INTO llm_answers (key, size, created_at, used_at) "
+        "SELECT CAST(:key AS text), CAST(:size AS bigint), now, now "
+        f"FROM (SELECT {clock(connection)} AS now) AS clock "
+        "WHERE true ON CONFLICT (key) DO UPDATE SET size = excluded.size, "
+        "created_at = excluded.created_at, used_at = excluded.used_at, "
+        "holder = NULL, lease_until = NULL"
+    )

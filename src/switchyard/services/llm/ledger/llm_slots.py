@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, Row, delete, func, select, text, update
 
-from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into, is_sqlite
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
@@ -55,18 +55,20 @@ class LlmSlotRepository(Repository):
     ) -> SlotAnswer:
         """Take a slot for `ttl` seconds, if one is free beside `keep_free`. `first` is the limit of
         a server that was never called, `most` what no rule may exceed."""
-        state, now = _lock_server(connection, server, first)
+        state = _lock_server(connection, server, first)
+        slots = _count_slots(connection, server)
+        now, in_flight = slots.now, slots.live
         if state.paused_until > now:
             return ServerPaused(state.paused_until - now, state.pause_reason or "paused")
-        connection.execute(
-            delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
-        )
-        in_flight = _in_flight(connection, server)
+        if slots.live < slots.total:
+            connection.execute(
+                delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
+            )
         limit = state.calls(most)
         if in_flight >= max(1, limit - keep_free):
             return SlotsFull(in_flight, limit)
         values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
-        connection.execute(insert_into(connection, llm_slots).values(**values))
+        connection.execute(_INSERT_SLOT, values)
         return SlotTaken()
 
     @write
@@ -75,9 +77,10 @@ class LlmSlotRepository(Repository):
     ) -> None:
         """Give a slot back; `change` says what its call has taught of the server."""
         if change is not None:
-            state, now = _lock_server(connection, server, 1)
-            _store(connection, server, change(state, _in_flight(connection, server), now), now)
-        connection.execute(delete(llm_slots).where(llm_slots.c.id == slot))
+            state = _lock_server(connection, server, 1)
+            slots = _count_slots(connection, server)
+            _store(connection, server, change(state, slots.total, slots.now), slots.now)
+        connection.execute(_DELETE_SLOT, {"id": slot})
 
     @write
     def renew_llm_slots(
@@ -130,7 +133,7 @@ class LlmSlotRepository(Repository):
         known = select(llm_servers.c.name).where(llm_servers.c.name == server)
         if connection.scalar(known) is None:
             return None
-        state, now = _lock_server(connection, server, 1)
+        state, now = _lock_server(connection, server, 1), db_now(connection)
         if state.paused_until <= now:
             return PauseEnded(0.0, 0)
         _store(connection, server, replace(state, paused_until=0.0), now)
@@ -171,22 +174,46 @@ class LlmSlotRepository(Repository):
         return {row[0]: int(row[1]) for row in connection.execute(counted)}
 
 
-def _in_flight(connection: Connection, server: str) -> int:
-    query = select(func.count()).where(llm_slots.c.server == server)
-    return int(connection.scalar(query) or 0)
+# The statements of every call are constant text: to build and look up an expression takes longer
+# than to run it.
+_INSERT_SLOT = text(
+    "INSERT INTO llm_slots (id, server, holder, expires_at) "
+    "VALUES (:id, :server, :holder, :expires_at)"
+)
+_DELETE_SLOT = text("DELETE FROM llm_slots WHERE id = :id")
+_STORE_SERVER = text(
+    'UPDATE llm_servers SET "limit" = :limit, pace = :pace, paused_until = :paused_until, '
+    "pause_reason = :pause_reason, failures = :failures, updated_at = :now WHERE name = :name"
+)
 
 
-def _lock_server(connection: Connection, server: str, first: float) -> tuple[LlmServerState, float]:
-    """Lock the server's row until the end of the transaction. Returns its state, and the time."""
-    query = select(llm_servers).where(llm_servers.c.name == server).with_for_update()
-    row = connection.execute(query).one_or_none()
+def _count_slots(connection: Connection, server: str) -> Row[Any]:
+    """Count a server's slots: all, and those that have not run out at the time `now`. With the
+    server's row locked, nobody takes one meanwhile."""
+    statement = text(
+        "SELECT clock.now, count(id) AS total, "
+        "count(CASE WHEN expires_at > clock.now THEN 1 END) AS live "
+        f"FROM (SELECT {clock(connection)} AS now) AS clock "
+        "LEFT JOIN llm_slots ON server = :server GROUP BY clock.now"
+    )
+    return connection.execute(statement, {"server": server}).one()
+
+
+def _lock_server(connection: Connection, server: str, first: float) -> LlmServerState:
+    """Lock the server's row until the end of the transaction, and return its state."""
+    lock = "" if is_sqlite(connection) else " FOR UPDATE"
+    query = text(
+        'SELECT "limit", pace, paused_until, pause_reason, failures '
+        f"FROM llm_servers WHERE name = :name{lock}"
+    )
+    row = connection.execute(query, {"name": server}).one_or_none()
     if row is None:
         new = {"name": server, "limit": first, "pace": "{}", "paused_until": 0.0, "failures": 0}
         connection.execute(
             insert_into(connection, llm_servers).values(**new).on_conflict_do_nothing()
         )
-        row = connection.execute(query).one()
-    return _state_of(row), db_now(connection)
+        row = connection.execute(query, {"name": server}).one()
+    return _state_of(row)
 
 
 def _state_of(row: Row[Any]) -> LlmServerState:
@@ -196,15 +223,13 @@ def _state_of(row: Row[Any]) -> LlmServerState:
 
 
 def _store(connection: Connection, server: str, state: LlmServerState, now: float) -> None:
-    connection.execute(
-        update(llm_servers)
-        .where(llm_servers.c.name == server)
-        .values(
-            limit=state.limit,
-            pace=json.dumps(dict(state.pace)),
-            paused_until=state.paused_until,
-            pause_reason=state.pause_reason,
-            failures=state.failures,
-            updated_at=now,
-        )
-    )
+    values = {
+        "name": server,
+        "limit": state.limit,
+        "pace": json.dumps(dict(state.pace)),
+        "paused_until": state.paused_until,
+        "pause_reason": state.pause_reason,
+        "failures": state.failures,
+        "now": now,
+    }
+    connection.execute(_STORE_SERVER, values)

@@ -13,11 +13,16 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, delete, func, select, update
+from sqlalchemy import Connection, Row, TextClause, case, delete, func, select, text, update
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.codec import clean
-from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.dialect import (
+    Columns,
+    db_now,
+    rows_parameters,
+    rows_source,
+)
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import api_keys, bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
@@ -36,17 +41,18 @@ LOST_AFTER = 7200.0
 """Seconds after which a call under way is one whose process has died: no job runs that long."""
 ROUNDING_ERROR = 1e-9
 """Of money: what sums of fractions are off by."""
-_ZERO: Mapping[str, Any] = {
-    "calls": 0,
-    "saved_calls": 0,
-    "unpriced_calls": 0,
-    "input_tokens": 0,
-    "cached_tokens": 0,
-    "output_tokens": 0,
-    "spent": 0.0,
-    "reserved": 0.0,
-    "saved": 0.0,
+_SUMS: Columns = {
+    "calls": "integer",
+    "saved_calls": "integer",
+    "unpriced_calls": "integer",
+    "input_tokens": "bigint",
+    "cached_tokens": "bigint",
+    "output_tokens": "bigint",
+    "spent": "double precision",
+    "reserved": "double precision",
+    "saved": "double precision",
 }
+_ACCOUNT: Columns = {"key": "text", "day": "text", **_SUMS}
 _COLUMNS = {
     "type": "job_type",
     "document": "document_id",
@@ -78,7 +84,8 @@ class LlmSpendRepository(Repository):
         if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
             return True  # set aside before, by a process that has died
         day = _day(now)
-        accounts = _lock_accounts(connection, _account_keys_of_call(call, day), day)
+        keys = _account_keys_of_call(call, day)
+        accounts = _lock_accounts(connection, keys, day)
         for key, limit in limits.items():
             budget = _budget_state(accounts[key], limit)
             needed = call.cost
@@ -87,8 +94,9 @@ class LlmSpendRepository(Repository):
                 _update_accounts(connection, [key], values)
                 return NoBudgetLeft(budget, needed, _seconds_left(key, now))
         cost = call.cost or 0.0
-        _update_accounts(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
-        _update_accounts(connection, limits, {"short_of": None})
+        _add_to_accounts(connection, keys, day, {"reserved": cost})
+        if any(accounts[key].short_of is not None for key in limits):
+            _update_accounts(connection, limits, {"short_of": None})
         _insert_call(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
         return True
 
@@ -110,14 +118,9 @@ class LlmSpendRepository(Repository):
         )
         rows = connection.execute(lost).all()
         for row in rows:
-            _lock_accounts(connection, _account_keys_of_row(row), row.day)
             cost = row.cost or 0.0
-            values = {
-                "reserved": llm_accounts.c.reserved - cost,
-                "spent": llm_accounts.c.spent + cost,
-                "calls": llm_accounts.c.calls + 1,
-            }
-            _update_accounts(connection, _account_keys_of_row(row), values)
+            added = {"reserved": -cost, "spent": cost, "calls": 1}
+            _add_to_accounts(connection, _account_keys_of_row(row), row.day, added)
             mine = llm_calls.c.id == row.id
             connection.execute(update(llm_calls).where(mine).values(state=CallState.UNSURE.value))
         return len(rows)
@@ -212,22 +215,20 @@ class LlmSpendRepository(Repository):
 
 
 def _settle(connection: Connection, call: LlmCall, now: float) -> None:
-    mine = llm_calls.c.id == call.id
-    query = select(llm_calls).where(mine).with_for_update()
-    known = connection.execute(query).one_or_none()
-    if known is not None and known.state not in (CallState.OPEN, CallState.UNSURE):
-        return
-    if known is None and call.state is CallState.FREE:
-        return
-    day = _day(now) if known is None else known.day
-    if known is None and not _insert_call(connection, call, now, day):
-        return  # somebody else was faster
-    keys = _account_keys_of_call(call, day) if known is None else _account_keys_of_row(known)
-    _lock_accounts(connection, keys, day)
-    values: dict[str, Any] = {}
+    day = _day(now)
+    known = None
+    # Most calls are not known: nothing was set aside for them.
+    if call.state is CallState.FREE or not _insert_call(connection, call, now, day):
+        query = select(llm_calls).where(llm_calls.c.id == call.id).with_for_update()
+        known = connection.execute(query).one_or_none()
+        if known is None or known.state not in (CallState.OPEN, CallState.UNSURE):
+            return
+    keys = _account_keys_of_call(call, day)
+    added: dict[str, float] = {}
     if known is not None:
-        column = "reserved" if known.state == CallState.OPEN else "spent"
-        values[column] = llm_accounts.c[column] - (known.cost or 0.0)
+        day, keys = known.day, _account_keys_of_row(known)
+        added["reserved" if known.state == CallState.OPEN else "spent"] = -(known.cost or 0.0)
+        mine = llm_calls.c.id == call.id
         if call.state is CallState.FREE:
             connection.execute(delete(llm_calls).where(mine))
         else:  # in its place: whoever waits for the row finds it
@@ -235,16 +236,13 @@ def _settle(connection: Connection, call: LlmCall, now: float) -> None:
             connection.execute(update(llm_calls).where(mine).values(settled))
     if call.state is not CallState.FREE:
         column = "saved" if call.state is CallState.SAVED else "spent"
-        values[column] = values.get(column, llm_accounts.c[column]) + (call.cost or 0.0)
-        calls = "saved_calls" if call.state is CallState.SAVED else "calls"
+        added[column] = added.get(column, 0.0) + (call.cost or 0.0)
         # One that was believed lost was counted then.
         if known is None or known.state == CallState.OPEN:
-            values[calls] = llm_accounts.c[calls] + 1
-        if call.cost is None and call.state is not CallState.SAVED:
-            values["unpriced_calls"] = llm_accounts.c.unpriced_calls + 1
+            added["saved_calls" if call.state is CallState.SAVED else "calls"] = 1
         if call.state is not CallState.SAVED:
-            values |= {name: llm_accounts.c[name] + n for name, n in _tokens(call).items()}
-    _update_accounts(connection, keys, values)
+            added |= {"unpriced_calls": int(call.cost is None), **_tokens(call)}
+    _add_to_accounts(connection, keys, day, added)
 
 
 def _limits(
@@ -266,16 +264,32 @@ def _limits(
 
 
 def _lock_accounts(connection: Connection, keys: Iterable[str], day: str) -> dict[str, Row[Any]]:
-    """Lock the accounts' rows until the end of the transaction, in one order in all processes."""
-    accounts = {}
-    for key in sorted(keys):
-        new = {"key": key, "day": _day_of_account(key, day), **_ZERO}
-        connection.execute(
-            insert_into(connection, llm_accounts).values(**new).on_conflict_do_nothing()
-        )
-        query = select(llm_accounts).where(llm_accounts.c.key == key).with_for_update()
-        accounts[key] = connection.execute(query).one()
-    return accounts
+    """Lock the accounts' rows until the end of the transaction."""
+    _add_to_accounts(connection, keys, day, {})
+    rows = connection.execute(select(llm_accounts).where(llm_accounts.c.key.in_(list(keys))))
+    return {row.key: row for row in rows}
+
+
+def _add_to_accounts(
+    connection: Connection, keys: Iterable[str], day: str, added: Mapping[str, float]
+) -> None:
+    """Add the same to each account, and lock their rows until the end of the transaction, in one
+    order in all processes."""
+    dialect = connection.dialect.name
+    sums = [added.get(name, 0) for name in _SUMS]
+    rows = [[key, _day_of_account(key, day), *sums] for key in sorted(keys)]
+    connection.execute(_add_statement(dialect), rows_parameters(dialect, _ACCOUNT, rows))
+
+
+def _add_statement(dialect: str) -> TextClause:
+    # Constant text: to build and look up an expression takes longer than to run it.
+    names = ", ".join(_ACCOUNT)
+    changes = ", ".join(f"{name} = llm_accounts.{name} + excluded.{name}" for name in _SUMS)
+    return text(
+        f"INSERT INTO llm_accounts ({names}) "
+        f"SELECT {names} FROM {rows_source(dialect, _ACCOUNT)} WHERE true "
+        f"ON CONFLICT (key) DO UPDATE SET {changes}"
+    )
 
 
 def _day_of_account(key: str, day: str) -> str | None:
@@ -298,6 +312,14 @@ def _update_accounts(
     )
 
 
+_CALL = [column.name for column in llm_calls.columns]
+_INSERT_CALL = text(
+    f"INSERT INTO llm_calls ({', '.join(_CALL)}) "
+    f"VALUES ({', '.join(f':{name}' for name in _CALL)}) "
+    "ON CONFLICT DO NOTHING RETURNING id"
+)
+
+
 def _insert_call(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
     """Insert a call. Returns False where it is there already."""
     asked_by = call.asked_by
@@ -317,13 +339,7 @@ def _insert_call(connection: Connection, call: LlmCall, at: float, day: str) -> 
         "document_id": clean(asked_by.document_id),
         "backfill_id": asked_by.backfill_id,
     }
-    made = connection.execute(
-        insert_into(connection, llm_calls)
-        .values(**values)
-        .on_conflict_do_nothing()
-        .returning(llm_calls.c.id)
-    )
-    return made.first() is not None
+    return connection.execute(_INSERT_CALL, values).first() is not None
 
 
 def _tokens(call: LlmCall) -> dict[str, int]:
