@@ -20,7 +20,7 @@ from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudge
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
+from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
 from switchyard.services.llm.llm_errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
@@ -190,14 +190,14 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
 async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
     ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve, is_set_aside = LlmSpendRepository.reserve_llm_call, asyncio.Event()
+    take_slot, is_set_aside = LlmSlotRepository.take_llm_slot, asyncio.Event()
 
     async def slowly(*args: Any, **options: Any) -> Any:
-        await reserve(*args, **options)
+        await take_slot(*args, **options)
         is_set_aside.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(LlmSpendRepository, "reserve_llm_call", slowly)
+    monkeypatch.setattr(LlmSlotRepository, "take_llm_slot", slowly)
     settings = given.model_copy(update={"llm_budget_per_day": 1_000.0})
     async with ModelClient.open(settings, ledger) as lane:
         task = asyncio.create_task(ask(lane, "What is a tide?"))

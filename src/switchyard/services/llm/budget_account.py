@@ -35,6 +35,7 @@ from switchyard.services.llm.records.llm_spend import (
     LlmCall,
     NoBudgetLeft,
     Requester,
+    Reservation,
 )
 from switchyard.services.llm.whole_answers import count_inputs, input_tokens
 
@@ -115,6 +116,8 @@ class CallCharge:
 
     answer: Completion | None = None
     """Set when there is one."""
+    error: BaseException | None = None
+    """What it ended in, where there is none."""
     broken: int = 0
     """Tries before the last that were broken off, and may have been charged too."""
 
@@ -151,35 +154,16 @@ class BudgetAccount:
         return cls(ledger, settings.prices, settings.llm_budget_per_day)
 
     @asynccontextmanager
-    async def charged_call(
-        self,
-        server: LlmServer,
-        chat: Mapping[str, Any],
-        by: Requester,
-        *,
-        has_answer: bool = True,
-    ) -> AsyncIterator[CallCharge]:
-        """Reserve the cost of the call that is made within the context, and record it afterwards.
-        Raises NoBudget, LedgerError, before anything is paid for."""
-        call = self.estimate(server, chat, by, has_answer=has_answer)
-        async with self._accounted(call) as charge:
-            yield charge
-
-    @asynccontextmanager
     async def embedding(
         self, model: str, texts: Sequence[str], by: Requester
     ) -> AsyncIterator[CallCharge]:
-        """Do the same for a call that asks for the vectors of texts."""
+        """Reserve the cost of a call for the vectors of texts, which is made within the context,
+        and record it afterwards. Raises NoBudget, LedgerError, before anything is paid for."""
         length = sum(len(text.encode()) for text in texts)
         usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
         price = self._prices.of(model)
         cost = None if price is None else price.cost(usage)
         call = LlmCall(uuid4().hex, CallState.OPEN, by, EMBEDDER, model, usage, cost)
-        async with self._accounted(call) as charge:
-            yield charge
-
-    @asynccontextmanager
-    async def _accounted(self, call: LlmCall) -> AsyncIterator[CallCharge]:
         charge = CallCharge()
         try:
             await self.reserve(call)
@@ -190,14 +174,27 @@ class BudgetAccount:
         try:
             yield charge
         except BaseException as error:
-            state = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
-            # Also when the job is cancelled: a reserve that stays is missing in the budget.
-            await asyncio.shield(self._end(call, replace(call, state=state), charge))
+            charge.error = error
             raise
-        answer = charge.answer
-        free = replace(call, state=CallState.FREE)
-        ended = free if answer is None else self.settled_call(call, answer)
-        await asyncio.shield(self._end(call, ended, charge))
+        finally:
+            # Also when the job is cancelled: a reserve that stays is missing in the budget.
+            for each in self.ended_calls(call, charge):
+                await asyncio.shield(self.settle(each))
+
+    def reservation(self, call: LlmCall) -> Reservation:
+        """Return what is to be set aside for a call."""
+        return Reservation(call, self._per_day)
+
+    def ended_calls(self, call: LlmCall, charge: CallCharge) -> list[LlmCall]:
+        """Return what a call has come to, with the tries before it that were broken off."""
+        if charge.answer is not None:
+            ended = self.settled_call(call, charge.answer)
+        elif charge.error is not None and _may_have_cost(charge.error):
+            ended = replace(call, state=CallState.UNSURE)
+        else:
+            ended = replace(call, state=CallState.FREE)
+        unsure = replace(call, state=CallState.UNSURE)
+        return [ended, *(replace(unsure, id=uuid4().hex) for _ in range(charge.broken))]
 
     def estimate(
         self,
@@ -231,13 +228,11 @@ class BudgetAccount:
 
     async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
         """Reserve what a call costs at most. Raises NoBudget, LedgerError."""
-        by = call.asked_by
-        is_free = self._per_day is None and by.backfill_id is None and not by.is_api_key
-        if self._repository is None or is_free:
+        if self._repository is None or not self.reservation(call).is_needed:
             return
         refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
         if isinstance(refusal, NoBudgetLeft):
-            raise self._refusal(refusal, call.model)
+            raise self.no_budget(refusal, call.model)
 
     async def settle(self, call: LlmCall) -> None:
         """Record what a call has cost."""
@@ -249,11 +244,6 @@ class BudgetAccount:
             # The answer counts more. What was set aside is counted as spent in two hours.
             self._log.warning("call cost not recorded", call=call.id, error=str(error))
 
-    async def _end(self, estimate: LlmCall, ended: LlmCall, bill: CallCharge) -> None:
-        await self.settle(ended)
-        for _ in range(bill.broken):
-            await self.settle(replace(estimate, id=uuid4().hex, state=CallState.UNSURE))
-
     async def record_cache_saving(
         self, answer: Completion, by: Requester, models: list[str]
     ) -> None:
@@ -263,7 +253,8 @@ class BudgetAccount:
         call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
         await self.settle(call)
 
-    def _refusal(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
+    def no_budget(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
+        """Return the error of a call that no budget has enough for."""
         budget, currency = refusal.budget, self._prices.currency
         if refusal.needed is None:
             return NoBudget(

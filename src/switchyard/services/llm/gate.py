@@ -11,7 +11,15 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, groupby
@@ -46,6 +54,7 @@ from switchyard.services.llm.records.llm_servers import (
     ServerPaused,
     SlotsFull,
 )
+from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 SLOT_TTL = 15.0
 """Seconds after which the slots of a process that has died are free again."""
@@ -93,6 +102,8 @@ class Admission:
 
     server: LlmServer
     slot: str
+    refusal: NoBudgetLeft | None = None
+    """Why it may not: then it has no slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +169,16 @@ class LlmGate:
                 gate._log.warning("model slots not released", error=str(error))
 
     async def enter(
-        self, urgency: Urgency, *, patience: float, without: Collection[str] = ()
+        self,
+        urgency: Urgency,
+        *,
+        patience: float,
+        without: Collection[str] = (),
+        reservation: Callable[[LlmServer], Reservation | None] = lambda _: None,
     ) -> Admission:
-        """Wait for room at a server that is not in `without`. Raises LlmSaturated when there is
-        none within `patience` seconds or when all servers are paused for long, and LedgerError."""
+        """Wait for room at a server that is not in `without`, and set aside what the call may cost
+        there. Raises LlmSaturated when there is none within `patience` seconds or when all servers
+        are paused for long, and LedgerError."""
         deadline = time.monotonic() + patience
         with self._queue_place(urgency) as (number, turn):
             while True:
@@ -170,7 +187,7 @@ class LlmGate:
                 if self._waiting[0][1] != number:
                     await self._wait_for_turn(turn, left)
                     continue
-                slot_answer = await self._take_slot(urgency, without)
+                slot_answer = await self._take_slot(urgency, without, reservation)
                 if isinstance(slot_answer, Admission):
                     return slot_answer
                 if isinstance(slot_answer, ServerPaused):
@@ -187,9 +204,15 @@ class LlmGate:
                         turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5)
                     )
 
-    async def leave(self, admission: Admission, outcome: CallOutcome | None) -> bool:
-        """Give the slot back, with what the call has taught; None where it was broken off. Returns
-        whether it failed because the server had too many calls: it gets fewer from now on."""
+    async def leave(
+        self,
+        admission: Admission,
+        outcome: CallOutcome | None,
+        calls: Sequence[LlmCall] = (),
+    ) -> bool:
+        """Give the slot back, with what the call has taught; None where it was broken off. `calls`
+        are what it has come to. Returns whether it failed because the server had too many calls: it
+        gets fewer from now on."""
         self._held.pop(admission.slot, None)
         bounds, rule = self._bounds[admission.server.name], self._rule
         dice = self._dice.uniform(1.0, 1.1)
@@ -205,11 +228,12 @@ class LlmGate:
 
         try:
             await self._slots.end_llm_slot(
-                admission.server.name, admission.slot, None if outcome is None else change
+                admission.server.name, admission.slot, None if outcome is None else change, calls
             )
         except LedgerError as error:
-            # The answer that was paid for counts more; the slot runs out by itself.
-            self._log.warning("model slot not released", error=str(error))
+            # The answer that was paid for counts more; the slot runs out by itself, and what was
+            # set aside is counted as spent in two hours.
+            self._log.warning("model slot not released, nor call cost recorded", error=str(error))
         self._wake_first()
         return is_overload
 
@@ -246,7 +270,10 @@ class LlmGate:
             return
 
     async def _take_slot(
-        self, urgency: Urgency, without: Collection[str]
+        self,
+        urgency: Urgency,
+        without: Collection[str],
+        reservation: Callable[[LlmServer], Reservation | None],
     ) -> Admission | SlotsFull | ServerPaused:
         """Take a slot at a server of the lowest order that is not paused; servers with more weight
         are tried first more often."""
@@ -257,18 +284,27 @@ class LlmGate:
             for server in self._shuffled(group):
                 slot = f"{self._holder}/{next(self._numbers)}"
                 bounds = self._bounds[server.name]
-                # Cancelled here, it may have been given: it is not renewed, and so it runs out.
-                answer = await self._slots.take_llm_slot(
-                    server.name,
-                    slot,
-                    self._holder,
-                    ttl=SLOT_TTL,
-                    keep_free=urgency.keep_free,
-                    first=bounds.within(bounds.start),
-                    most=bounds.most,
-                )
+                reserved = reservation(server)
+                try:
+                    answer = await self._slots.take_llm_slot(
+                        server.name,
+                        slot,
+                        self._holder,
+                        ttl=SLOT_TTL,
+                        keep_free=urgency.keep_free,
+                        first=bounds.within(bounds.start),
+                        most=bounds.most,
+                        reservation=reserved,
+                    )
+                except asyncio.CancelledError:
+                    # Both may be there all the same: the slot for seconds, the reserve for hours.
+                    calls = [] if reserved is None else [reserved.freed]
+                    await asyncio.shield(self.leave(Admission(server, slot), None, calls))
+                    raise
                 if isinstance(answer, SlotsFull):
                     full = answer
+                elif isinstance(answer, NoBudgetLeft):
+                    return Admission(server, "", refusal=answer)
                 elif isinstance(answer, ServerPaused):
                     pauses.append(self._with_server_name(server, answer))
                 else:

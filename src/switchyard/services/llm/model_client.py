@@ -15,7 +15,7 @@ from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metric, Samples
 from switchyard.services.llm.batch_collector import BatchCollector
-from switchyard.services.llm.budget_account import BudgetAccount, NoBudget
+from switchyard.services.llm.budget_account import BudgetAccount, CallCharge, NoBudget
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
 from switchyard.services.llm.gate import SHORT_PAUSE, Admission, CallOutcome, LlmGate, Urgency
@@ -36,7 +36,7 @@ from switchyard.services.llm.llm_errors import (
     LlmUnreachable,
     add_server_name,
 )
-from switchyard.services.llm.records.llm_spend import Requester
+from switchyard.services.llm.records.llm_spend import LlmCall, Requester, Reservation
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
 from switchyard.services.llm.stored_answers import Answers
 from switchyard.services.llm.whole_answers import EMBEDDINGS, Endpoint
@@ -58,6 +58,18 @@ class _Asked:
     by: Requester
     keeps_all: bool
     endpoint: Endpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A call that a server has room for, and the most that it can cost."""
+
+    admission: Admission
+    call: LlmCall
+
+    @property
+    def server(self) -> LlmServer:
+        return self.admission.server
 
 
 class ModelClient:
@@ -225,10 +237,12 @@ class ModelClient:
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
                 break
+            asked = _Asked(chat, by, keeps_all, endpoint)
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
-                admission = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
+                patience = min(SLOT_TIMEOUT, left / 2)
+                admitted = await self._take_slot(urgency, patience, tried, asked)
             except LlmSaturated as error:
                 if declined is not None:  # asked again, it would be, and might cost, once more
                     raise declined from error
@@ -237,35 +251,50 @@ class ModelClient:
                 # The answer of a server says more than that the others have no room.
                 raise last or error from error
             try:
-                asked = _Asked(chat, by, keeps_all, endpoint)
                 return await self._ask_hedged(
-                    admission, asked, deadline - time.monotonic(), output, urgency, tried
+                    admitted, asked, deadline - time.monotonic(), output, urgency, tried
                 )
             except (LlmLimited, LlmOverloaded) as error:
                 # This server is paused now, or gets fewer calls; the gate knows who has room.
                 last = error
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last = error
-                tried.add(admission.server.name)
+                tried.add(admitted.server.name)
             except LlmRefused as error:
                 last = error
-                tried.add(admission.server.name)
+                tried.add(admitted.server.name)
                 if isinstance(error, LlmDeclined):
                     declined = declined or error
                 if not error.elsewhere:
-                    refuser = next(x for x in self._servers if x.name == admission.server.name)
+                    refuser = next(x for x in self._servers if x.name == admitted.server.name)
                     tried |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
         raise declined or last or LlmTimeout(f"no model server answered within {within:g} s")
 
-    async def _take_slot(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
+    async def _take_slot(
+        self, urgency: Urgency, patience: float, tried: set[str], asked: _Asked
+    ) -> _Admitted:
+        """Wait for room at a server, with what the call may cost there set aside."""
+        estimates: dict[str, LlmCall] = {}
+
+        def reservation(server: LlmServer) -> Reservation:
+            if server.name not in estimates:  # a call that waits looks for room again and again
+                estimates[server.name] = self._account.estimate(
+                    server, asked.chat, asked.by, has_answer=asked.endpoint is not EMBEDDINGS
+                )
+            return self._account.reservation(estimates[server.name])
+
         if self._gate is not None:
-            return await self._gate.enter(urgency, patience=patience, without=tried)
-        name = next(name for name in self._clients if name not in tried)
-        return Admission(LlmServer(name=name, base_url=""), "")
+            admission = await self._gate.enter(
+                urgency, patience=patience, without=tried, reservation=reservation
+            )
+        else:
+            name = next(name for name in self._clients if name not in tried)
+            admission = Admission(LlmServer(name=name, base_url=""), "")
+        return _Admitted(admission, reservation(admission.server).call)
 
     async def _ask_hedged(
         self,
-        admission: Admission,
+        admitted: _Admitted,
         asked: _Asked,
         within: float,
         output: OutputStream | None,
@@ -276,62 +305,64 @@ class ModelClient:
         to answer first counts."""
         hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
-            return await self._call(admission, asked, within, output)
+            return await self._call(admitted, asked, within, output)
         deadline = time.monotonic() + within
-        others = set(self._clients) - tried - {admission.server.name}
+        others = set(self._clients) - tried - {admitted.server.name}
 
         async def first(hedged_output: OutputStream) -> Completion:
-            return await self._call(admission, asked, within, hedged_output)
+            return await self._call(admitted, asked, within, hedged_output)
 
         async def second(hedged_output: OutputStream) -> Completion:
-            without = tried | {admission.server.name} if others else tried
+            without = tried | {admitted.server.name} if others else tried
             left = deadline - time.monotonic()
-            another = await self._take_slot(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
+            patience = min(HEDGE_SLOT_TIMEOUT, left)
+            another = await self._take_slot(urgency, patience, without, asked)
             return await self._call(another, asked, deadline - time.monotonic(), hedged_output)
 
         return await self._hedges.race(hedge_delay, output, first, second)
 
     async def _call(
         self,
-        admission: Admission,
+        admitted: _Admitted,
         asked: _Asked,
         within: float,
         output: OutputStream | None,
     ) -> Completion:
+        admission, charge = admitted.admission, CallCharge()
+        if admission.refusal is not None:
+            raise self._account.no_budget(admission.refusal, admitted.call.model)
         outcome: CallOutcome | None = None
         failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:
             output.begin()  # another server may have begun
         try:
-            async with self._account.charged_call(
-                admission.server,
+            response = await self._clients[admission.server.name].ask(
                 asked.chat,
-                asked.by,
-                has_answer=asked.endpoint is not EMBEDDINGS,
-            ) as charge:
-                response = await self._clients[admission.server.name].ask(
-                    asked.chat,
-                    within=within,
-                    on_text=None if output is None else output.write,
-                    restart=(output or OutputStream()).begin,
-                    on_broken=charge.count_broken,
-                    keeps_all=asked.keeps_all,
-                    endpoint=asked.endpoint,
-                )
-                charge.answer = response.answer
+                within=within,
+                on_text=None if output is None else output.write,
+                restart=(output or OutputStream()).begin,
+                on_broken=charge.count_broken,
+                keeps_all=asked.keeps_all,
+                endpoint=asked.endpoint,
+            )
+            charge.answer = response.answer
             outcome = _outcome_of_response(response)
             if response.timing.first_token is not None:
                 self._hedges.observe_latency(response.timing.first_token)
             return response.answer
-        except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
-            outcome, failure = outcome_of_error(error), error
-            if len(self._clients) > 1:
-                add_server_name(error, admission.server.name)
+        except BaseException as error:
+            charge.error = error
+            if isinstance(error, LlmUnavailable | InvalidLlmResponse | LlmRefused):
+                outcome, failure = outcome_of_error(error), error
+                if len(self._clients) > 1:
+                    add_server_name(error, admission.server.name)
             raise
         finally:
             if self._gate is not None:
-                # Also when the job is cancelled: until then others wait for the slot.
-                is_overload = await asyncio.shield(self._gate.leave(admission, outcome))
+                # Also when the job is cancelled: until then others wait for the slot, and what was
+                # set aside is missing in the budget.
+                calls = self._account.ended_calls(admitted.call, charge)
+                is_overload = await asyncio.shield(self._gate.leave(admission, outcome, calls))
                 if is_overload and failure is not None:
                     raise LlmOverloaded(
                         f"{failure}; it had other calls and gets fewer now", after=SHORT_PAUSE

@@ -7,7 +7,7 @@ of a killed worker come back by themselves. All times are the database's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
+from switchyard.services.llm.ledger.llm_spend import reserve_call, settle_call
 from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots
 from switchyard.services.llm.records.llm_servers import (
     WAIT_FOR_SERVER,
@@ -28,6 +29,7 @@ from switchyard.services.llm.records.llm_servers import (
     SlotsFull,
     SlotTaken,
 )
+from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 MAX_COUNTED = 20_000
 """Requests that are counted at most: more make no lane fuller."""
@@ -52,9 +54,11 @@ class LlmSlotRepository(Repository):
         keep_free: int,
         first: float,
         most: int,
-    ) -> SlotAnswer:
-        """Take a slot for `ttl` seconds, if one is free beside `keep_free`. `first` is the limit of
-        a server that was never called, `most` what no rule may exceed."""
+        reservation: Reservation | None = None,
+    ) -> SlotAnswer | NoBudgetLeft:
+        """Take a slot for `ttl` seconds, if one is free beside `keep_free`, and set aside what its
+        call may cost. `first` is the limit of a server that was never called, `most` what no rule
+        may exceed."""
         state = _lock_server(connection, server, first)
         slots = _count_slots(connection, server)
         now, in_flight = slots.now, slots.live
@@ -67,20 +71,36 @@ class LlmSlotRepository(Repository):
         limit = state.calls(most)
         if in_flight >= max(1, limit - keep_free):
             return SlotsFull(in_flight, limit)
+        if reservation is not None and reservation.is_needed:
+            per_day = reservation.per_day
+            refusal = reserve_call(connection, reservation.call, now, per_day=per_day)
+            if isinstance(refusal, NoBudgetLeft):
+                return refusal
         values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
         connection.execute(_INSERT_SLOT, values)
         return SlotTaken()
 
     @write
     def end_llm_slot(
-        self, connection: Connection, server: str, slot: str, change: Change | None
+        self,
+        connection: Connection,
+        server: str,
+        slot: str,
+        change: Change | None,
+        calls: Sequence[LlmCall] = (),
     ) -> None:
-        """Give a slot back; `change` says what its call has taught of the server."""
+        """Give a slot back; `change` says what its call has taught of the server. Note what its
+        `calls` have come to, as `settle_llm_call` does."""
         if change is not None:
             state = _lock_server(connection, server, 1)
             slots = _count_slots(connection, server)
-            _store(connection, server, change(state, slots.total, slots.now), slots.now)
+            now = slots.now
+            _store(connection, server, change(state, slots.total, now), now)
+        elif calls:
+            now = db_now(connection)
         connection.execute(_DELETE_SLOT, {"id": slot})
+        for call in calls:
+            settle_call(connection, call, now)
 
     @write
     def renew_llm_slots(

@@ -24,7 +24,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
     rows_source,
 )
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
-from switchyard.services.engine.ledger.sql.tables import api_keys, bulk_operations
+from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
 from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger.llm_tables import llm_accounts, llm_calls
@@ -77,34 +77,13 @@ class LlmSpendRepository(Repository):
         """Set aside what a call costs at most (`call.cost`) in the budget of the day and that of
         its backfill. False where it has neither: nothing is noted then. `lasts` is how long it may
         be under way, in seconds, where that is longer than a job."""
-        now = db_now(connection)
-        limits = _limits(connection, call, per_day, now)
-        if not limits:
-            return False
-        if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
-            return True  # set aside before, by a process that has died
-        day = _day(now)
-        keys = _account_keys_of_call(call, day)
-        accounts = _lock_accounts(connection, keys, day)
-        for key, limit in limits.items():
-            budget = _budget_state(accounts[key], limit)
-            needed = call.cost
-            if needed is None or (needed > 0 and needed > budget.left + ROUNDING_ERROR):
-                values = {"short_of": limit}
-                _update_accounts(connection, [key], values)
-                return NoBudgetLeft(budget, needed, _seconds_left(key, now))
-        cost = call.cost or 0.0
-        _add_to_accounts(connection, keys, day, {"reserved": cost})
-        if any(accounts[key].short_of is not None for key in limits):
-            _update_accounts(connection, limits, {"short_of": None})
-        _insert_call(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
-        return True
+        return reserve_call(connection, call, db_now(connection), per_day=per_day, lasts=lasts)
 
     @write
     def settle_llm_call(self, connection: Connection, call: LlmCall) -> None:
         """Note what a call has come to, in the place of what was set aside for it. A second time
         changes nothing."""
-        _settle(connection, call, db_now(connection))
+        settle_call(connection, call, db_now(connection))
 
     @write
     def settle_lost_llm_calls(self, connection: Connection, limit: int = 500) -> int:
@@ -214,7 +193,40 @@ class LlmSpendRepository(Repository):
         return gone.rowcount
 
 
-def _settle(connection: Connection, call: LlmCall, now: float) -> None:
+def reserve_call(
+    connection: Connection,
+    call: LlmCall,
+    now: float,
+    *,
+    per_day: float | None,
+    lasts: float | None = None,
+) -> NoBudgetLeft | bool:
+    """Do what `LlmSpendRepository.reserve_llm_call` does, within a transaction."""
+    limits = _limits(connection, call, per_day, now)
+    if not limits:
+        return False
+    if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
+        return True  # set aside before, by a process that has died
+    day = _day(now)
+    keys = _account_keys_of_call(call, day)
+    accounts = _lock_accounts(connection, keys, day)
+    for key, limit in limits.items():
+        budget = _budget_state(accounts[key], limit)
+        needed = call.cost
+        if needed is None or (needed > 0 and needed > budget.left + ROUNDING_ERROR):
+            values = {"short_of": limit}
+            _update_accounts(connection, [key], values)
+            return NoBudgetLeft(budget, needed, _seconds_left(key, now))
+    cost = call.cost or 0.0
+    _add_to_accounts(connection, keys, day, {"reserved": cost})
+    if any(accounts[key].short_of is not None for key in limits):
+        _update_accounts(connection, limits, {"short_of": None})
+    _insert_call(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
+    return True
+
+
+def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
+    """Do what `LlmSpendRepository.settle_llm_call` does, within a transaction."""
     day = _day(now)
     known = None
     # Most calls are not known: nothing was set aside for them.
@@ -245,6 +257,9 @@ def _settle(connection: Connection, call: LlmCall, now: float) -> None:
     _add_to_accounts(connection, keys, day, added)
 
 
+_KEY_LIMITS = text("SELECT limits FROM api_keys WHERE id = :id")
+
+
 def _limits(
     connection: Connection, call: LlmCall, per_day: float | None, now: float
 ) -> dict[str, float]:
@@ -257,7 +272,7 @@ def _limits(
             limits[f"backfill:{backfill}"] = budget
     key_id = key_of_source(call.asked_by.source)
     if key_id is not None:
-        known = connection.scalar(select(api_keys.c.limits).where(api_keys.c.id == key_id))
+        known = connection.scalar(_KEY_LIMITS, {"id": key_id})
         if known is not None:
             limits |= _key_budgets(key_id, KeyLimits.from_json(json.loads(known)), _day(now))
     return limits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, get_args
 
@@ -56,6 +56,27 @@ class LlmCall:
     cost: float | None
     """In the prices' currency: paid, or set aside, or saved; None where the model has no price."""
     batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is to be set aside for a call before it is made."""
+
+    call: LlmCall
+    """With the most that it can cost."""
+    per_day: float | None
+    """The budget of the day, where there is one."""
+
+    @property
+    def freed(self) -> LlmCall:
+        """The call, where it is not made after all."""
+        return replace(self.call, state=CallState.FREE)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there may be a budget that the call counts against."""
+        by = self.call.asked_by
+        return self.per_day is not None or by.backfill_id is not None or by.is_api_key
 
 
 @dataclass(frozen=True, slots=True)
