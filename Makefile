@@ -124,6 +124,12 @@ format: venv ## Format the code, and fix what can be fixed by itself
 train-citations: venv ## Make the model that cuts references, and measure it (ARGS=--help)
 	@$(BIN)/python -m benchmarks.citations $(ARGS)
 
+# LiteLLM's proxy, which pins other versions of our libraries, too; only `gateway` needs it.
+LITELLM = [ $(VENV)-bench-litellm/.installed -nt requirements/litellm.txt ] || { \
+	[ -x $(VENV)-bench-litellm/bin/pip ] || $(VENV)-bench/bin/python -m venv --clear $(VENV)-bench-litellm; \
+	$(VENV)-bench-litellm/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/litellm.txt; \
+	touch $(VENV)-bench-litellm/.installed; }
+
 .PHONY: bench
 bench: ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help lists all)
 	@$(PYTHON_READY)
@@ -131,6 +137,7 @@ bench: ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help
 	@# An environment of its own, because Celery pins older versions of our libraries.
 	@[ $(VENV)-bench/.installed -nt requirements/bench.txt ] || $(INSTALL) $(VENV)-bench requirements/bench.txt
 	@touch $(VENV)-bench/.installed
+	@case "$(or $(ARGS),gateway)" in *gateway*) $(LITELLM);; esac
 	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
 .PHONY: docs
@@ -161,6 +168,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' instructor langchain-openai | $(COMPILE_ONLY) $(ARGS) - -o requirements/clients.txt >/dev/null
+	@printf '%s\n' 'litellm[proxy]' | $(COMPILE_ONLY) $(ARGS) - -o requirements/litellm.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null
 
@@ -173,5 +181,5 @@ sbom: venv ## List all that runs, with versions and licences, as CycloneDX JSON 
 
 .PHONY: clean
 clean: ## Remove what was installed and built here
-	@rm -rf $(VENV) $(VENV)-bench $(VENV)-docs $(VENV)-release build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-bench $(VENV)-bench-litellm $(VENV)-docs $(VENV)-release build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -130,8 +130,10 @@ def _switchyard(stage: Stage, _processes: int) -> Iterator[Running]:
         "JOBS_MANAGEMENT_URL": stage.management_url,
         "JOBS_DATA_DIR": str(folder),
     }
-    with _running([[*JOBCTL, "up", "--api-port", "0"]], folder, settings) as running:
-        _wait(running, lambda: "Ctrl-C stops everything" in (folder / "log0").read_text())
+    with start_processes([[*JOBCTL, "up", "--api-port", "0"]], folder, settings) as running:
+        wait_until_ready(
+            running, lambda: "Ctrl-C stops everything" in (folder / "log0").read_text()
+        )
         yield running
 
 
@@ -154,13 +156,13 @@ def _celery(stage: Stage, processes: int) -> Iterator[Running]:
             return False
         return " ready." in (folder / "log0").read_text()
 
-    with _running(commands, folder, {}) as running:
-        _wait(running, is_ready)
+    with start_processes(commands, folder, {}) as running:
+        wait_until_ready(running, is_ready)
         yield running
 
 
 @contextmanager
-def _running(
+def start_processes(
     commands: Sequence[Sequence[str]], folder: Path, settings: dict[str, str]
 ) -> Iterator[Running]:
     """Start processes; end them and theirs."""
@@ -181,7 +183,8 @@ def _running(
         yield Running(roots)
 
 
-def _wait(running: Running, is_ready: Callable[[], bool]) -> None:
+def wait_until_ready(running: Running, is_ready: Callable[[], bool]) -> None:
+    """Raises RuntimeError where it takes longer than START_TIMEOUT, or a process has ended."""
     deadline = time.monotonic() + START_TIMEOUT
     while not is_ready():
         if time.monotonic() > deadline or any(each.poll() is not None for each in running.roots):

@@ -14,6 +14,8 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.common import payload
@@ -65,8 +67,17 @@ def request(key: str, number: int) -> bytes:
     )
 
 
-async def at_rate(port: int, key: str, rate: float, count: int) -> dict[str, float]:
-    """Requests at a rate; a connection more is opened whenever none is free."""
+async def at_rate(
+    port: int,
+    make: Callable[[int], bytes],
+    rate: float,
+    count: int,
+    *,
+    first: int = 200,
+    wanted: int = 202,
+) -> dict[str, float]:
+    """Requests at a rate, after the `first`, which are not counted; a connection more is opened
+    whenever none is free. An answer of another status than the `wanted` is an error."""
     free: deque[Connection] = deque()
     times: list[float] = []
     errors = 0
@@ -75,16 +86,16 @@ async def at_rate(port: int, key: str, rate: float, count: int) -> dict[str, flo
         nonlocal errors
         try:
             connection = free.popleft() if free else await connect(port)
-            status = await connection.ask(request(key, number))
+            status = await connection.ask(make(number))
         except (OSError, EOFError):
             status = 0
         else:
             free.append(connection)
         times.append(time.perf_counter() - due)
-        errors += status != 202
+        errors += status != wanted
 
-    for number in range(200):  # connections, and what is made at its first use
-        await one(number, time.perf_counter())
+    for number in range(first):  # connections, and what is made at its first use
+        await one(-1 - number, time.perf_counter())
     times, errors = [], 0
     start = time.perf_counter() + 0.1
     tasks = []
@@ -96,16 +107,23 @@ async def at_rate(port: int, key: str, rate: float, count: int) -> dict[str, flo
     seconds = time.perf_counter() - start
     times.sort()
     return {
-        "p50": _quantile(times, 0.5),
-        "p95": _quantile(times, 0.95),
-        "p99": _quantile(times, 0.99),
+        "p50": quantile(times, 0.5),
+        "p95": quantile(times, 0.95),
+        "p99": quantile(times, 0.99),
         "errors": errors,
         "rate": count / seconds,
         "connections": len(free),
     }
 
 
-async def flat_out(port: int, key: str, count: int) -> dict[str, float]:
+async def flat_out(
+    port: int,
+    make: Callable[[int], bytes],
+    count: int,
+    *,
+    connections: int = CONNECTIONS,
+    wanted: int = 202,
+) -> dict[str, float]:
     """Requests on so many connections at once, as fast as they are answered."""
     left = iter(range(count))
     errors = 0
@@ -114,11 +132,11 @@ async def flat_out(port: int, key: str, count: int) -> dict[str, float]:
         nonlocal errors
         connection = await connect(port)
         for number in left:
-            errors += await connection.ask(request(key, number)) != 202
+            errors += await connection.ask(make(number)) != wanted
         connection.close()
 
     start = time.perf_counter()
-    await asyncio.gather(*(sender() for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(sender() for _ in range(connections)))
     return {"rate": count / (time.perf_counter() - start), "errors": errors}
 
 
@@ -142,17 +160,18 @@ async def upload(port: int, key: str, size: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - start, "status": status}
 
 
-def _quantile(values: list[float], part: float) -> float:
-    """In milliseconds."""
+def quantile(values: list[float], part: float) -> float:
+    """Of values in seconds, which are sorted; in milliseconds."""
     return values[math.ceil(len(values) * part) - 1] * 1000
 
 
 def main() -> None:
     mode, port, *numbers = sys.argv[1:]
     key = Path(os.environ["BENCH_API_KEY"]).read_text()
+    make = partial(request, key)
     modes = {
-        "rate": lambda: at_rate(int(port), key, float(numbers[0]), int(numbers[1])),
-        "flat-out": lambda: flat_out(int(port), key, int(numbers[0])),
+        "rate": lambda: at_rate(int(port), make, float(numbers[0]), int(numbers[1])),
+        "flat-out": lambda: flat_out(int(port), make, int(numbers[0])),
         "upload": lambda: upload(int(port), key, int(numbers[0])),
     }
     print(json.dumps(asyncio.run(modes[mode]())))
