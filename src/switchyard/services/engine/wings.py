@@ -50,7 +50,7 @@ class Wing:
     doctor_steps: str = ""
     """Returns `monitoring.doctor.DoctorStep`s."""
     metrics: str = ""
-    """Awaited with a `monitoring.system_metrics.LedgerContext`; returns samples."""
+    """Awaited with settings and ledger; returns pairs of a `Metric` and its samples."""
     delayed_jobs: str = ""
     """Awaited with settings and ledger; returns how many jobs of each queue wait elsewhere and will
     come back to it (`monitoring.lane_pressure`)."""
