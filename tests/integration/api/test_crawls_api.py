@@ -15,7 +15,9 @@ START = {"start": ["https://example.org/a#b"]}
 
 async def test_a_crawls_life_by_the_client(api: RunningApi) -> None:
     async with AsyncClient(api.url) as client:
-        crawl = await client.crawl("https://example.org/a#b", hosts=["*.example.org"], max_pages=7)
+        crawl = await client.crawl(
+            "https://example.org/a#b", hosts=["*.example.org"], max_pages=7, tags={"team": "search"}
+        )
         assert (crawl.state, crawl.claimed, crawl.pages) == ("running", 1, {"scheduled": 1})
         assert (crawl.start, crawl.hosts) == (
             ["https://example.org/a"],
@@ -32,6 +34,7 @@ async def test_a_crawls_life_by_the_client(api: RunningApi) -> None:
             "scheduled",
             None,
         )
+        assert (await client.job(page.job_id)).tags == {"team": "search"}
         ended = await client.cancel_crawl(crawl.id[:8])
         assert (ended.state, ended.pages) == ("cancelled", {"cancelled": 1})
         with pytest.raises(NotFound):
@@ -63,6 +66,7 @@ async def test_the_same_key_is_the_same_crawl(api: RunningApi) -> None:
         ({"max_pages": 0}, "max_pages"),
         ({"max_depth": 101}, "max_depth"),
         ({"within": 1e9}, "within"),
+        ({"tags": {"Team": "a"}}, "tags"),
         ({"created_by": "root"}, "created_by"),
     ],
 )

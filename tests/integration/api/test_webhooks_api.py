@@ -46,6 +46,7 @@ secret = "SHOP_WEBHOOK_SECRET"
 routing_key = "hot.ingest_url"
 payload = { url = "https://shop.example/{product.page}" }
 when = { event = ["published"], "product.public" = [true] }
+tags = { team = "shop" }
 signature = "X-Shop-Signature"
 prefix = ""
 delivery = "X-Shop-Delivery"
@@ -348,7 +349,7 @@ async def test_another_systems_delivery_becomes_the_job_that_the_file_says(
     assert (await tell(hooked.client, PRODUCT, delivery="2")).json()["duplicate"] is False
     [one, other] = await jobs(system)
     assert one.payload == other.payload == {"url": "https://shop.example/kettle.html"}
-    assert one.source == "webhook:shop"
+    assert (one.source, one.tags) == ("webhook:shop", {"team": "shop"})
     assert (await tell(hooked.client, {**PRODUCT, "event": "sold"})).json()["ignored"]
     assert (await tell(hooked.client, {"x": 1})).json()["ignored"]
     assert len(await jobs(system)) == 2

@@ -31,7 +31,7 @@ REGISTRY = Registry.load(["switchyard.services.pipeline.workers.ingest.crawl"])
 
 def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
     urls = [f"https://{host}/{each}" for each in paths]
-    return list(found_pages(REGISTRY, CRAWL.id, urls, 1, "parent"))
+    return list(found_pages(REGISTRY, CRAWL.id, urls, 1, "parent", tags={}))
 
 
 @pytest.fixture

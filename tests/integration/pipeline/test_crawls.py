@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
@@ -117,8 +118,12 @@ async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
         site.pages["/away"] = moved(f"{elsewhere.origin}/")
         async with crawling(broker310, sqlite_url, site) as system:
             await system.start_worker("ingest")
-            crawl = await desk(system).start(bounds(site), created_by="test")
+            tags = {"team": "search"}
+            crawl = await desk(system).start(bounds(site), created_by="test", tags=tags)
             await ended(system.ledger, crawl.id)
+            visits = await system.ledger.job_reads.list_jobs(JobFilter(job_type="crawl_page"))
+            assert len(visits.items) > 1
+            assert all(job.tags == tags for job in visits.items)
 
             assert Counter(site.paths) == Counter(
                 ["/robots.txt", "/", "/a", "/b", "/hidden", "/to-b", "/gone", "/away"]

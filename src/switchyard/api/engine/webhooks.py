@@ -81,6 +81,7 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
         wanted.payload,
         source=source,
         idempotency_key=key,
+        tags=wanted.tags,
         job_id=job_id_for(key, job_type, wanted.payload),
     )
     job = await prepared(broker, request, by_routing_key=True)
@@ -95,6 +96,7 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
         source=source,
         delay=RETRY_DELAY,
         idempotency_key=key,
+        tags=wanted.tags,
         job_id=request.job_id,
     )
     return await broker.jobs.publish_one(await prepared(broker, later, by_routing_key=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field
 
 from switchyard.api.models.base import ApiModel, RequestModel, Timestamp
+from switchyard.broker.message import Tags
 from switchyard.services.pipeline.records.crawls import (
     MAX_CRAWL_SECONDS,
     MAX_DEPTH,
@@ -45,6 +46,11 @@ class NewCrawl(RequestModel):
         ge=1,
         le=MAX_CRAWL_SECONDS,
         description="Seconds after which the crawl stops.",
+    )
+    tags: Tags = Field(
+        default_factory=dict,
+        description="Of the jobs of all pages, and of what follows from them. At most 16.",
+        examples=[{"team": "search"}],
     )
 
 

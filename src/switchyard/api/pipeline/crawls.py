@@ -76,7 +76,7 @@ async def start(
             return await _accepted(request, desk, known, response)
         pressure = await _pressure_with_room(state)
         by = starter_of(request)
-        crawl = await desk.start(bounds, created_by=by, key=idempotency_key)
+        crawl = await desk.start(bounds, created_by=by, key=idempotency_key, tags=body.tags)
     except CrawlKeyTaken as error:
         raise Problem("idempotency-conflict", str(error)) from error
     if pressure is not None:

@@ -79,6 +79,14 @@ FORM: dict[str, Any] = {
                         "source": {"type": "string", "maxLength": 2000},
                         "title": {"type": "string", "maxLength": 1000},
                         "lane": {"type": "string", "enum": ["hot", "backfill"], "default": "hot"},
+                        "tags": {
+                            "type": "string",
+                            "contentMediaType": "application/json",
+                            "maxLength": 4000,
+                            "description": "Names and values, as a JSON object, to find the job "
+                            "by; its follow-up jobs have them, too.",
+                            "examples": ['{"team": "search"}'],
+                        },
                         "notify_url": {"type": "string", "maxLength": MAX_NOTIFY_URL},
                     },
                 }

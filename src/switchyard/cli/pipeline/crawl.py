@@ -21,7 +21,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
-from switchyard.cli.base.shared_options import LimitOption
+from switchyard.cli.base.shared_options import LimitOption, TagOption, tags_of
 from switchyard.services.pipeline.records.crawls import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def start(
             metavar="TIME", help="Stop visiting pages after this time, for example 30m, 2h or 7d."
         ),
     ] = "24h",
+    tags: TagOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a crawl: one job for each page found. Prints its id.
@@ -82,7 +83,7 @@ def start(
     from switchyard.cli.base.common import current_user
     from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds
 
-    settings = load_settings()
+    settings, given = load_settings(), tags_of(tags)
     bounds = CrawlBounds.from_request(
         addresses,
         host or [],
@@ -93,7 +94,7 @@ def start(
     )
 
     async def work(desk: Crawls) -> tuple[CrawlProgress, bool]:
-        crawl = await desk.start(bounds, created_by=current_user())
+        crawl = await desk.start(bounds, created_by=current_user(), tags=given)
         return await desk.show(crawl.id), await _must_wait(settings)
 
     quiet_logs()

@@ -30,9 +30,11 @@ from switchyard.cli.base.output import (
 from switchyard.cli.base.shared_options import (
     DocumentIdArgument,
     FileArgument,
+    TagOption,
     TimeoutOption,
     refuse_id,
     seconds_to_wait,
+    tags_of,
 )
 from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, hint_of
 from switchyard.cli.pipeline.figures import figures
@@ -83,6 +85,7 @@ def upload(
         ),
     ] = None,
     lane: Annotated[UploadLane, typer.Option(help="Lane of the document's jobs.")] = UploadLane.HOT,
+    tags: TagOption = None,
     notify: NotifyOption = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the pipeline has ended for all files.")
@@ -105,6 +108,7 @@ def upload(
 
     if len(files) > 1 and (source is not None or title is not None):
         raise WrongUsage("--source and --title are of one document: send one file")
+    given = tags_of(tags)
     seconds = seconds_to_wait(timeout, waits=wait)
     trouble = 0
     sent: list[tuple[str, Path]] = []
@@ -112,7 +116,12 @@ def upload(
         for path in files:
             try:
                 document = client.upload(
-                    path, source=source, title=title, lane=lane.value, notify_url=notify
+                    path,
+                    source=source,
+                    title=title,
+                    lane=lane.value,
+                    tags=given,
+                    notify_url=notify,
                 )
             except (ApiUnavailable, Unauthorized):
                 raise  # the others would fare no better

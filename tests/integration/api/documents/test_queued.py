@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from datetime import datetime, timedelta
@@ -31,7 +32,10 @@ async def test_an_upload_is_accepted_worked_and_found(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, database_url, tmp_path) as (system, client):
-        accepted = await send(client, sample(0).content, source="here", title="Mine")
+        tags = {"team": "search"}
+        accepted = await send(
+            client, sample(0).content, source="here", title="Mine", tags=json.dumps(tags)
+        )
         assert accepted.status_code == 202, accepted.text
         document_id = accepted.json()["document_id"]
         assert accepted.headers["location"] == f"/documents/{document_id}"
@@ -44,6 +48,9 @@ async def test_an_upload_is_accepted_worked_and_found(
         await system.start_worker(*WORKERS)
         done = await ended(client, document_id)
         assert (done["state"], done["current_stage"]) == ("completed", None)
+        run = await system.ledger.job_reads.list_jobs()
+        assert len(run.items) > 2
+        assert all(job.tags == tags for job in run.items)
         assert (done["title"], done["source"], done["filename"]) == ("Mine", "here", "paper.pdf")
         listed = (await client.get("/documents")).json()["documents"][0]
         for view in (done, listed):

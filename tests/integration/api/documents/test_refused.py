@@ -138,7 +138,14 @@ async def test_what_is_no_form_with_one_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"lane": "maintenance"}, {"title": "x" * 1001}, {"path": "/etc/passwd"}]
+    "fields",
+    [
+        {"lane": "maintenance"},
+        {"title": "x" * 1001},
+        {"path": "/etc/passwd"},
+        {"tags": "team=search"},
+        {"tags": '{"Team": "a"}'},
+    ],
 )
 async def test_fields_are_checked(client: httpx.AsyncClient, stored: Stored, fields: dict):
     answer = await send(client, pdf(), **fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from switchyard.api.client.call import Call, get, in_path, operation, without_none
 from switchyard.api.models import crawls as models
@@ -16,6 +16,7 @@ def crawl(
     max_pages: int | None = None,
     max_depth: int | None = None,
     within: float | None = None,
+    tags: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[models.CrawlView]:
     """Start a crawl at one or more addresses; `within` is seconds. With an `idempotency_key`, a
@@ -26,6 +27,7 @@ def crawl(
         "max_pages": max_pages,
         "max_depth": max_depth,
         "within": within,
+        "tags": None if tags is None else dict(tags),
     }
     return Call(
         "POST",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -36,11 +37,18 @@ def upload(
     title: str | None = None,
     lane: Literal["hot", "backfill"] | None = None,
     filename: str | None = None,
+    tags: Mapping[str, str] | None = None,
     notify_url: str | None = None,
 ) -> Call[document_models.DocumentView]:
-    """Send a document. The file is streamed, not read into memory. `notify_url` is notified of the
-    end."""
-    form = {"source": source, "title": title, "lane": lane, "notify_url": notify_url}
+    """Send a document. The file is streamed, not read into memory. Its jobs have the tags;
+    `notify_url` is notified of the end."""
+    form = {
+        "source": source,
+        "title": title,
+        "lane": lane,
+        "tags": json.dumps(dict(tags)) if tags else None,
+        "notify_url": notify_url,
+    }
     return _upload("/documents", document_models.DocumentView, file, form, filename)
 
 

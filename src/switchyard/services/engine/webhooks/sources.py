@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
 from switchyard.broker import patterns
-from switchyard.broker.message import describe
+from switchyard.broker.message import Tags, describe
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.toml_file import InvalidToml, read_toml
@@ -51,6 +51,8 @@ class WebhookSource(BaseModel):
     """Template of the job's payload: `{a.b}` is field `b` of `a` in the delivery."""
     when: dict[str, list[str | int | bool]] = Field(default_factory=dict)
     """Fields of the delivery, and the values of which each must have one; others are ignored."""
+    tags: Tags = Field(default_factory=dict)
+    """Of the job, and of all that follows from it."""
     signature: _Header = "X-Hub-Signature-256"
     """The header with the signature."""
     prefix: str = Field(default="sha256=", max_length=50)
@@ -74,7 +76,7 @@ class WebhookSource(BaseModel):
         except Unfillable as error:
             raise InvalidDelivery(str(error)) from error
         key = delivery_key(name, body if delivery_id is None else delivery_id.encode() + b"\n")
-        return DeliveryJob(self.routing_key, payload, key)
+        return DeliveryJob(self.routing_key, payload, key, self.tags)
 
 
 class WebhookSources:

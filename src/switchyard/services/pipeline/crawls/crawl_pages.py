@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from uuid import NAMESPACE_URL, uuid5
 
 from switchyard.broker.lanes import BACKFILL, queue_name
@@ -20,7 +20,13 @@ _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 
 
 def found_pages(
-    registry: Registry, crawl_id: str, urls: Iterable[str], depth: int, found_by: str | None
+    registry: Registry,
+    crawl_id: str,
+    urls: Iterable[str],
+    depth: int,
+    found_by: str | None,
+    *,
+    tags: Mapping[str, str],
 ) -> Iterator[FoundPage]:
     """Yield the pages with the jobs that would visit them. An address has the same job however
     often and wherever it is found."""
@@ -29,6 +35,7 @@ def found_pages(
             f"{BACKFILL.name}.{JOB_TYPE}",
             {"crawl_id": crawl_id, "url": url},
             source=f"crawl:{crawl_id}",
+            tags=tags,
             job_id=str(uuid5(_NAMESPACE, f"{crawl_id}/{url}")),
         )
         yield FoundPage(url, host_of(url), depth, prepare(registry, request), found_by)

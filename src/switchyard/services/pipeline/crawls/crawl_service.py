@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import uuid4
 
 from switchyard.services.common.errors import ConflictError, NotFoundError
@@ -48,9 +49,15 @@ class Crawls:
         self._registry = registry
 
     async def start(
-        self, bounds: CrawlBounds, *, created_by: str, key: str | None = None
+        self,
+        bounds: CrawlBounds,
+        *,
+        created_by: str,
+        key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CrawlRecord:
-        """Record a crawl; the scheduler publishes its first pages. The same idempotency key and the
+        """Record a crawl; the scheduler publishes its first pages. The jobs of all pages have the
+        tags, and what follows from them. The same idempotency key and the
         same bounds are the same crawl. Raises CrawlKeyTaken."""
         now = self._ledger.clock.time()
         crawl = CrawlRecord(
@@ -64,7 +71,7 @@ class Crawls:
             created_at=now,
             idempotency_key=key,
         )
-        pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None))
+        pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None, tags=tags or {}))
         interval = self._settings.web_interval
         recorded = await self._crawls.start_crawl(crawl, pages, interval=interval)
         return _require_same_bounds(recorded, bounds)

@@ -188,6 +188,7 @@ class DocumentService:
             source=about.asked_by,
             job_id=runs.next_id,
             vouched=upload.vouched,
+            tags=about.tags,
             notify_url=about.notify_url,
         )
         published = await self.inbox.start(request, upload)

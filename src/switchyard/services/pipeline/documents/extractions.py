@@ -58,6 +58,7 @@ class ExtractionService:
             source=about.asked_by,
             job_id=str(uuid4()),
             vouched=upload.vouched,
+            tags=about.tags,
             notify_url=about.notify_url,
         )
         job_id = (await self.inbox.start(request, upload)).job_id

@@ -147,5 +147,6 @@ def _request(
         source=about.asked_by,
         job_id=str(uuid4()),
         vouched=vouched,
+        tags=about.tags,
         notify_url=about.notify_url,
     )

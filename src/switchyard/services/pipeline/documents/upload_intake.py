@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
 from switchyard.broker.errors import PublishError
+from switchyard.broker.message import Tags, describe
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.files.charsets import Charset
 from switchyard.services.common.files.storage import Storage
@@ -25,7 +28,8 @@ from switchyard.services.engine.records.requests import MAX_NOTIFY_URL, checked_
 from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.pipeline.text.plain_text import clean
 
-_FIELDS = ("source", "title", "lane", "notify_url")
+_FIELDS = ("source", "title", "lane", "tags", "notify_url")
+_TAGS: TypeAdapter[dict[str, str]] = TypeAdapter(Tags)
 
 
 class JobStarter(Protocol):
@@ -46,6 +50,8 @@ class UploadMetadata:
     source: str | None = None
     title: str | None = None
     lane: Literal["hot", "backfill"] = "hot"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Of the job, and of all that follows from it."""
     notify_url: str | None = None
     """Address that is notified of the end of the pipeline."""
     asked_by: str = "api"
@@ -62,8 +68,9 @@ class UploadMetadata:
         asked_by: str,
         may_read: bool = True,
     ) -> UploadMetadata:
-        """Read a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidUploadMetadata for a
-        field that does not exist, is too long, or names another lane."""
+        """Read a form: `source`, `title`, `lane`, `tags`, `notify_url`. Raises
+        InvalidUploadMetadata for a field that does not exist, is too long, names another lane or
+        has no tags."""
         values = {name: clean(value) for name, value in fields.items()}
         unknown = sorted(set(values) - set(_FIELDS))
         if unknown:
@@ -85,6 +92,7 @@ class UploadMetadata:
             source=values.get("source") or None,
             title=values.get("title") or None,
             lane="hot" if lane == "hot" else "backfill",
+            tags=_tags_of(values.get("tags") or "{}"),
             notify_url=values.get("notify_url") or None,
             asked_by=asked_by,
             may_read=may_read,
@@ -95,6 +103,15 @@ class UploadMetadata:
         set."""
         values = {name: getattr(self, name) for name in names}
         return {"key": upload.key} | {name: value for name, value in values.items() if value}
+
+
+def _tags_of(text: str) -> dict[str, str]:
+    try:
+        return _TAGS.validate_json(text)
+    except ValidationError as error:
+        raise InvalidUploadMetadata(
+            f'tags are a JSON object such as {{"team": "search"}}: {describe(error)}'
+        ) from error
 
 
 def check_source(source: str, registry: Registry) -> None:

@@ -111,7 +111,7 @@ async def _claim_links(
         if belongs(each, crawl.hosts)
     ]
     registry = Registry([job_type_of(crawl_page)])
-    pages = list(found_pages(registry, crawl.id, urls, page.depth + 1, page.job_id))
+    pages = list(found_pages(registry, crawl.id, urls, page.depth + 1, page.job_id, tags=ctx.tags))
     if not pages:
         return 0
     slower = SLOW_LANE_FACTOR if pressure is Pressure.SLOW else 1.0
