@@ -2,11 +2,14 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from switchyard.api.dashboard.schema_forms import fields_of, read_fields
 from switchyard.api.http.problems import Problem
+from switchyard.api.models.dead import LetterChange
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.records.bulk import BulkState
 from tests.integration.dashboard.test_signing_in import sign_in
@@ -159,3 +162,28 @@ def test_a_form_that_nobody_has_changed_says_what_was_there() -> None:
             read_fields(SCHEMA, WAS, {f"f.{name}": text})
     wrong = fields_of(SCHEMA, {"n": "seven", "text": "a\rb"})
     assert [each.kind for each in wrong if each.name in ("n", "text")] == ["json", "json"]
+
+
+@pytest.mark.parametrize("text", ["1e999", "NaN", "-Infinity", '{"a": [1e999]}'])
+def test_what_json_can_not_say_is_no_value_of_a_field(text: str) -> None:
+    schema = {"properties": {"n": {"type": "number"}, "o": {"type": "object"}}}
+    for name in ("n", "o"):
+        with pytest.raises(Problem, match="no numbers of JSON"):
+            read_fields(schema, {}, {f"f.{name}": text})
+    with pytest.raises(ValidationError, match="not JSON"):
+        LetterChange(merge={"a": json.loads(text)})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": ["x"]}}, "required": 5},
+        {"properties": {"a": {"anyOf": 5}}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": [1]}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": [1]},
+        {"$ref": "#/$defs/x", "$defs": {"x": 5}},
+        {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_a_schema_that_makes_no_sense_has_a_form_all_the_same(schema: dict[str, Any]) -> None:
+    assert [each.kind for each in fields_of(schema, {})] == ["json"]

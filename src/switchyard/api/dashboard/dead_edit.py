@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Form, Path, Request, Response
 
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, done
-from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
+from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, parsed_json, read_fields
 from switchyard.api.dashboard.sessions import PATH, form_fields
 from switchyard.api.engine.dead import record_redrive
 from switchyard.api.http.problems import Problem
@@ -82,10 +82,7 @@ async def retry(
 ) -> Response:
     """Redrive the letter with another payload; a scheduler sends it."""
     letter, stored, before = await _letter(state, letter_id)
-    try:
-        after = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise Problem("invalid", f"the payload is no JSON: {error}") from error
+    after = parsed_json(payload, "the payload")
     if not isinstance(after, dict):
         raise Problem("invalid", "the payload must be a JSON object")
     change = _change_of(before, after)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from switchyard.api.http.problems import Problem
+from switchyard.api.models.base import is_finite
 from switchyard.services.engine.jobs.secret_fields import HIDDEN, MARK
 
 PREFIX = "f."
@@ -46,7 +47,7 @@ def fields_of(
     """Return the fields of a form for values of that schema, with those that there are; with what
     somebody has `said` in that form, where it is shown again."""
     properties = _properties(schema)
-    required = schema.get("required", ())
+    required = _list(schema.get("required"))
     found = [
         _field(name, each, schema, values.get(name, NOT_GIVEN), required=name in required)
         for name, each in properties.items()
@@ -71,7 +72,7 @@ def read_fields(
         text = form.get(PREFIX + field.name, "").replace("\r\n", "\n")
         was = values.get(field.name, NOT_GIVEN)
         if field.name == OTHERS and field.kind == "json":
-            others = _parsed(text, field.name) if text.strip() else {}
+            others = parsed_json(text, field.name) if text.strip() else {}
             if not isinstance(others, dict):
                 raise Problem("invalid", "the other fields must be a JSON object")
             said |= others
@@ -86,7 +87,7 @@ def read_fields(
         elif field.kind == "choice":
             said[field.name] = _chosen(text, field)
         else:
-            said[field.name] = _parsed(text, field.name)
+            said[field.name] = parsed_json(text, field.name)
     return said
 
 
@@ -131,18 +132,27 @@ def _resolved(own: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str,
     """Return what a schema refers to, and the one way of several that is not null."""
     for _ in range(5):
         if isinstance(reference := own.get("$ref"), str):
-            definitions = schema.get("$defs", {})
-            own = definitions.get(reference.rpartition("/")[2], {})
+            own = _mapping(_mapping(schema.get("$defs")).get(reference.rpartition("/")[2]))
             continue
         ways = [
             each
-            for each in own.get("anyOf", own.get("oneOf", own.get("allOf", ()))) or ()
+            for each in _list(own.get("anyOf", own.get("oneOf", own.get("allOf"))))
             if isinstance(each, Mapping) and each.get("type") != "null"
         ]
         if len(ways) != 1 or "type" in own:
             break
         own = ways[0]
-    return own if isinstance(own, Mapping) else {}
+    return own
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return what a keyword says; nothing where a schema, which any worker may have registered,
+    says nonsense."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _is_plain(value: Any, wanted: type | tuple[type, ...] | None) -> bool:
@@ -168,11 +178,16 @@ def _chosen(text: str, field: FormField) -> Any:
     return json.loads(text)
 
 
-def _parsed(text: str, name: str) -> Any:
+def parsed_json(text: str, name: str) -> Any:
+    """Return what somebody has written as JSON. Raises Problem (422), also for a number that is
+    larger than every reader of JSON takes."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Problem("invalid", f"{name[:100]}: this is no JSON: {error}") from error
+    if not is_finite(value):
+        raise Problem("invalid", f"{name[:100]}: NaN, Infinity and 1e309 are no numbers of JSON")
+    return value
 
 
 def _json(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, Moment, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, JsonObject, Moment, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY, Tags
@@ -71,7 +71,7 @@ class BackfillPlan(RequestModel):
         description="Job type to publish for each item. Default: the source's own.",
     )
     lane: str = Field(default=BACKFILL.name, pattern=patterns.NAME)
-    payload: dict[str, Any] | None = Field(
+    payload: JsonObject | None = Field(
         default=None,
         description="Template of the payload: `{field}` is replaced by the item's value. "
         "Default: the item itself.",
@@ -107,9 +107,7 @@ class BackfillPlan(RequestModel):
         description="Job to publish once, after all jobs of the backfill and their follow-up "
         "jobs have ended: a job type, or `<lane>.<job_type>`.",
     )
-    then_payload: dict[str, Any] = Field(
-        default_factory=dict, description="Payload of the `then` job."
-    )
+    then_payload: JsonObject = Field(default_factory=dict, description="Payload of the `then` job.")
     when_dead: WhenDead = Field(
         default="wait",
         description="What the `then` job does if jobs are dead: `wait` until they are "

@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from switchyard.broker import message, patterns
 from switchyard.broker import times as moments
@@ -32,6 +32,16 @@ class RequestModel(ApiModel):
     an alias without effect, and expects pydantic's warning of that while it makes the route."""
 
     model_config = ConfigDict(defer_build=False)
+
+
+def _finite(value: Any) -> Any:
+    if not is_finite(value):
+        raise ValueError("NaN and Infinity are not JSON")
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+"""What a request says as JSON that is kept, sent on and read by programs in any language."""
 
 
 def _iso_8601(value: object) -> object:

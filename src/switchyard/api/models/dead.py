@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, JsonObject, RequestModel, Timestamp
 from switchyard.api.models.jobs import AttemptView
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
@@ -97,8 +97,8 @@ class LetterChange(ApiModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    payload: dict[str, Any] | None = Field(default=None, description="Replaces the old payload.")
-    merge: dict[str, Any] | None = Field(
+    payload: JsonObject | None = Field(default=None, description="Replaces the old payload.")
+    merge: JsonObject | None = Field(
         default=None, description="A JSON merge patch (RFC 7396) for the payload."
     )
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)

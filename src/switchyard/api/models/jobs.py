@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, Timestamp, is_finite
+from switchyard.api.models.base import (
+    EXAMPLE,
+    ApiModel,
+    JsonObject,
+    Moment,
+    RequestModel,
+    Timestamp,
+)
 from switchyard.api.models.pauses import PauseView
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY, Tags
@@ -35,7 +42,7 @@ class JobToPublish(RequestModel):
     )
     lane: str | None = Field(default=None, pattern=patterns.NAME, description="hot, vlm_ocr, …")
     job_type: str | None = Field(default=None, pattern=patterns.NAME, description="See `/schemas`.")
-    payload: dict[str, Any] = Field(
+    payload: JsonObject = Field(
         default_factory=dict,
         description="Payload of the job; its JSON Schema is at `/schemas/{type}`.",
     )
@@ -82,13 +89,6 @@ class JobToPublish(RequestModel):
         description="Address that gets a signed HTTP POST when the job and its follow-up jobs "
         "have ended (docs/notices.md).",
     )
-
-    @field_validator("payload")
-    @classmethod
-    def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not is_finite(value):
-            raise ValueError("NaN and Infinity are not JSON")
-        return value
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import EXAMPLE, ApiModel, RequestModel, Timestamp
+from switchyard.api.models.base import EXAMPLE, ApiModel, JsonObject, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.llm.records.llm_spend import SpentBy
@@ -34,7 +34,7 @@ class QuestionToModel(RequestModel):
     ] = Field(
         default="chat_completion", description="Job type of the request: see `/schemas/{type}`."
     )
-    payload: dict[str, Any] = Field(description="Payload; its JSON Schema is at `/schemas/{type}`.")
+    payload: JsonObject = Field(description="Payload; its JSON Schema is at `/schemas/{type}`.")
     lane: Literal["hot", "backfill"] = "hot"
     priority: int | None = Field(
         default=None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, RequestModel, Timestamp, is_finite
+from switchyard.api.models.base import ApiModel, JsonObject, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PAYLOAD_VERSION, MAX_PRIORITY, Tags
 from switchyard.services.engine.records.schedules import FiringOutcome
@@ -43,7 +43,7 @@ class NewSchedule(RequestModel):
         pattern=patterns.ROUTING_KEY,
         description="Routing key: `<lane>.<job_type>`.",
     )
-    payload: dict[str, Any] = Field(default_factory=dict)
+    payload: JsonObject = Field(default_factory=dict)
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     tags: Tags = Field(
@@ -67,13 +67,6 @@ class NewSchedule(RequestModel):
         le=86400,
         description="A missed due time is fired up to this many seconds later.",
     )
-
-    @field_validator("payload")
-    @classmethod
-    def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not is_finite(value):
-            raise ValueError("NaN and Infinity are not JSON")
-        return value
 
 
 class FiringView(ApiModel):

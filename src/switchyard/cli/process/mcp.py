@@ -6,6 +6,7 @@ nothing else; a refusal is the tool's error.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 MAX_CHARACTERS = 50_000
 """Of a document's text in one answer: an agent reads on from the offset that it is told."""
+MAX_FIELD = 20_000
+"""Characters of one field of a job, such as its result."""
 MAX_HITS = 50
 MAX_GROUPS = 100
 MAX_TEXT = 20_000
@@ -100,7 +103,8 @@ def add_reading_tools(server: MCPServer, client: AsyncClient) -> None:
     async def get_job(job_id: str) -> dict[str, Any]:
         """Return a job: its state, attempts, result or error. The beginning of an id is enough."""
         check_length("job_id", job_id)
-        return (await answered(client.job(job_id))).model_dump(mode="json")
+        found = (await answered(client.job(job_id))).model_dump(mode="json")
+        return {name: bounded(value) for name, value in found.items()}
 
     @server.tool()
     async def list_dead_groups(limit: int = 20) -> dict[str, Any]:
@@ -147,6 +151,15 @@ async def answered(call: Awaitable[T]) -> T:
         return await call
     except ApiError as error:
         raise refusal(advice(error)) from error
+
+
+def bounded(value: Any) -> Any:
+    """Return a field of an answer; where it is longer than an agent can read, its beginning as
+    text."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) <= MAX_FIELD:
+        return value
+    return f"{text[:MAX_FIELD]} … ({len(text):,} characters)"
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -12,6 +12,7 @@ import httpx
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from switchyard.cli.process.mcp import MAX_FIELD, bounded
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.ledger import Ledger
@@ -102,3 +103,10 @@ async def test_the_scopes_of_the_key_hold_for_the_tools(
         ok, said = await called(client, "get_job", job_id="x")
         assert not ok
         assert "JOBS_API_KEY" in said
+
+
+def test_a_long_field_of_a_job_is_cut_for_the_agent() -> None:
+    long = {"text": "a" * MAX_FIELD}
+    assert bounded({"text": "a"}) == {"text": "a"}
+    assert bounded(long).startswith('{"text": "aaa')
+    assert len(bounded(long)) < MAX_FIELD + 50
