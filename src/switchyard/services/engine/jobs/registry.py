@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from switchyard.broker.message import (
     MAX_PAYLOAD_VERSION,
     describe,
 )
+from switchyard.broker.patterns import complaint
 from switchyard.broker.wording import suggest
 from switchyard.services.common.errors import (
     ConflictError,
@@ -57,12 +58,25 @@ class RegistryError(Misconfigured):
     """A job type is declared wrongly, twice, or its module can't be imported."""
 
 
+@dataclass(frozen=True, slots=True)
+class PayloadFault:
+    """What is wrong at one place of a payload, without the value that is there."""
+
+    place: tuple[str | int, ...]
+    message: str
+
+
 class UnknownJobType(NotFoundError):
     """No module that was loaded declares this job type."""
 
 
 class InvalidPayload(InvalidInput):
     """The payload does not fit the job type's model; the text names the fields."""
+
+    def __init__(self, message: str, faults: Sequence[PayloadFault] = ()) -> None:
+        self.faults = tuple(faults)
+        """Each with its place; none where that is not known."""
+        super().__init__(message)
 
 
 class UpgradeFailed(InvalidPayload):
@@ -175,8 +189,9 @@ class JobType:
         except UnknownJobType:
             raise
         except ValidationError as error:
-            said = Scrubber.from_payload(payload, self.secrets).scrubbed(describe(error))
-            raise InvalidPayload(f"payload of {self.name}: {said}") from None
+            scrubber = Scrubber.from_payload(payload, self.secrets)
+            text = f"payload of {self.name}: {scrubber.scrubbed(describe(error))}"
+            raise InvalidPayload(text, _faults(error, scrubber)) from None
         except Exception as error:  # a validator of the model may raise anything
             raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from None
 
@@ -213,6 +228,18 @@ class JobType:
     @property
     def routes(self) -> tuple[Route, ...]:
         return tuple(Route(lane, self.name, self.worker) for lane in self.lanes)
+
+
+def _faults(error: ValidationError, scrubber: Scrubber) -> list[PayloadFault]:
+    return [
+        PayloadFault(
+            tuple(
+                scrubber.scrubbed(step) if isinstance(step, str) else step for step in each["loc"]
+            ),
+            scrubber.scrubbed(complaint(each)),
+        )
+        for each in error.errors(include_url=False, include_input=False)
+    ]
 
 
 def job(

@@ -12,9 +12,6 @@ from datetime import datetime
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
-from pydantic import ValidationError
-
-from switchyard.broker.patterns import complaint
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.jobs.registry import (
     InvalidPayload,
@@ -112,13 +109,10 @@ def refused(
 
 
 def _payload_complaints(error: InvalidPayload) -> Iterator[RequestFieldError]:
-    cause = error.__cause__
-    if not isinstance(cause, ValidationError):
+    if not error.faults:
         yield RequestFieldError(("payload",), str(error))
-        return
-    # Without the values: they may be private, and they are the caller's own anyway.
-    for each in cause.errors(include_url=False, include_input=False):
-        yield RequestFieldError(("payload", *each["loc"]), complaint(each))
+    for each in error.faults:
+        yield RequestFieldError(("payload", *each.place), each.message)
 
 
 def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:
