@@ -1,7 +1,8 @@
 """Notice that an event loop is blocked, and by what.
 
 While one callback runs, a loop does nothing else: no heartbeat is sent, no hot job starts, no time
-limit ends anything. Only a thread can see that, and only while it lasts can it see what runs.
+limit ends anything. Only a thread can see that, and only while it lasts can it see what runs. A
+loop that is found at work is asked for a sign of life; one that is found waiting need not wake.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from uuid import uuid4
 import structlog
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
-from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
@@ -32,13 +32,15 @@ from switchyard.services.engine.records.results import LoopBlock
 BLOCKED_AFTER = 1.0
 """Seconds that one callback may run before it counts as blocking the loop."""
 TICK_INTERVAL = 0.25
-"""Seconds between signs of life of the loop, and between looks for them."""
+"""Seconds between looks at the loop."""
 NOTED_AFTER = 5.0
 """Seconds after which a block is noted although it lasts: its end may be the worker's."""
 MAX_SHOWN_FRAMES = 12
 """Frames of a stack in the log, the innermost."""
-_IDLE = ("selectors.py", "asyncio/base_events.py", "asyncio/runners.py")
+_LOOP = ("asyncio/base_events.py", "asyncio/runners.py")
 """Files of the innermost code of a loop that runs no callback."""
+_WAIT = "selectors.py"
+"""File in which a loop waits for something to do, and others wait as well."""
 
 _JOB_ID, _JOB_TYPE = (f"{STRUCTLOG_KEY_PREFIX}{name}" for name in ("job_id", "job_type"))
 """Context variables of a job's task, and of all tasks that its handler starts."""
@@ -83,7 +85,11 @@ class LoopWatch:
         self._thread = 0
         self._used = 0.0
         """Processor seconds of the loop's thread at the latest look."""
-        self._ticked = 0.0
+        self._alive_at = 0.0
+        """When the loop is known to have begun no callback that it is still in, by a monotonic
+        clock."""
+        self._asked = False
+        """A sign of life is asked for, and has not come."""
         self._closed = threading.Event()
         self._times: defaultdict[tuple[str, ...], float] = defaultdict(float)
         self._seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
@@ -92,15 +98,14 @@ class LoopWatch:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Log, count and note every block for as long as the context lasts."""
-        self._thread, self._ticked = threading.get_ident(), time.monotonic()
-        ticking = asyncio.create_task(self._tick())
-        looking = threading.Thread(target=self._check, name="loop watch", daemon=True)
+        self._thread, self._alive_at = threading.get_ident(), time.monotonic()
+        loop = asyncio.get_running_loop()
+        looking = threading.Thread(target=self._check, args=(loop,), name="loop watch", daemon=True)
         looking.start()
         try:
             yield
         finally:
             self._closed.set()
-            await end_tasks(ticking)
             await asyncio.to_thread(looking.join)
 
     def shown(self) -> Iterable[tuple[Metric, Samples]]:
@@ -110,14 +115,13 @@ class LoopWatch:
             (names.LOOP_BLOCKED_SECONDS, dict(self._seconds)),
         ]
 
-    async def _tick(self) -> None:
-        while True:
-            self._ticked = time.monotonic()
-            await asyncio.sleep(TICK_INTERVAL)
+    def _give_sign(self) -> None:
+        self._alive_at = time.monotonic()
+        self._asked = False
 
     # --- in the thread ----------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         looked_at = time.monotonic()
         awake_since = looked_at
         while not self._closed.wait(TICK_INTERVAL):
@@ -126,7 +130,14 @@ class LoopWatch:
             if now - looked_at > BLOCKED_AFTER and not worked:
                 awake_since = now  # the whole process stood still, as one that is frozen does
             looked_at = now
-            began = max(self._ticked, awake_since)
+            if not self._asked:
+                frame = frame_of(self._thread)
+                if frame is None or _is_idle(frame):
+                    self._alive_at = now
+                    continue
+                self._asked = True
+                loop.call_soon_threadsafe(self._give_sign)
+            began = max(self._alive_at, awake_since)
             if now - began - TICK_INTERVAL > BLOCKED_AFTER and (running := self._what_runs()):
                 self._describe(began, running)
                 looked_at = time.monotonic()
@@ -145,7 +156,7 @@ class LoopWatch:
     def _what_runs(self) -> _Seen | None:
         """None of a loop that runs nothing: its host is too busy to wake it."""
         frame = frame_of(self._thread)
-        if frame is None or frame.f_code.co_filename.endswith(_IDLE):
+        if frame is None or _is_idle(frame):
             return None
         bound = _context_of(frame)
         stack = "".join(traceback.format_stack(frame)[-MAX_SHOWN_FRAMES:])
@@ -167,12 +178,12 @@ class LoopWatch:
         log = self._log.bind(job_id=seen.job_id, job_type=seen.job_type, place=seen.place)
         log.warning("event loop blocked", seconds=round(lasted, 1), stack=seen.stack)
         is_noted = False
-        while self._ticked <= began and not self._closed.wait(TICK_INTERVAL):
+        while self._alive_at <= began and not self._closed.wait(TICK_INTERVAL):
             lasted = time.monotonic() - began
             if lasted > NOTED_AFTER and not is_noted:
                 is_noted = True
                 self._keep(replace(block, seconds=lasted))
-        lasted = max(self._ticked, began + BLOCKED_AFTER) - began
+        lasted = max(self._alive_at, began + BLOCKED_AFTER) - began
         job_type = seen.job_type or names.OTHER
         self._times[job_type,] += 1
         self._seconds[job_type,] += lasted
@@ -203,6 +214,13 @@ def frame_of(thread: int) -> FrameType | None:
     finally:
         if is_collecting:
             gc.enable()
+
+
+def _is_idle(frame: FrameType) -> bool:
+    """Tell whether the innermost code of a thread is its loop, which runs no callback."""
+    waits = frame.f_code.co_filename.endswith(_WAIT)
+    inner = frame.f_back if waits else frame
+    return inner is not None and inner.f_code.co_filename.endswith(_LOOP)
 
 
 def _context_of(frame: FrameType) -> dict[str, str]:
