@@ -105,6 +105,8 @@ class BulkRunner:
 
     async def _claim(self) -> BulkOperation | None:
         try:
+            if not await self._ledger.bulk.has_free_bulk():
+                return None
             return await self._ledger.bulk.claim_bulk(self.hold, kinds=self._handlers)
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))

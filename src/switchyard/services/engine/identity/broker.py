@@ -20,7 +20,7 @@ from switchyard.broker.topology.system_marker import (
 )
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.failures import raising_broker_unavailable
-from switchyard.broker.wire.reconnector import Guard
+from switchyard.broker.wire.reconnector import Guard, Reconnector
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.system import SystemRecord
@@ -120,24 +120,32 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
     return True
 
 
-async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
+async def advance_broker(
+    settings: BrokerSettings, ledger: Ledger, reconnector: Reconnector | None = None
+) -> None:
     """Begin a new generation of ledger and broker, so that a copy of the ledger that is made now
     is known as one later. A broker that was never marked is left alone; one that has lost its mark
-    gets it again.
+    gets it again. Without `reconnector`, on a connection of its own.
 
     Raises WrongSystem, BrokerUnavailable, LedgerError.
     """
     if (await ledger.system.system()).generation == 0:
         return
+    if reconnector is not None:
+        await _advance(settings, ledger, await reconnector.connection_now())
+        return
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
-        transport = underlying(connection)
-        try:
-            with raising_broker_unavailable("can't mark the broker"):
-                async with marking_alone(transport):
-                    await guard(settings, ledger)(transport)
-                    await _write(transport, ledger, await read_mark(transport))
-        except MarkHidden as error:
-            structlog.get_logger("system").warning("system not checked", error=str(error))
+        await _advance(settings, ledger, underlying(connection))
+
+
+async def _advance(settings: BrokerSettings, ledger: Ledger, transport: Connection) -> None:
+    try:
+        with raising_broker_unavailable("can't mark the broker"):
+            async with marking_alone(transport):
+                await guard(settings, ledger)(transport)
+                await _write(transport, ledger, await read_mark(transport))
+    except MarkHidden as error:
+        structlog.get_logger("system").warning("system not checked", error=str(error))
 
 
 async def _write(connection: Connection, ledger: Ledger, before: SystemMarker | None) -> None:

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    TextClause,
+    func,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
-from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.dialect import clock, clock_of
 from switchyard.services.engine.ledger.sql.paging import fetch_page
-from switchyard.services.engine.ledger.sql.repository import Repository, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import (
     ACTIVE,
@@ -103,6 +114,12 @@ class BulkRepository(Repository):
         return await self._database.read(
             lambda connection: fetch_page(connection, query, at, key, _operation, limit, cursor)
         )
+
+    @read
+    def has_free_bulk(self, connection: Connection) -> bool:
+        """Tell whether there is an operation that nobody runs: `claim_bulk` may find one. Unlike
+        that one it holds up nobody who writes."""
+        return bool(connection.scalar(_free_bulk(connection.dialect.name)))
 
     @write
     def claim_bulk(
@@ -284,6 +301,15 @@ def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[boo
     holder, now = bulk_operations.c.holder, text(clock(connection))
     free = or_(holder.is_(None), bulk_operations.c.lease_until <= now)
     return free if hold is None else or_(free, holder == hold.holder)
+
+
+@cache  # it is run every second, and finds nothing mostly
+def _free_bulk(dialect: str) -> TextClause:
+    states = ", ".join(f"'{state.value}'" for state in sorted(ACTIVE))
+    return text(
+        f"SELECT EXISTS (SELECT 1 FROM bulk_operations WHERE state IN ({states}) "
+        f"AND (holder IS NULL OR lease_until <= {clock_of(dialect)}))"
+    )
 
 
 def _fetch(connection: Connection, operation_id: str) -> BulkOperation | None:

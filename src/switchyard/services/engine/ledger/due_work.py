@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
-from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.dialect import clock_of
 from switchyard.services.engine.ledger.sql.pausing import load_pauses
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.pauses import ActivePauses
@@ -36,24 +37,31 @@ class DueWorkReads(Repository):
         """Look for jobs that are due at that moment, recorded before another and not confirmed, or
         run by a worker that has been silent for so many seconds; and for what else is due. Times in
         seconds since the epoch."""
-        now = clock(connection)
-        # Literal states, for only then are the partial indexes known to fit.
         found = connection.execute(
-            text(
-                "SELECT "
-                "EXISTS (SELECT 1 FROM jobs WHERE state = 'scheduled' AND run_at <= :moment) "
-                "OR EXISTS (SELECT 1 FROM jobs WHERE state = 'pending' AND updated_at < :before) "
-                "OR EXISTS (SELECT 1 FROM jobs "
-                "LEFT JOIN workers ON workers.worker_id = jobs.worker_id "
-                "WHERE jobs.state = 'running' AND (workers.worker_id IS NULL "
-                "OR workers.stopped_at IS NOT NULL "
-                f"OR workers.beat_at < {now} - :silent_for)), "
-                "EXISTS (SELECT 1 FROM schedules WHERE paused_at IS NULL "
-                f"AND fire_at <= {now}) "
-                "OR EXISTS (SELECT 1 FROM schedule_firings WHERE outcome = 'due'), "
-                "EXISTS (SELECT 1 FROM limit_waits)"
-            ),
+            _due_work(connection.dialect.name),
             {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
         ).one()
-        jobs, schedules, limits = map(bool, found)
-        return DueWork(jobs, schedules, limits, ActivePauses.from_records(load_pauses(connection)))
+        jobs, schedules, limits, paused = map(bool, found)
+        pauses = load_pauses(connection) if paused else []
+        return DueWork(jobs, schedules, limits, ActivePauses.from_records(pauses))
+
+
+@cache  # it is run twice a second, and finds nothing mostly
+def _due_work(dialect: str) -> TextClause:
+    now = clock_of(dialect)
+    # Literal states, for only then are the partial indexes known to fit.
+    return text(
+        "SELECT "
+        "EXISTS (SELECT 1 FROM jobs WHERE state = 'scheduled' AND run_at <= :moment) "
+        "OR EXISTS (SELECT 1 FROM jobs WHERE state = 'pending' AND updated_at < :before) "
+        "OR EXISTS (SELECT 1 FROM jobs "
+        "LEFT JOIN workers ON workers.worker_id = jobs.worker_id "
+        "WHERE jobs.state = 'running' AND (workers.worker_id IS NULL "
+        "OR workers.stopped_at IS NOT NULL "
+        f"OR workers.beat_at < {now} - :silent_for)), "
+        "EXISTS (SELECT 1 FROM schedules WHERE paused_at IS NULL "
+        f"AND fire_at <= {now}) "
+        "OR EXISTS (SELECT 1 FROM schedule_firings WHERE outcome = 'due'), "
+        "EXISTS (SELECT 1 FROM limit_waits), "
+        "EXISTS (SELECT 1 FROM pauses WHERE ended_at IS NULL)"
+    )

@@ -14,6 +14,7 @@ import structlog
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.files.errors import StorageError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.actions.handler import action_handlers
@@ -26,7 +27,7 @@ from switchyard.services.engine.bulk.session import BulkHandler
 from switchyard.services.engine.dead.indexed import REMOVAL_INTERVAL, LeftoverRemover
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer
 from switchyard.services.engine.dead.purge import PurgeHandler
-from switchyard.services.engine.identity.broker import advance_broker
+from switchyard.services.engine.identity.broker import CONNECTION, advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_history import LaneHistoryRecorder
@@ -161,7 +162,7 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     )
     yield PeriodicDuty("look for what is due", DueWatch(context).look, intervals.turn)
     yield PeriodicDuty("index of dead letters", indexer.run)
-    yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)
+    yield PeriodicDuty("generations", partial(_keep_generations, context))
     yield PeriodicDuty("displaced jobs", returner.run)
     remover = LeftoverRemover(settings, ledger)
     yield PeriodicDuty("redriven letters", remover.run, intervals.leftovers)
@@ -209,11 +210,23 @@ class DueWatch:
             self._due.limits.set()
 
 
-async def _advance(context: DutyContext) -> None:
+async def _keep_generations(context: DutyContext) -> None:
+    """Agree on new generations with the broker, until cancelled, on one connection: to open one for
+    each took more than anything else that an idle scheduler does."""
+    log = structlog.get_logger("scheduler")
+    reconnector = Reconnector(context.settings.require_amqp_url(), CONNECTION, log)
+    advance = partial(_advance, context, reconnector)
+    try:
+        await run_duty(PeriodicDuty("generations", advance, GENERATION_INTERVAL), log)
+    finally:
+        await reconnector.close()
+
+
+async def _advance(context: DutyContext, reconnector: Reconnector) -> None:
     """Agree on a new generation with the broker, so that an old copy of the ledger is known as
     one."""
     try:
-        await advance_broker(context.settings, context.ledger)
+        await advance_broker(context.settings, context.ledger, reconnector)
     except WrongSystem as error:
         context.refuse(error)
 
