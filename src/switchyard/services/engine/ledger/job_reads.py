@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import (
-    ARRAY,
     ColumnElement,
     Connection,
     Row,
@@ -26,6 +25,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy import cast as sql_cast
+from sqlalchemy.dialects import postgresql
 
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.ledger.sql.dialect import (
@@ -419,9 +419,7 @@ def _payload_value(wanted: PayloadField, dialect: str) -> ColumnElement[str]:
         found = func.coalesce(*(_sqlite_value(f"${path}") for path in (places, names)))
         return case((func.json_valid(payload) == 1, found))
     is_readable = ~payload.regexp_match(r"\\u(0000|[dD][89a-fA-F])")
-    from sqlalchemy.dialects import postgresql
-
-    path = literal(list(wanted.keys), ARRAY(Text))
+    path = literal(list(wanted.keys), postgresql.ARRAY(Text))
     return case((is_readable, sql_cast(payload, postgresql.JSON).op("#>>")(path)))
 
 

@@ -1,4 +1,4 @@
-"""SQL that SQLite and PostgreSQL write differently: batches of rows and keys, locks, the time.
+"""The one place where SQLite and PostgreSQL differ: how many rows go in and out at once.
 
 A batch is one parameter, so the text of a statement is constant. SQLite takes it as JSON and
 answers with JSON: a statement is then one step, and the writer thread gives up the
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import to_json
 from sqlalchemy import (
-    ARRAY,
     ColumnElement,
     Connection,
     Table,
@@ -27,10 +26,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects import sqlite
-
-if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import postgresql, sqlite
 
 Columns = Mapping[str, str]
 """Names of columns with their PostgreSQL types."""
@@ -67,7 +63,7 @@ def rows_parameters(
 
 
 def keys_condition(dialect: str, column: str) -> str:
-    """Return the condition that `column` is in the parameter `keys`; see `keys_parameter`."""
+    """`column` is one of the parameter `keys`; see `keys_parameter`."""
     if dialect == "sqlite":
         return f"{column} IN (SELECT value FROM json_each(:keys))"
     return f"{column} = ANY(CAST(:keys AS text[]))"
@@ -95,8 +91,7 @@ def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
 def among(
     connection: Connection, key: ColumnElement[Any], values: Iterable[Any]
 ) -> ColumnElement[bool]:
-    """Return the condition that `key` is one of the values: one parameter, however many there
-    are."""
+    """`key` is one of the values: one parameter, however many they are."""
     return among_of(connection.dialect.name, key, values)
 
 
@@ -106,7 +101,7 @@ def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> Co
     if dialect == "sqlite":
         each = func.json_each(json.dumps(wanted)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
-    return key == any_(literal(wanted, ARRAY(key.type)))
+    return key == any_(literal(wanted, postgresql.ARRAY(key.type)))
 
 
 def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -115,7 +110,7 @@ def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElem
     if dialect == "sqlite":
         each = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
-    return key == any_(bindparam(name, type_=ARRAY(key.type)))
+    return key == any_(bindparam(name, type_=postgresql.ARRAY(key.type)))
 
 
 def list_value(dialect: str, values: Sequence[Any]) -> Any:
@@ -123,7 +118,7 @@ def list_value(dialect: str, values: Sequence[Any]) -> Any:
 
 
 def select_locked(dialect: str, columns: str, key: str, *, table: str = "jobs") -> TextClause:
-    """Return a SELECT of `columns` for the rows with these keys that locks them against changes.
+    """Select `columns` of the rows whose `key` is asked for, and keep others from changing them.
 
     PostgreSQL locks the rows, in one order in all processes; in SQLite the transaction alone
     may write.
@@ -166,12 +161,4 @@ def db_now(connection: Connection) -> float:
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """Return an INSERT that knows ON CONFLICT, which both databases write alike."""
-    return sqlite.insert(table) if is_sqlite(connection) else postgres_insert(table)
-
-
-def postgres_insert(table: Table) -> postgresql.Insert:
-    """Return PostgreSQL's INSERT. Its dialect is as much as a third of SQLAlchemy, and is imported
-    where there is such a ledger."""
-    from sqlalchemy.dialects import postgresql
-
-    return postgresql.insert(table)
+    return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
