@@ -1,4 +1,4 @@
-"""The one place where SQLite and PostgreSQL differ: how many rows go in and out at once.
+"""SQL that SQLite and PostgreSQL write differently: batches of rows and keys, locks, the time.
 
 A batch is one parameter, so the text of a statement is constant. SQLite takes it as JSON and
 answers with JSON: a statement is then one step, and the writer thread gives up the
@@ -63,7 +63,7 @@ def rows_parameters(
 
 
 def keys_condition(dialect: str, column: str) -> str:
-    """`column` is one of the parameter `keys`; see `keys_parameter`."""
+    """Return the condition that `column` is in the parameter `keys`; see `keys_parameter`."""
     if dialect == "sqlite":
         return f"{column} IN (SELECT value FROM json_each(:keys))"
     return f"{column} = ANY(CAST(:keys AS text[]))"
@@ -91,7 +91,8 @@ def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
 def among(
     connection: Connection, key: ColumnElement[Any], values: Iterable[Any]
 ) -> ColumnElement[bool]:
-    """`key` is one of the values: one parameter, however many they are."""
+    """Return the condition that `key` is one of the values: one parameter, however many there
+    are."""
     return among_of(connection.dialect.name, key, values)
 
 
@@ -118,7 +119,7 @@ def list_value(dialect: str, values: Sequence[Any]) -> Any:
 
 
 def select_locked(dialect: str, columns: str, key: str, *, table: str = "jobs") -> TextClause:
-    """Select `columns` of the rows whose `key` is asked for, and keep others from changing them.
+    """Return a SELECT of `columns` for the rows with these keys that locks them against changes.
 
     PostgreSQL locks the rows, in one order in all processes; in SQLite the transaction alone
     may write.

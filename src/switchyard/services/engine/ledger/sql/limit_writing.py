@@ -34,10 +34,10 @@ from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_wait
 from switchyard.services.engine.records.limits import WokenJob
 
 WAKE_TTL = 5.0
-"""Seconds for which room is kept for a job that was called."""
+"""Seconds for which permits are reserved for a job that was woken (`called_until`)."""
 MAX_WAKE_TTL = 300.0
-"""Seconds until a job is called again that does not come, as its queue is long, or nobody works it:
-twice as long each time, up to this. Meanwhile it stands in nobody's way."""
+"""Seconds until a job is woken again that does not come, as its queue is long, or nobody works it:
+twice as long each time, up to this. Meanwhile it holds up no other."""
 
 _Values = dict[str, Any]
 _DOUBLED_AT_MOST = 6
@@ -58,12 +58,12 @@ class PermitWrites:
     """Whole rows of jobs that wait from now on, or still."""
     waits_no_more: list[str] = field(default_factory=list)
     """Jobs."""
-    called: list[str] = field(default_factory=list)
-    """Jobs for which room is kept, in order."""
+    woken: list[str] = field(default_factory=list)
+    """Jobs that are woken, in order: permits are reserved for them."""
 
     def execute(self, connection: Connection, now: float) -> list[WokenJob]:
-        """Write all changes, and return the called jobs that still wait."""
-        lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "called": self.called}
+        """Write all changes, and return the woken jobs that still wait."""
+        lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "woken": self.woken}
         tables = {"limits": self.limits, "holds": self.holds, "waits": self.waits}
         dialect = connection.dialect.name
         values: dict[str, Any] = {"now": now}
@@ -76,19 +76,19 @@ class PermitWrites:
             ]
             for part in sorted(parts, key=_PARTS.index):
                 result = connection.execute(_single(part), tables.get(part) or values)
-                rows = result.all() if part == "called" else ()
+                rows = result.all() if part == "woken" else ()
         elif parts:
             for name, each in tables.items():
                 values |= _columns(name, each)
             result = connection.execute(_all_at_once(frozenset(parts)), values)
-            rows = result.all() if self.called else ()
-        called = {row.job_id: WokenJob(row.job_id, row.queue, row.body) for row in rows}
-        return [called[each] for each in self.called if each in called]
+            rows = result.all() if self.woken else ()
+        woken = {row.job_id: WokenJob(row.job_id, row.queue, row.body) for row in rows}
+        return [woken[each] for each in self.woken if each in woken]
 
 
 # --- the statements: made once, as that takes longer than to run them ----------------------------
 
-_PARTS = ("ended", "waits_no_more", "limits", "holds", "waits", "called")
+_PARTS = ("ended", "waits_no_more", "limits", "holds", "waits", "woken")
 """In the order in which they are written: the last one answers."""
 _TABLES = {"limits": limits, "holds": limit_holds, "waits": limit_waits}
 
@@ -112,7 +112,7 @@ def _single(part: str) -> Insert | Update | Delete:
 
 @cache
 def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
-    """Return all parts in one statement, with the answer of those that are called: PostgreSQL."""
+    """Return all parts in one statement, with the answer of those that are woken: PostgreSQL."""
     done: list[Insert | Update | Delete] = []
     for part in sorted(parts, key=_PARTS.index):
         if part not in _TABLES:
@@ -138,7 +138,7 @@ def _of_a_list(dialect: str, part: str) -> Update | Delete:
             return delete(limit_holds).where(among_listed(dialect, limit_holds.c.hold, part))
         case "waits_no_more":
             return delete(limit_waits).where(among_listed(dialect, limit_waits.c.job_id, part))
-    return _call(among_listed(dialect, limit_waits.c.job_id, part))
+    return _mark_woken(among_listed(dialect, limit_waits.c.job_id, part))
 
 
 def _changing(table: Table) -> list[str]:
@@ -163,8 +163,8 @@ def _columns(part: str, rows: Sequence[_Values]) -> dict[str, list[Any]]:
     return {f"{part}_{each.name}": [row[each.name] for row in rows] for each in _TABLES[part].c}
 
 
-def _call(mine: ColumnElement[bool]) -> Update:
-    """Note that jobs are called: their room is kept for them."""
+def _mark_woken(mine: ColumnElement[bool]) -> Update:
+    """Note that jobs were woken: their permits are reserved for them."""
     now = bindparam("now", type_=Double)
     calls = limit_waits.c.calls
     times = case((calls < _DOUBLED_AT_MOST, calls), else_=_DOUBLED_AT_MOST)
