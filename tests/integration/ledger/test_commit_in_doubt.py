@@ -14,7 +14,7 @@ from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.joins import Joining
-from switchyard.services.engine.records.results import AttemptFinished, Claimed, Existing
+from switchyard.services.engine.records.results import AttemptFinished, Claimed, Created, Existing
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox, publish_all, requests_of
@@ -27,11 +27,11 @@ from tests.support.tcp_proxy import TcpProxy
 
 
 def is_commit(seen: bytes) -> bool:
-    return b"COMMIT" in seen
+    return b"COMMIT;" in seen
 
 
 def is_fourth_commit(seen: bytes) -> bool:
-    return seen.count(b"COMMIT") >= 4  # to cut every one would let nothing go on
+    return seen.count(b"COMMIT;") >= 4  # to cut every one would let nothing go on
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
         # Whoever asks anew makes another request, and is told that the job is there.
         assert (first.job_id, then.job_id) == ("job-1", "then")
         assert isinstance(first, Existing) is arrives
-        await again(lambda: ledger.jobs.mark_queued(["job-1"], 1_800_000_001))
+        await ledger.jobs.mark_queued(["job-1"], 1_800_000_001)
         assert await again(lambda: ledger.jobs.claim(claim())) == Claimed(crashes=0, join_id="then")
         assert isinstance(await again(lambda: ledger.jobs.finish(finish())), AttemptFinished)
         record = await ledger.job_reads.get("job-1")
@@ -73,6 +73,21 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
             1_900_000_000, 10
         )  # told or not, the scheduler sees it
         assert due.id == "then"
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["committed", "not-committed"])
+async def test_a_statement_without_a_transaction_is_repeated_and_counts_once(
+    postgres_url: str, proxy: TcpProxy, arrives: bool
+) -> None:
+    async with await Ledger.open(proxy.url(postgres_url)) as ledger:
+        cut = proxy.cut_when(lambda seen: b"job-1" in seen, forward=arrives)
+        # Its own, though a request that came later would be told that the job is there.
+        assert await ledger.jobs.record(new_job()) == Created("job-1")
+        assert cut.is_set()
+        cut = proxy.cut_when(lambda seen: b"job-1" in seen, forward=arrives)
+        await ledger.jobs.mark_queued(["job-1"], 1_800_000_001)
+        assert cut.is_set()
+        assert await ledger.jobs.record(new_job()) == Existing("job-1", State.QUEUED)
 
 
 @pytest.mark.long

@@ -1,13 +1,15 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from switchyard.broker.message import Metadata
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
-from switchyard.services.engine.records.results import Claimed, Created
+from switchyard.services.engine.records.results import Claimed, Created, Existing
 from switchyard.services.engine.records.states import State
 from tests.support.commands import commands
 from tests.support.made import NOW, claim, finish, message, new_job
@@ -49,19 +51,47 @@ async def test_a_cancelled_caller_does_not_break_its_batch(ledger: Ledger) -> No
 
 async def test_all_kinds_of_writes_of_one_job_in_one_transaction(ledger: Ledger) -> None:
     # Submitted in the wrong order on purpose: the transaction puts it right.
-    finished, claimed, marked, recorded = await asyncio.gather(
+    finished, claimed, _, recorded = await asyncio.gather(
         ledger.jobs.finish(finish()),
         ledger.jobs.claim(claim()),
         ledger.jobs.mark_queued(["job-1"], NOW),
         ledger.jobs.record(new_job()),
     )
     assert finished is not None
-    assert marked == 1
     assert claimed == Claimed(crashes=0)
     assert recorded == Created("job-1")
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.SUCCEEDED, NOW)
+
+
+async def test_a_new_job_and_its_confirm_take_one_statement_each(ledger: Ledger) -> None:
+    await ledger.jobs.record(new_job("job-0"))  # measures the clock, too
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement.split()[0])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        await ledger.jobs.record(new_job("job-1"))
+        await ledger.jobs.mark_queued(["job-1"], NOW)
+        assert await ledger.jobs.record(new_job("job-1")) == Existing("job-1", State.QUEUED)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert [each for each in statements if each != "BEGIN"][:3] == ["INSERT", "UPDATE", "INSERT"]
+
+
+async def test_a_batch_of_new_and_known_jobs_and_confirms(ledger: Ledger) -> None:
+    await ledger.jobs.record_many([new_job("job-1"), new_job("job-2")])
+    known, _, new = await asyncio.gather(
+        ledger.jobs.record(new_job("job-1")),
+        ledger.jobs.mark_queued(["job-2"], NOW),
+        ledger.jobs.record(new_job("job-3")),
+    )
+    assert (known, new) == (Existing("job-1", State.PENDING), Created("job-3"))
+    counts = await ledger.job_reads.counts()
+    assert counts == {"hot": {State.PENDING: 2, State.QUEUED: 1}}
 
 
 async def test_more_operations_than_a_batch_holds(ledger: Ledger) -> None:

@@ -4,13 +4,13 @@ import pytest
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger import Ledger, to_message
-from switchyard.services.engine.ledger.jobs import SHARED_CHANGE_THRESHOLD
+from switchyard.services.engine.ledger.jobs import OWN_STATEMENT_THRESHOLD
 from switchyard.services.engine.records.errors import IdempotencyConflict, RowRejected
 from switchyard.services.engine.records.results import Created, Existing
 from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, message, new_job
 
-NOBODY = [f"nobody-{number}" for number in range(SHARED_CHANGE_THRESHOLD)]
+NOBODY = [f"nobody-{number}" for number in range(OWN_STATEMENT_THRESHOLD)]
 HOW_MANY = pytest.mark.parametrize("others", [[], NOBODY], ids=["few", "many"])
 """Few and many are marked in different ways."""
 
@@ -21,7 +21,7 @@ async def test_a_new_job_is_pending_and_a_confirmed_one_queued(
 ) -> None:
     assert await ledger.jobs.record(new_job()) == Created("job-1")
     assert await ledger.jobs.record(new_job()) == Existing("job-1", State.PENDING)
-    assert await ledger.jobs.mark_queued(["job-1", *others], NOW + 1) == 1
+    await ledger.jobs.mark_queued(["job-1", *others], NOW + 1)
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.QUEUED, NOW + 1)
@@ -35,7 +35,7 @@ async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(
     await ledger.jobs.claim(claim("job-1", "c1"))
     await ledger.jobs.claim(claim("job-2", "c2"))
     await ledger.jobs.finish(finish(job_id="job-2", claim_id="c2"))
-    assert await ledger.jobs.mark_queued(["job-1", "job-2", *others], NOW) == 0
+    await ledger.jobs.mark_queued(["job-1", "job-2", *others], NOW)
     first, second = await ledger.job_reads.get("job-1"), await ledger.job_reads.get("job-2")
     assert first is not None
     assert second is not None

@@ -38,7 +38,8 @@ async def test_what_another_request_found_is_kept_by_both(ledger: Ledger, other:
     assert await other.jobs.record(again) == Existing("job-1", State.PENDING)
     assert await ledger.jobs.rollback_inserts([first]) == [State.PENDING]
     assert await other.jobs.rollback_inserts([Created("job-1", "")]) == [State.PENDING]
-    assert await ledger.jobs.mark_queued(["job-1"], NOW) == 1
+    await ledger.jobs.mark_queued(["job-1"], NOW)
+    assert await ledger.job_reads.states(["job-1"]) == {"job-1": State.QUEUED}
 
 
 async def test_a_receipt_is_of_one_recording_only(ledger: Ledger) -> None:

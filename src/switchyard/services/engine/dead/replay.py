@@ -111,6 +111,9 @@ class _RollingBack:
             await self._database.write(tried)
         return answers[0]
 
+    async def write_each(self, work: TransactionBody[T]) -> T:
+        return await self.write(work)
+
     async def sync(self) -> None:
         await self._database.sync()
 

@@ -24,12 +24,12 @@ from switchyard.services.engine.records.results import (
     Created,
     Recorded,
 )
-from switchyard.services.engine.records.states import IN_QUEUES, UNCONFIRMED, AttemptOutcome, State
+from switchyard.services.engine.records.states import IN_QUEUES, AttemptOutcome, State
 
 Answer = TypeVar("Answer")
 
-SHARED_CHANGE_THRESHOLD = 100
-"""Number of jobs from which a change that is the same for all is written in one statement."""
+OWN_STATEMENT_THRESHOLD = 100
+"""Number of jobs from which they are marked in a statement of their own, whatever else waits."""
 
 
 class JobRepository(Repository):
@@ -84,30 +84,17 @@ class JobRepository(Repository):
             lambda connection: connection.execute(statement, keys).rowcount
         )
 
-    async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
-        """Mark jobs queued that the broker has confirmed. Returns how many that changed: a job that
-        a worker was faster to claim stays as it is."""
-        if len(job_ids) >= SHARED_CHANGE_THRESHOLD:
-            return await self._mark_many_queued(job_ids, queued_at)
-        answers = await self._committer.submit_many(
-            [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
-        )
-        return sum(_all_of(answers))
-
-    async def _mark_many_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
-        """Mark jobs as queued in one statement, as the rule is simple (`rules.may_queue`): to load,
-        change and write their rows costs three times as much."""
-        dialect = self._database.dialect
-        states = ", ".join(f"'{state}'" for state in sorted(UNCONFIRMED))
-        statement = text(
-            "UPDATE jobs SET state = 'queued', queued_at = :at, updated_at = :at "
-            f"WHERE {keys_condition(dialect, 'id')} AND state IN ({states})"
-        ).execution_options(preserve_rowcount=True)
-        # In the order in which other transactions lock them.
-        parameters = {"at": queued_at, **keys_parameter(dialect, sorted(job_ids))}
-        return await self._database.write(
-            lambda connection: connection.execute(statement, parameters).rowcount
-        )
+    async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> None:
+        """Mark jobs queued that the broker has confirmed; a job that a worker was faster to claim
+        stays as it is."""
+        if len(job_ids) >= OWN_STATEMENT_THRESHOLD:
+            confirmed = [(job_id, queued_at) for job_id in job_ids]
+            await self._database.write_each(
+                lambda connection: self._writer.mark_queued(connection, confirmed)
+            )
+        else:
+            marks = [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
+            _all_of(await self._committer.submit_many(marks))
 
     async def pin(self, job_ids: Sequence[str]) -> dict[str, State]:
         """Pin jobs that others have recorded: none of these is rolled back any more. Returns

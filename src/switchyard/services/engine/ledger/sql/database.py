@@ -10,12 +10,12 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
@@ -40,6 +40,9 @@ from switchyard.services.engine.records.errors import (
     LedgerMissing,
     LedgerUnavailable,
 )
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
 TransactionBody = Callable[[Connection], T]
@@ -82,6 +85,11 @@ class Database(Protocol):
 
     async def write(self, work: TransactionBody[T]) -> T:
         """Run `work` in a transaction; it may be run again. Raises LedgerError."""
+        ...
+
+    async def write_each(self, work: TransactionBody[T]) -> T:
+        """Run `work`, whose statements may be committed one by one: PostgreSQL is spared BEGIN and
+        COMMIT. It may be run again after statements of it were committed. Raises LedgerError."""
         ...
 
     async def sync(self) -> None:
@@ -145,6 +153,9 @@ class SqliteDatabase:
 
     async def write(self, work: TransactionBody[T]) -> T:
         return await self._run(self._writer, self._write_engine, work)
+
+    async def write_each(self, work: TransactionBody[T]) -> T:
+        return await self.write(work)
 
     async def sync(self) -> None:
         try:
@@ -228,27 +239,35 @@ class PostgresDatabase:
             },
         )
         event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)
+        # The same connections, on which each statement is a transaction.
+        self._committing = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def read(self, work: TransactionBody[T]) -> T:
-        return await self._run(work, commit=False)
+        return await self._run(partial(self._once, work))
 
     async def write(self, work: TransactionBody[T]) -> T:
+        return await self._repeat(partial(self._once, work, commit=True))
+
+    async def write_each(self, work: TransactionBody[T]) -> T:
+        return await self._repeat(partial(self._once, work, engine=self._committing))
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
         for _ in range(MAX_RACES):
             try:
-                return await self._run(work, commit=True)
+                return await self._run(attempt)
             except TransactionRaced:
                 continue
-        return await self._run(work, commit=True)
+        return await self._run(attempt)
 
     async def sync(self) -> None:
         """Return at once: the server has synced what it has committed."""
 
-    async def _run(self, work: TransactionBody[T], *, commit: bool) -> T:
+    async def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         if not self._owner.is_here:
             raise LedgerForked
         if not self._prompt:
-            return await self._run_with_retries(work, commit=commit)
-        task = asyncio.create_task(self._run_with_retries(work, commit=commit))
+            return await self._run_with_retries(attempt)
+        task = asyncio.create_task(self._run_with_retries(attempt))
         try:
             await asyncio.wait((task,), timeout=PROMPT_TIMEOUT)
             # A long query is no outage: what tells is whether the server answers a short one.
@@ -268,7 +287,7 @@ class PostgresDatabase:
         def nothing(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1")
 
-        probe = asyncio.create_task(self._run_with_retries(nothing, commit=False))
+        probe = asyncio.create_task(self._run_with_retries(partial(self._once, nothing)))
         self._given_up.add(probe)
         probe.add_done_callback(self._forget)
         await asyncio.wait((probe,), timeout=PROMPT_TIMEOUT)
@@ -282,21 +301,27 @@ class PostgresDatabase:
         if not task.cancelled():
             task.exception()  # nobody waits for it any more
 
-    async def _run_with_retries(self, work: TransactionBody[T], *, commit: bool) -> T:
+    async def _run_with_retries(self, attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             try:
-                return await self._once(work, commit=commit)
+                return await attempt()
             except _CutBeforeCommit:
                 # All connections of that age are gone from the pool now, so this is a new one.
                 # To ask each before its use would cost three round trips every time.
-                return await self._once(work, commit=commit)
+                return await attempt()
         except _CutBeforeCommit as error:
             raise_translated(error.error)
         except Exception as error:
             raise_translated(error)
 
-    async def _once(self, work: TransactionBody[T], *, commit: bool) -> T:
-        async with self._engine.connect() as connection:
+    async def _once(
+        self,
+        work: TransactionBody[T],
+        *,
+        commit: bool = False,
+        engine: AsyncEngine | None = None,
+    ) -> T:
+        async with (engine or self._engine).connect() as connection:
             try:
                 result = await connection.run_sync(self.clock.measured(work))
             except exc.DBAPIError as error:

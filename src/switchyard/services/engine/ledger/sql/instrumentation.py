@@ -41,6 +41,10 @@ class _AroundDatabase(ABC):
         with self._around("write"):
             return await self._database.write(work)
 
+    async def write_each(self, work: TransactionBody[T]) -> T:
+        with self._around("write"):
+            return await self._database.write_each(work)
+
     async def sync(self) -> None:
         await self._database.sync()
 

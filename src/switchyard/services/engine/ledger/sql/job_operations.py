@@ -38,8 +38,10 @@ class JobChange(Protocol[Answer_co]):
 class InsertJob:
     """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
 
-    __slots__ = ("_columns", "_joins", "_notice", "_receipt")
+    __slots__ = ("_columns", "_joins", "_notice", "_receipt", "is_plain")
     order: ClassVar[int] = 1
+    is_plain: bool
+    """Whether the job's row is all that is to be written."""
 
     def __init__(self, job: NewJob) -> None:
         columns = job_columns(job)
@@ -52,6 +54,8 @@ class InsertJob:
         self._notice = None if job.notice is None else InsertJob(job.notice)
         if job.joins is not None:
             columns |= {"state": State.JOINING, "joins": 1, "claim_id": None}
+        others = (job.joins, job.join_id, job.notice)
+        self.is_plain = not columns["tags"] and all(each is None for each in others)
         key = clean(job.idempotency_key)
         if key is not None:
             columns["idempotency_key"] = key
@@ -83,12 +87,20 @@ class InsertJob:
         paused = self._columns["state"] == State.PENDING and self._is_held(rows)
         if paused:
             self._columns["state"] = State.PAUSED
-        rows.jobs[self.job_id] = new_row(self._columns)
+        rows.jobs[self.job_id] = self.row()
         if self._joins is not None:
             rows.opened[self.job_id] = self._joins
         if self._notice is not None:
             self._notice.apply(rows)
         return Created(self.job_id, self._receipt, self._notice_id, paused)
+
+    def row(self) -> JobRow:
+        """Return the row to insert."""
+        return new_row(self._columns)
+
+    def created(self) -> Created:
+        """Return the answer for a plain job that was inserted and that no pause holds."""
+        return Created(self.job_id, self._receipt)
 
     def _is_held(self, rows: Rows) -> bool:
         names = ("lane", "worker", "job_type", "source")
@@ -131,14 +143,12 @@ class MarkQueued:
     job_id: str
     at: float
 
-    def apply(self, rows: Rows) -> bool:
+    def apply(self, rows: Rows) -> None:
         row = rows.jobs.get(self.job_id)
-        if row is None or not rules.may_queue(row):
-            return False
-        row.state = State.QUEUED
-        row.queued_at = row.updated_at = self.at
-        row.changed = True
-        return True
+        if row is not None and rules.may_queue(row):
+            row.state = State.QUEUED
+            row.queued_at = row.updated_at = self.at
+            row.changed = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,22 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.dialect import clock_of
 from switchyard.services.engine.records.pauses import PauseRecord, PauseScope
+
+
+def pauses_in_force(dialect: str) -> str:
+    """Return the FROM and WHERE of the pauses that are in force, as SQL."""
+    return (
+        f"FROM pauses WHERE ended_at IS NULL AND (ends_at IS NULL OR ends_at > {clock_of(dialect)})"
+    )
 
 
 def load_pauses(connection: Connection) -> list[PauseRecord]:
     """Return the pauses that are in force, the oldest first."""
     query = text(
         "SELECT id, scope, target, reason, created_by, created_at, ends_at, ended_at, ended_by "
-        "FROM pauses WHERE ended_at IS NULL "
-        f"AND (ends_at IS NULL OR ends_at > {clock(connection)}) ORDER BY created_at, id"
+        f"{pauses_in_force(connection.dialect.name)} ORDER BY created_at, id"
     )
     return [to_pause(row) for row in connection.execute(query)]
 

@@ -12,7 +12,7 @@ from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.committer import GroupCommitter
 from switchyard.services.engine.ledger.sql.database import Database
 from switchyard.services.engine.ledger.sql.job_operations import JobChange
-from switchyard.services.engine.ledger.sql.job_writer import JobWriter
+from switchyard.services.engine.ledger.sql.job_writer import JobWriter, need_no_rows
 from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch
 from switchyard.services.engine.records.limits import PermitAnswer
 from switchyard.services.engine.records.results import HeldByPause
@@ -40,6 +40,12 @@ class LedgerCore:
         await self.database.close()
 
     async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
+        if need_no_rows(operations):
+            done = await self.database.write_each(
+                lambda connection: self.writer.run_unloaded(connection, operations)
+            )
+            if done is not None:
+                return done
         answers = await self.database.write(
             lambda connection: self.writer.run(connection, operations)
         )
