@@ -166,6 +166,29 @@ async def test_a_rerun_halts_when_too_many_of_its_jobs_die_and_goes_on_when_resu
     assert ActionProgress.from_operation(ended).failed == 12
 
 
+async def test_a_rerun_publishes_its_canary_first_and_halts_where_one_of_it_dies(
+    system: System,
+) -> None:
+    await system.start_worker()
+    ids = [await system.publish("hot.scripted", {"steps": ["dead"]}) for _ in range(6)]
+    await system.wait_until_all(ids, State.DEAD)
+    spec = ActionSpec(RERUN, JobFilter(job_type="scripted"), canary=2)
+    halted = await run(system, await start(system, spec))
+    assert halted.state is BulkState.HALTED
+    assert "canary" in (halted.note or "")
+    assert 1 <= ActionProgress.from_operation(halted).done <= 2
+
+
+async def test_a_canary_that_succeeds_lets_the_others_go(system: System) -> None:
+    await system.start_worker()
+    ids = [await system.publish("hot.noop", {"n": number}) for number in range(6)]
+    await system.wait_until_all(ids, State.SUCCEEDED)
+    spec = ActionSpec(RERUN, JobFilter(job_type="noop"), canary=2)
+    ended = await run(system, await start(system, spec))
+    progress = ActionProgress.from_operation(ended)
+    assert (ended.state, progress.done, progress.succeeded) == (BulkState.COMPLETED, 6, 6)
+
+
 async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
     broker: TestBroker, database_url: str
 ) -> None:
@@ -317,6 +340,8 @@ async def test_an_action_is_paused_goes_on_and_keeps_its_limit(system: System) -
         (ActionSpec(MOVE, JobFilter(lane="hot"), priority=11), "priority must be 0 to 10"),
         (ActionSpec(RERUN, JobFilter(lane="hot"), halt_on=2.0), "halt_on"),
         (ActionSpec(CANCEL, JobFilter(lane="hot"), halt_on=0.5), "are for reruns"),
+        (ActionSpec(MOVE, JobFilter(lane="hot"), priority=1, canary=2), "are for reruns"),
+        (ActionSpec(RERUN, JobFilter(lane="hot"), canary=0), "canary must be 1 or more"),
         (ActionSpec(CANCEL, JobFilter(lane="hot"), priority=3), "are for moves"),
     ],
 )

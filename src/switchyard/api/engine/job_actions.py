@@ -133,6 +133,7 @@ def action_spec(state: ApiState, order: NewJobAction) -> ActionSpec:
         priority=order.priority,
         limit=order.limit,
         halt_on=order.halt_on,
+        canary=order.canary,
         remote=True,
     )
     spec.check()

@@ -112,6 +112,13 @@ class NewJobAction(RequestModel):
     rate: float | None = Field(
         default=None, ge=MIN_RATE, le=MAX_RATE, description="Jobs a second; null: no limit."
     )
+    canary: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Of a rerun: publish this many first, and the others only after all of these "
+        "have succeeded.",
+    )
     halt_on: float | None = Field(
         default=None,
         gt=0,

@@ -23,6 +23,7 @@ def start_job_action(
     limit: int | None = None,
     rate: float | None = None,
     halt_on: float | None = None,
+    canary: int | None = None,
     reason: str | None = None,
 ) -> Call[models.JobActionView]:
     """Cancel, rerun or move the jobs that fit; a scheduler does it."""
@@ -35,6 +36,7 @@ def start_job_action(
         "limit": limit,
         "rate": rate,
         "halt_on": halt_on,
+        "canary": canary,
         "reason": reason,
     }
     read = models.JobActionView.model_validate_json

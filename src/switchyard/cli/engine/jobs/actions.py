@@ -138,6 +138,14 @@ def rerun(
     priority: PriorityOption = None,
     max_attempts: AttemptsOption = None,
     limit: LimitOption = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Publish this many first, and the others only after all of these have "
+            "succeeded. If one dies, the rerun halts.",
+        ),
+    ] = None,
     halt_on: Annotated[
         str | None,
         typer.Option(
@@ -162,7 +170,7 @@ def rerun(
     ```
     jobctl jobs rerun ID --set payload.max_words=80
     jobctl jobs rerun --source nightly --since 1h --slower-than 5s
-    jobctl jobs rerun --type embed_text --state succeeded --rate 50/s --halt-on 20%
+    jobctl jobs rerun --type embed_text --state succeeded --canary 5 --halt-on 20%
     ```
     """
     from switchyard.services.engine.actions.spec import ActionSpec
@@ -174,6 +182,7 @@ def rerun(
         change_of(to, assignments, merge, jq, priority, max_attempts),
         limit=limit,
         halt_on=None if halt_on is None else percentage(halt_on),
+        canary=canary,
         remote=False,
     )
     act(spec, chosen, ids, how, include)

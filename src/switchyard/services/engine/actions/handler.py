@@ -28,6 +28,7 @@ from switchyard.services.engine.actions.spec import (
     rerun_id_of,
     rerun_outcomes,
 )
+from switchyard.services.engine.bulk.halting import Halted, HaltRule
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkHandler, BulkSession
 from switchyard.services.engine.dead.changes import (
@@ -60,9 +61,7 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.redrive.redrive_progress import (
     MAX_KEPT_NOTES,
-    MIN_SAMPLE,
     STATE_POLL_INTERVAL,
-    Halted,
 )
 from switchyard.services.engine.redrive.sending import QueueCapacity
 from switchyard.services.engine.runtime.worker_commands import send_cancel
@@ -130,6 +129,7 @@ class ActionRun(ABC):
         self.publisher = publisher
         self.capacity: QueueCapacity | None = None
         self.progress = ActionProgress.from_operation(session.operation)
+        self._rule = HaltRule(spec.canary, spec.halt_on)
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
         self._looked_at = float("-inf")
 
@@ -184,7 +184,7 @@ class ActionRun(ABC):
                 self.spec.which, TAKES[self.spec.action], at_most=limit
             )
             self.progress = replace(self.progress, total=total)
-        if self.spec.halt_on is not None:
+        if self._rule.depends_on_outcomes:
             await self._read_outcomes()
             if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
                 self._cursor["baseline"] = [self.progress.succeeded, self.progress.failed]
@@ -207,7 +207,10 @@ class ActionRun(ABC):
     async def _act_on_some(self, waiting: deque[JobSummary], traffic: HotTraffic) -> None:
         allowed = await self._allowance()
         if allowed == 0:
-            await self.session.move(BulkState.RUNNING, "waits for the ends of earlier new jobs")
+            done, failed = self._since_baseline()
+            why = "waits for the ends of earlier new jobs"
+            note = why if self._canary_left is None else self._rule.canary_note(done, failed)
+            await self.session.move(BulkState.RUNNING, note)
             await self._save()
             await self.session.sleep(STATE_POLL_INTERVAL)
             return
@@ -221,26 +224,40 @@ class ActionRun(ABC):
         is_hot = all(job.lane == HOT.name for job in some)
         async with nullcontext() if is_hot else traffic.turn(self.session):
             await self.act(some, noted)
+        if self.spec.canary is not None and self._canary_left is not None:
+            self._looked_at = float("-inf")  # those that have just gone count at once
         self._cursor["after"] = [some[-1].created_at, some[-1].id]
         await self._save()
 
     async def _allowance(self) -> int:
         """Return how many jobs may be changed now. Raises Halted."""
-        if self.spec.halt_on is None:
+        if not self._rule.depends_on_outcomes:
             return BATCH
         await self._check_outcomes()
         open_jobs = self.progress.unfinished
-        return max(0, min(BATCH, (self.session.operation.max_open or BATCH) - open_jobs))
+        allowed = min(BATCH, (self.session.operation.max_open or BATCH) - open_jobs)
+        left = self._canary_left
+        return max(0, allowed if left is None else min(allowed, left))
 
     async def _check_outcomes(self) -> None:
         if time.monotonic() - self._looked_at >= STATE_POLL_INTERVAL:
             await self._read_outcomes()
-        before = self._cursor["baseline"]
-        failed = self.progress.failed - before[1]
-        ended = failed + self.progress.succeeded - before[0]
-        if failed and failed >= (self.spec.halt_on or 1) * max(ended, MIN_SAMPLE):
+        try:
+            self._rule.check(*self._since_baseline(), "new jobs have died")
+        except Halted:
             del self._cursor["baseline"]  # what has failed so far belongs to this halt
-            raise Halted(f"{failed} of {ended} new jobs have died ({failed / ended:.0%})")
+            raise
+
+    @property
+    def _canary_left(self) -> int | None:
+        return self._rule.canary_left(*self._since_baseline(), self.progress.unfinished)
+
+    def _since_baseline(self) -> tuple[int, int]:
+        """Return how many new jobs have ended, and failed of these, since it began, or was resumed
+        after the last halt."""
+        succeeded, died = self._cursor["baseline"]
+        failed = self.progress.failed - died
+        return failed + self.progress.succeeded - succeeded, failed
 
     async def _read_outcomes(self) -> None:
         outcomes: dict[str, Any] = await rerun_outcomes(self.ledger, self.session.operation)
@@ -249,7 +266,7 @@ class ActionRun(ABC):
 
     async def _drain(self) -> None:
         """Wait for the ends of the new jobs, where the action depends on them. Raises Halted."""
-        if self.spec.halt_on is None:
+        if not self._rule.depends_on_outcomes:
             return
         while True:
             await self._read_outcomes()

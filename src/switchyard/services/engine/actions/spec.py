@@ -47,6 +47,8 @@ class ActionSpec:
     """Maximum number of jobs, oldest first; None: no limit."""
     halt_on: float | None = None
     """Of a rerun: the fraction of ended jobs (above 0, at most 1) that may die before it halts."""
+    canary: int | None = None
+    """Of a rerun: publish so many first, and the others only after all of these have succeeded."""
     undo_of: str | None = None
     """Of a move: the earlier move whose jobs go back to where they were."""
     remote: bool = True
@@ -69,9 +71,11 @@ class ActionSpec:
         elif self.lane is not None or self.priority is not None or self.undo_of is not None:
             raise InvalidAction("a lane and a priority are for moves")
         if self.action is not JobAction.RERUN and not (
-            self.change.is_empty and self.halt_on is None
+            self.change.is_empty and self.halt_on is None and self.canary is None
         ):
-            raise InvalidAction("a change and halt_on are for reruns")
+            raise InvalidAction("a change, a canary and halt_on are for reruns")
+        if self.canary is not None and self.canary < 1:
+            raise InvalidAction("canary must be 1 or more")
         if self.halt_on is not None and not 0 < self.halt_on <= 1:
             raise InvalidAction("halt_on must be above 0 and at most 1 (or 100 %)")
         self.change.check()
@@ -96,6 +100,7 @@ class ActionSpec:
             "priority": self.priority,
             "limit": self.limit,
             "halt_on": self.halt_on,
+            "canary": self.canary,
             "undo_of": self.undo_of,
         }
         set_fields = {name: value for name, value in plain.items() if value not in (None, {})}
@@ -200,7 +205,7 @@ async def start_action(
         created_by=created_by,
         reason=reason,
         rate=rate,
-        max_open=HALT_WINDOW if spec.halt_on is not None else None,
+        max_open=None if spec.halt_on is None and spec.canary is None else HALT_WINDOW,
         hold=hold,
     )
 

@@ -15,6 +15,7 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import queue_depths
+from switchyard.services.engine.bulk.halting import Halted
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.indexed import indexed_in_turn
@@ -29,7 +30,6 @@ from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.redrive.redrive_pass import RedrivePass
 from switchyard.services.engine.redrive.redrive_progress import (
     STATE_POLL_INTERVAL,
-    Halted,
     RedriveRun,
 )
 from switchyard.services.engine.redrive.sending import LetterSender, QueueCapacity

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from switchyard.services.engine.bulk.halting import Halted, HaltRule
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.letters import DeadLetterLike, was_dead
@@ -22,12 +23,6 @@ STATE_POLL_INTERVAL = 0.3
 NOTE_INTERVAL = 0.5
 """Seconds between two notes of how far it has come."""
 MAX_KEPT_NOTES = 20
-MIN_SAMPLE = 10
-"""As if so many letters had ended, where fewer have: one failure of the first three is no sign."""
-
-
-class Halted(Exception):
-    """Raised where a redrive stops itself; the text says why."""
 
 
 class RedriveRun:
@@ -44,6 +39,7 @@ class RedriveRun:
         """Of this pass."""
         self.canary: str | None = None
         """How far the canary is, while nothing but it may be sent."""
+        self._rule = HaltRule(spec.canary, spec.halt_on)
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
         self._before = RedriveProgress.from_operation(session.operation)
@@ -103,18 +99,15 @@ class RedriveRun:
         if self.spec.limit is not None:
             limits.append(self.spec.limit - self._planned)
         max_open = self.session.operation.max_open
-        if self.spec.canary is not None or max_open is not None or self.spec.halt_on is not None:
+        if self._rule.depends_on_outcomes or max_open is not None:
             await self.check_outcomes()
             done, failed = self._since_baseline()
             if max_open is not None:
                 limits.append(max_open - self._open)
-            if self.spec.canary is not None and done - failed < self.spec.canary:
-                # The canary: the first ones, or those after the last halt.
-                limits.append(self.spec.canary - done - self._open)
-                succeeded = f"{done - failed} of {self.spec.canary} have succeeded"
-                self.canary = f"canary: {succeeded}"
-            else:
-                self.canary = None
+            left = self._rule.canary_left(done, failed, self._open)
+            if left is not None:
+                limits.append(left)
+            self.canary = None if left is None else self._rule.canary_note(done, failed)
         return max(0, min(limits)) if limits else None
 
     async def check_outcomes(self, *, now: bool = False) -> None:
@@ -122,10 +115,10 @@ class RedriveRun:
         if time.monotonic() - self._looked >= STATE_POLL_INTERVAL or now:
             await self._read_outcomes()
         done, failed = self._since_baseline()
-        if self.spec.canary is not None and failed and done <= self.spec.canary:
-            raise self._halted(f"canary: {failed} of {done} failed again")
-        if self.spec.halt_on is not None and failed >= self.spec.halt_on * max(done, MIN_SAMPLE):
-            raise self._halted(f"{failed} of {done} failed again ({failed / done:.0%})")
+        try:
+            self._rule.check(done, failed, "failed again")
+        except Halted as halted:
+            raise self._halted(str(halted)) from None
 
     def _halted(self, why: str) -> Halted:
         # Whoever resumes it wants to try again, and not to hear the same again: what fails until
@@ -138,7 +131,7 @@ class RedriveRun:
         Halted."""
         while True:
             await self.check_outcomes(now=True)
-            if not self._open or (self.spec.canary is None and self.spec.halt_on is None):
+            if not self._open or not self._rule.depends_on_outcomes:
                 return
             await self.session.move(BulkState.DRAINING, "all are sent; waits for their ends")
             await self.save_notes()
