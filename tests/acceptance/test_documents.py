@@ -93,7 +93,7 @@ def test_a_refused_file_does_not_hold_up_the_others(
     assert done.returncode == 1
     assert done.stdout.split()[1:] == [papers[0]]
     assert f"{picture}: The content is not supported" in done.stderr
-    assert f"{tmp_path / 'none.pdf'}: No such file" in done.stderr
+    assert f"can't read '{tmp_path / 'none.pdf'}': there is no such file" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -102,7 +102,7 @@ def test_a_pipe_is_refused_in_a_line(shell: CommandLine, tmp_path: Path) -> None
     os.mkfifo(pipe)
     refused = shell.run("documents", "upload", str(pipe))
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == f"{pipe}: a pipe can't be sent: save it to a file first\n"
+    assert refused.stderr == f"can't read '{pipe}': a pipe can't be sent: save it to a file first\n"
 
 
 def test_what_is_no_document_is_not_classified(shell: CommandLine) -> None:
@@ -117,7 +117,7 @@ def test_the_text_of_a_file(shell: CommandLine, tmp_path: Path) -> None:
     assert "The tide rises, the tide falls." in shell.ok("documents", "text", str(note))
     assert shell.json("documents", "text", str(note))["page_count"] == 1
     assert shell.json("documents", "list") == []
-    assert "No such file" in shell.fails("documents", "text", str(tmp_path / "none"))
+    assert "there is no such file" in shell.fails("documents", "text", str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(

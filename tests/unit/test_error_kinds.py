@@ -65,7 +65,7 @@ SIGNALS = {
     "services.pipeline.index.index_rebuild._NotBuilding": "ends a build that another process ended",
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
-    "services.engine.redrive.redrive_progress.Halted": "ends a pass of a paused redrive",
+    "services.engine.bulk.halting.Halted": "ends a pass of an operation that stops itself",
     "services.engine.runtime.process_pool.ProcessEnded": "becomes a failure or ProcessCrashed",
     "services.engine.runtime.running_job.ClaimLost": "ends the run of a job that is another's",
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
