@@ -25,9 +25,13 @@ from types import FrameType
 
 GUARD, TESTS = __file__, str(Path(__file__).parents[1])  # `main` gives this module another name
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
-STARTS = (f"{PRODUCT}/cli/", f"{PRODUCT}/api/server.py")
+STARTS = (
+    f"{PRODUCT}/cli/",
+    f"{PRODUCT}/api/server.py",
+    f"{PRODUCT}/services/engine/testing/",
+)
 """Code in whose task a process begins, when nothing else is in its loop yet, or which is a command
-that has its loop for itself."""
+or a user's test that has its loop for itself."""
 LOOP = "_run_once"
 """What calls callbacks, in asyncio's loop."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
