@@ -36,7 +36,7 @@ LOOP = "_run_once"
 """What calls callbacks, in asyncio's loop."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
-MAX_BLOCK = 0.2
+MAX_BLOCK = 0.5
 """Seconds of processor time, at the speed of a processor that nobody else uses. What loads a
 library or a model takes more; below it, the machine decides as much as the code."""
 SAMPLE_INTERVAL = 0.02

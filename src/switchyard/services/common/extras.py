@@ -11,13 +11,13 @@ from switchyard.services.common.errors import Misconfigured
 MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
     extra: frozenset(modules.split())
     for extra, modules in {
-        "archive": "duckdb",
         "api": "fastapi fastapi_offline httptools jinja2 python_multipart starlette uvicorn uvloop",
         "llm": "openai tenacity",
         "documents": "PIL Stemmer lancedb lxml numpy protego pyarrow pymupdf pypdfium2 safetensors "
         "tokenizers trafilatura webencodings wordllama",
         "citations": "pycrfsuite",
         "graph": "scipy sknetwork",
+        "archive": "duckdb",
         "jq": "jq",
         "mcp": "mcp",
         "ocr": "cv2 onnxruntime rapidocr",
