@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.times import to_datetime
 from switchyard.broker.wording import pluralize, size_in_words
 from switchyard.cli.base.common import (
     IncludeOption,
@@ -123,11 +123,11 @@ def query(
 ) -> None:
     """Ask the archive by SQL, as DuckDB has it. Only one SELECT; it reads nothing else.
 
+    ```
     jobctl archive query "SELECT job_type, count(*) FROM jobs GROUP BY ALL"
-
     jobctl archive query "DESCRIBE jobs"
-
-    jobctl archive query --ledger "SELECT tags['team'] AS team, count(*) FROM jobs GROUP BY ALL"
+    jobctl archive query --ledger "SELECT id FROM jobs WHERE tags['team'] = 'ml'"
+    ```
     """
     quiet_logs()
     ages = (optional_duration(since), optional_duration(until))
@@ -233,7 +233,7 @@ def _day(file: ArchiveFile) -> str:
 
 
 def _date(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).date().isoformat()
+    return to_datetime(moment).date().isoformat()
 
 
 def _some(keys: Sequence[str]) -> str:
@@ -256,18 +256,15 @@ def _as_json(found: ArchiveContents) -> dict[str, Any]:
 
 
 def _file_as_json(file: ArchiveFile) -> dict[str, Any]:
-    def moment(at: float | None) -> datetime | None:
-        return None if at is None else datetime.fromtimestamp(at, UTC)
-
     return {
         "key": file.key,
         "jobs": file.jobs,
         "attempts": file.attempts,
         "bytes": file.bytes,
         "sha256": file.sha256,
-        "oldest_at": moment(file.oldest_at),
-        "newest_at": moment(file.newest_at),
-        "created_at": moment(file.created_at),
-        "settled_at": moment(file.settled_at),
+        "oldest_at": to_datetime(file.oldest_at),
+        "newest_at": to_datetime(file.newest_at),
+        "created_at": to_datetime(file.created_at),
+        "settled_at": None if file.settled_at is None else to_datetime(file.settled_at),
         "kept": len(file.kept),
     }

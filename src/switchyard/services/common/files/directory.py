@@ -73,11 +73,7 @@ class FileDirectory:
     def _sync_folders(self, folder: Path) -> None:
         """Bring the names in a folder to the disk, and those of the folders above it."""
         while folder.is_relative_to(self.root):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_folder(folder)
             folder = folder.parent
 
     def put(self, key: str, data: bytes) -> None:
@@ -154,6 +150,15 @@ class FileDirectory:
                         yield batch
                         batch = []
         yield batch
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: those of files that were made or renamed there."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _stored(key: str, found: os.stat_result) -> StoredFile:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 QUERY_MEMORY = "512MB"
 QUERY_ROOM = "8GB"
 """Of temporary files."""
-MAX_ROWS = 100_000
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Of all values together, as text."""
 READ_AT_ONCE = 100

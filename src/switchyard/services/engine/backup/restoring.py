@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from switchyard.services.common.errors import ConflictError
+from switchyard.services.common.files.directory import sync_folder
 from switchyard.services.common.files.errors import DiskFull, mapping_disk_full
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backup.archive import (
@@ -225,7 +226,7 @@ class _Place:
                 new.rmdir()
         os.sync()
         self.new_ledger(stamp).rename(self.ledger)
-        _sync_folder(self.ledger.parent)
+        sync_folder(self.ledger.parent)
         self._journal.unlink()
 
     def undo(self) -> bool:
@@ -282,12 +283,4 @@ def _write_durably(file: Path, text: str) -> None:
         writing.flush()
         os.fsync(writing.fileno())
     new.rename(file)
-    _sync_folder(file.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(file.parent)

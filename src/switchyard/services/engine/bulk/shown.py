@@ -22,13 +22,13 @@ def shown_operation(registry: Registry, operation: BulkOperation) -> BulkOperati
     spec = _shown_parts(registry, operation.spec)
     if isinstance(change := spec.get("change"), Mapping):
         spec["change"] = _shown_parts(registry, change)
-    if isinstance(which := spec.get("filter"), Mapping) and "payload" in which:
-        path, _, value = str(which["payload"]).partition("=")
+    if isinstance(chosen := spec.get("filter"), Mapping) and "payload" in chosen:
+        path, _, value = str(chosen["payload"]).partition("=")
         shown = _shown_at(registry, path, value)
-        spec["filter"] = {**which, "payload": f"{path}={shown}"}
+        spec["filter"] = {**chosen, "payload": f"{path}={shown}"}
         if shown != value:
-            said = operation.title.replace(f"{path}={value}", f"{path}={shown}")
-            operation = replace(operation, title=said)
+            title = operation.title.replace(f"{path}={value}", f"{path}={shown}")
+            operation = replace(operation, title=title)
     return replace(operation, spec=spec)
 
 

@@ -296,11 +296,15 @@ def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
     }
 
 
-def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool]:
+def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool] | TextClause:
     """Tell whether nobody runs it, or whoever has that hold."""
-    holder, now = bulk_operations.c.holder, text(clock(connection))
-    free = or_(holder.is_(None), bulk_operations.c.lease_until <= now)
-    return free if hold is None else or_(free, holder == hold.holder)
+    free = text(_unheld(connection.dialect.name))
+    return free if hold is None else or_(free, bulk_operations.c.holder == hold.holder)
+
+
+def _unheld(dialect: str) -> str:
+    """Return the condition that nobody runs an operation, as SQL."""
+    return f"(holder IS NULL OR lease_until <= {clock_of(dialect)})"
 
 
 @cache  # it is run every second, and finds nothing mostly
@@ -308,7 +312,7 @@ def _free_bulk(dialect: str) -> TextClause:
     states = ", ".join(f"'{state.value}'" for state in sorted(ACTIVE))
     return text(
         f"SELECT EXISTS (SELECT 1 FROM bulk_operations WHERE state IN ({states}) "
-        f"AND (holder IS NULL OR lease_until <= {clock_of(dialect)}))"
+        f"AND {_unheld(dialect)})"
     )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from sqlalchemy import Connection, TextClause, text
 
 from switchyard.services.engine.ledger.sql.dialect import clock_of
-from switchyard.services.engine.ledger.sql.pausing import load_pauses
+from switchyard.services.engine.ledger.sql.pausing import load_pauses, pauses_in_force
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.pauses import ActivePauses
 
@@ -63,5 +63,5 @@ def _due_work(dialect: str) -> TextClause:
         f"AND fire_at <= {now}) "
         "OR EXISTS (SELECT 1 FROM schedule_firings WHERE outcome = 'due'), "
         "EXISTS (SELECT 1 FROM limit_waits), "
-        "EXISTS (SELECT 1 FROM pauses WHERE ended_at IS NULL)"
+        f"EXISTS (SELECT 1 {pauses_in_force(dialect)})"
     )

@@ -114,8 +114,8 @@ class Pruner:
             return
         report = await (self.make_pass() if self._archiver is None else self.prune())
         took = time.monotonic() - began
-        rest = REST_RATIO * took if self._archiver is None else ARCHIVE_INTERVAL
-        self._idle_until = time.monotonic() + max(rest, REST_RATIO * took)
+        least = 0.0 if self._archiver is None else ARCHIVE_INTERVAL
+        self._idle_until = time.monotonic() + max(least, REST_RATIO * took)
         if report.rows:
             structlog.get_logger("scheduler").info(
                 "old records removed",
