@@ -44,17 +44,17 @@ def keep_from_children(connected: Connected) -> None:
 
 @cache
 def _kept() -> WeakSet[Connected]:
-    kept: WeakSet[Connected] = WeakSet()
-    os.register_at_fork(after_in_child=lambda: _lead_nowhere(kept))
-    return kept
+    connections: WeakSet[Connected] = WeakSet()
+    os.register_at_fork(after_in_child=lambda: _lead_nowhere(connections))
+    return connections
 
 
-def _lead_nowhere(kept: WeakSet[Connected]) -> None:
+def _lead_nowhere(connections: WeakSet[Connected]) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for connected in list(kept):
+    for connected in list(connections):
         # A number stays taken: closed, it would soon be that of something else.
         with suppress(OSError, ValueError, AttributeError):
             if (number := connected.fileno()) >= 0:
                 os.dup2(nowhere, number, inheritable=False)
-    kept.clear()
+    connections.clear()
     os.close(nowhere)

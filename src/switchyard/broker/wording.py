@@ -26,14 +26,14 @@ def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
     NUL, which PostgreSQL refuses, and halves of a surrogate pair, which UTF-8 can't say, are
     written as `\\x00` and `\\ud800`. The start is kept, or with `keep_end` the end.
     """
-    kept = slice(-limit, None) if keep_end else slice(limit)
+    part = slice(-limit, None) if keep_end else slice(limit)
     # Not `text[…]`: a class derived from str may do something else, and is to leave no trace.
-    text = str.__getitem__(text, kept)
+    text = str.__getitem__(text, part)
     if "\x00" in text:
         text = text.replace("\x00", "\\x00")
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
-    return text[kept]
+    return text[part]
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -180,8 +180,8 @@ PANELS = {
 }
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         from importlib.metadata import version
 
         echo(version("switchyard"))
@@ -253,8 +253,8 @@ def _wrong_usage(error: typer.TyperException) -> int:
         return USAGE
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     # What a type of ours says of a value comes with pydantic's words before it.
-    said = one_line(message).replace(": Value error, ", ": ").rstrip(".")
-    return _failed(said + hint, USAGE)
+    reason = one_line(message).replace(": Value error, ", ": ").rstrip(".")
+    return _failed(reason + hint, USAGE)
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

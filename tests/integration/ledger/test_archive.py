@@ -74,7 +74,7 @@ class Archive:
             self.ledger,
             self.storage,
             hiding_secrets(self.registry),
-            wanted=ArchiveRange(**wanted),
+            archive_range=ArchiveRange(**wanted),
             limit=limit,
             timeout=timeout,
         )

@@ -120,7 +120,7 @@ async def test_no_statement_has_a_password_in_it(
     assert any("ROLE %I" in each for each in sent)
     assert not any(made.password in each for each in sent)
     with pytest.raises(LedgerError, match="printable ASCII"):
-        await users.make_database_users(owner, prefix, given={"reader": "größer"})
+        await users.make_database_users(owner, prefix, passwords={"reader": "größer"})
 
 
 def test_whoever_does_not_own_the_tables_is_told_who_does(

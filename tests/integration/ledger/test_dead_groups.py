@@ -52,12 +52,17 @@ async def test_groups_are_of_one_state(ledger: Ledger) -> None:
     assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1]
     assert [
         group.sample.id
-        for group in await ledger.dead_letters.dead_groups(wanted=DeadLetterFilter(state="purged"))
+        for group in await ledger.dead_letters.dead_groups(
+            letter_filter=DeadLetterFilter(state="purged")
+        )
     ] == ["a"]
     assert [
-        group.count for group in await ledger.dead_letters.dead_groups(wanted=DeadLetterFilter())
+        group.count
+        for group in await ledger.dead_letters.dead_groups(letter_filter=DeadLetterFilter())
     ] == [2]
-    assert await ledger.dead_letters.dead_groups(wanted=DeadLetterFilter(state="dropped")) == []
+    assert (
+        await ledger.dead_letters.dead_groups(letter_filter=DeadLetterFilter(state="dropped")) == []
+    )
 
 
 async def test_letters_of_before_there_were_groups_get_theirs(ledger: Ledger) -> None:

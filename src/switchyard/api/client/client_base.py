@@ -88,10 +88,10 @@ class ClientBase(Operations, ABC):
         is called before each such pause with the error and the seconds.
         Raises ValueError for an invalid address or key.
         """
-        given = base_url or os.environ.get("JOBS_API_URL") or DEFAULT_URL
-        shown = given.rpartition("@")[2]  # a password may stand before it
+        address = base_url or os.environ.get("JOBS_API_URL") or DEFAULT_URL
+        shown = address.rpartition("@")[2]  # a password may stand before it
         try:
-            self.base_url = httpx.URL(given.rstrip("/"))
+            self.base_url = httpx.URL(address.rstrip("/"))
         except httpx.InvalidURL as error:
             raise ValueError(f"{shown!r} is not the address of an API: {error}") from error
         if self.base_url.scheme not in ("http", "https") or not self.base_url.host:

@@ -111,17 +111,17 @@ def error_of(answer: httpx.Response) -> ApiError:
         problem = ProblemDetails.model_validate_json(answer.content)
     except ValidationError:
         phrase = f"{answer.status_code} {answer.reason_phrase}".strip()
-        said = f"{answer.url.host} answered {phrase}"
+        reason = f"{answer.url.host} answered {phrase}"
         if answer.is_redirect:
-            said += f", to {answer.headers['location'][:200]}: is that the address of the API?"
+            reason += f", to {answer.headers['location'][:200]}: is that the address of the API?"
         elif answer.content:
-            said += f": {quoted_answer(answer.content)}"
-        error = _class_of(answer.status_code)(said)
+            reason += f": {quoted_answer(answer.content)}"
+        error = _class_of(answer.status_code)(reason)
         error.status = answer.status_code
         error.retry_after = _seconds(answer)
         return error
-    said = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
-    error = _class_of(answer.status_code)(said)
+    reason = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+    error = _class_of(answer.status_code)(reason)
     error.status = answer.status_code
     error.kind = problem.type.removeprefix(TYPE_BASE)
     error.title = problem.title

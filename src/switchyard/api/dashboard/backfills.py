@@ -67,7 +67,7 @@ async def show_form(
     """Show the form of a new backfill: first the choice of a source, then the source's options."""
     sources = _sources(state)
     schema = sources.get(source).Options.model_json_schema() if source else {}
-    given = {
+    option_values = {
         name: request.query_params[name]
         for name in schema.get("properties", {})
         if name in request.query_params
@@ -77,7 +77,7 @@ async def show_form(
         "sources": [
             (each.name, (each.__doc__ or "").strip().partition("\n")[0]) for each in sources
         ],
-        "fields": fields_of(schema, given) if schema.get("properties") else [],
+        "fields": fields_of(schema, option_values) if schema.get("properties") else [],
         "own_type": sources.get(source).job_type if source else None,
         "lanes": [each.name for each in LANES],
         "lane": BACKFILL.name,
@@ -92,9 +92,9 @@ async def show_form(
 async def store_input(request: Request, state: Shared) -> Response:
     """Store a file, and go on with the form for it."""
     stored = await api.store_file(request, state)
-    given = {"source": "file", "key": stored.key, "format": stored.format, "name": stored.name}
-    asked = urlencode({name: value for name, value in given.items() if value})
-    return done(f"{HERE}/new?{asked}", f"{stored.name or 'The file'} is stored.")
+    options = {"source": "file", "key": stored.key, "format": stored.format, "name": stored.name}
+    query = urlencode({name: value for name, value in options.items() if value})
+    return done(f"{HERE}/new?{query}", f"{stored.name or 'The file'} is stored.")
 
 
 @router.post("/plan", dependencies=PUBLISH)
@@ -117,10 +117,10 @@ async def start(
 ) -> Response:
     """Start the backfill; a scheduler publishes its jobs."""
     try:
-        wanted = BackfillPlan.model_validate_json(plan)
+        backfill_plan = BackfillPlan.model_validate_json(plan)
     except ValidationError as error:
         raise Problem("invalid", describe(error)) from error
-    started = await api.start(wanted, request, Response(), state, request.state.principal)
+    started = await api.start(backfill_plan, request, Response(), state, request.state.principal)
     return done(f"{HERE}/{started.id}", f"{started.id} has begun.")
 
 
@@ -144,8 +144,8 @@ async def show_backfill(backfill_id: BackfillId, state: Shared) -> DashboardPage
 async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -> Response:
     """Change the limits, also while it runs; an empty field removes the limit."""
     form = await form_fields(request)
-    said = {name: _number(form.get(name, ""), name) for name in BackfillLimits.model_fields}
-    limits = _validated(BackfillLimits, said)
+    numbers = {name: _number(form.get(name, ""), name) for name in BackfillLimits.model_fields}
+    limits = _validated(BackfillLimits, numbers)
     await api.set_limits(backfill_id, limits, request, state)
     return done(f"{HERE}/{backfill_id}", "Its limits are changed.")
 
@@ -157,14 +157,14 @@ async def control_backfill(
     """Pause, resume or cancel; `end` also cancels its jobs that have not begun."""
     if action == "pause":
         await control.pause(state.ledger, backfill_id, kinds=[KIND])
-        told = "It is paused: nothing more is published."
+        notice = "It is paused: nothing more is published."
     elif action == "resume":
         await control.resume(state.ledger, backfill_id, kinds=[KIND])
-        told = "It goes on."
+        notice = "It goes on."
     else:
         ended = await api.cancel(backfill_id, state, Cancellation(jobs=action == "end"))
-        told = f"It is cancelled, and {ended.cancelled_jobs:,} of its jobs."
-    return done(f"{HERE}/{backfill_id}", told)
+        notice = f"It is cancelled, and {ended.cancelled_jobs:,} of its jobs."
+    return done(f"{HERE}/{backfill_id}", notice)
 
 
 async def _plan_of(request: Request, state: ApiState) -> BackfillPlan:
@@ -172,21 +172,21 @@ async def _plan_of(request: Request, state: ApiState) -> BackfillPlan:
     form = await form_fields(request)
     source = form.get("source", "")
     schema = _sources(state).get(source).Options.model_json_schema()
-    said: dict[str, Any] = {"source": source, "options": read_fields(schema, {}, form)}
+    fields: dict[str, Any] = {"source": source, "options": read_fields(schema, {}, form)}
     for name in OPTIONS:
         if text := form.get(name, "").strip():
-            said[name] = _number(text, name) if name in NUMBERS else text
+            fields[name] = _number(text, name) if name in NUMBERS else text
     if text := form.get("payload", "").strip():
         try:
-            said["payload"] = json.loads(text)
+            fields["payload"] = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise Problem("invalid", f"the payload is no JSON: {error}") from error
-    return _validated(BackfillPlan, said)
+    return _validated(BackfillPlan, fields)
 
 
-def _validated(model: type[M], said: dict[str, Any]) -> M:
+def _validated(model: type[M], fields: dict[str, Any]) -> M:
     try:
-        return model.model_validate(said)
+        return model.model_validate(fields)
     except ValidationError as error:
         raise Problem("invalid", describe(error)) from error
 

@@ -125,14 +125,16 @@ async def show_dead(
 ) -> DashboardPage:
     """Show the causes of which letters died, the largest first, and what was done about them."""
     chosen = {"reason": reason, "job_type": job_type, "lane": lane}
-    wanted = DeadLetterFilter(
+    letter_filter = DeadLetterFilter(
         reason=reason, job_type=job_type, lane=lane, state=DeadLetterState.WAITING
     )
-    found = await state.ledger.dead_letters.dead_groups(wanted=wanted, limit=MAX_GROUPS)
+    found = await state.ledger.dead_letters.dead_groups(
+        letter_filter=letter_filter, limit=MAX_GROUPS
+    )
     context = {
         "groups": [_cause(each) for each in found],
         "is_capped": len(found) == MAX_GROUPS,
-        "waiting": await state.ledger.dead_letters.count_dead(wanted),
+        "waiting": await state.ledger.dead_letters.count_dead(letter_filter),
         "chosen": {name: value for name, value in chosen.items() if value is not None},
         "reasons": [str(each) for each in Reason],
         "lanes": [each.name for each in LANES],
@@ -155,8 +157,8 @@ async def show_group(
     reads = state.ledger.dead_letters
     waiting = DeadLetterFilter(group=group_id, state=DeadLetterState.WAITING)
     anything = DeadLetterFilter(group=group_id)
-    found = await reads.dead_groups(wanted=waiting, limit=1)
-    known = found or await reads.dead_groups(wanted=anything, limit=1)
+    found = await reads.dead_groups(letter_filter=waiting, limit=1)
+    known = found or await reads.dead_groups(letter_filter=anything, limit=1)
     if not known:
         raise Problem("not-found", f"no dead letter is of group {group_id}")
     page = await reads.list_dead(

@@ -54,13 +54,13 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
     letter, stored, before = await _letter(state, letter_id)
     form = await form_fields(request)
     if "again" in form:
-        return await _form(state, letter, stored, before, said=form)
+        return await _form(state, letter, stored, before, values=form)
     try:
         after = read_fields(_schema(state, stored), before, form)
         changed(stored, _change_of(before, after).change(), state.registry, remote=True)
     except (Problem, InvalidRedrive) as error:
-        said = str(error.detail if isinstance(error, Problem) else error)
-        return await _form(state, letter, stored, before, said=form, trouble=said)
+        reason = str(error.detail if isinstance(error, Problem) else error)
+        return await _form(state, letter, stored, before, values=form, trouble=reason)
     lines = _compared(state, stored, after)
     context = {
         "letter": letter,
@@ -138,13 +138,13 @@ async def _form(
     stored: StoredLetter,
     before: dict[str, Any],
     *,
-    said: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
     trouble: str = "",
 ) -> DashboardPage:
-    """Show the form; also with fields that were sent (`said`), and why they are refused."""
+    """Show the form; also with fields that were sent (`values`), and why they are refused."""
     context = {
         "letter": letter,
-        "fields": fields_of(_schema(state, stored), before, said),
+        "fields": fields_of(_schema(state, stored), before, values),
         "trouble": trouble,
     }
     status = 422 if trouble else 200

@@ -101,26 +101,26 @@ async def list_documents(
     cursor: Cursor = None,
 ) -> DashboardPage:
     """List documents, newest first."""
-    wanted = label.strip()
-    if wanted and re.match(patterns.CLASS, wanted) is None:
-        raise Problem("invalid", f"a class is written kind:label, not {wanted[:50]!r}")
+    class_label = label.strip()
+    if class_label and re.match(patterns.CLASS, class_label) is None:
+        raise Problem("invalid", f"a class is written kind:label, not {class_label[:50]!r}")
     page = await documents.documents(
         state=document_state or None,
         source=source.strip() or None,
-        classes=[wanted] if wanted else (),
+        classes=[class_label] if class_label else (),
         limit=PAGE_SIZE,
         cursor=cursor,
     )
-    asked = {"state": document_state, "source": source.strip(), "class": wanted}
-    kept = {name: value for name, value in asked.items() if value}
+    fields = {"state": document_state, "source": source.strip(), "class": class_label}
+    query = {name: value for name, value in fields.items() if value}
     context = {
         "documents": page.items,
-        "asked": asked,
-        "is_filtered": bool(kept),
+        "asked": fields,
+        "is_filtered": bool(query),
         "states": sorted(STATES),
         "max_bytes": documents.inbox.max_bytes,
-        "newer": f"{HERE}?{urlencode(kept)}" if cursor else None,
-        "older": f"{HERE}?{urlencode(kept | {'cursor': page.next_cursor})}"
+        "newer": f"{HERE}?{urlencode(query)}" if cursor else None,
+        "older": f"{HERE}?{urlencode(query | {'cursor': page.next_cursor})}"
         if page.next_cursor
         else None,
     }
@@ -133,11 +133,11 @@ async def send_document(request: Request, documents: DocumentsOf) -> Response:
     upload, about = await receive_upload(request, documents.inbox)
     submitted = await documents.submit(upload, about)
     name = about.filename or "The document"
-    told = "is known: nothing was started" if submitted.duplicate else "has been taken in"
+    notice = "is known: nothing was started" if submitted.duplicate else "has been taken in"
     # Many are sent at once, and the notice is one for all.
     known = "?known=1" if submitted.duplicate else ""
     to = f"{HERE}/{quote(submitted.status.document_id, safe='')}{known}"
-    return done(to, f"{name} {told}.")
+    return done(to, f"{name} {notice}.")
 
 
 @router.get("/search")
@@ -208,8 +208,8 @@ async def show_page(
         # A passage begins on its page, and its best sentence may be on the next.
         following = await documents.page(document_id, number + 1)
         if _passage_in(following.text, passage) is not None:
-            asked = urlencode({"q": q, "passage": passage})
-            to = f"{HERE}/{quote(document_id, safe='')}/pages/{number + 1}?{asked}"
+            query = urlencode({"q": q, "passage": passage})
+            to = f"{HERE}/{quote(document_id, safe='')}/pages/{number + 1}?{query}"
             return RedirectResponse(to, 303)
     status = await documents.status(document_id)
     figures = await _if_made(documents.figures(document_id)) or []
@@ -234,8 +234,8 @@ async def show_figure(
 ) -> Response:
     """Return the picture of a figure."""
     content, media_type = await documents.figure(document_id, number)
-    kept = {"Cache-Control": "private, max-age=300"}
-    return Response(content, media_type=media_type, headers={**HEADERS, **kept})
+    headers = {"Cache-Control": "private, max-age=300"}
+    return Response(content, media_type=media_type, headers={**HEADERS, **headers})
 
 
 async def _if_made(result: Awaitable[T]) -> T | None:
@@ -307,8 +307,8 @@ def _stored_neighbours(near: Neighbourhood) -> list[tuple[str, str]]:
 
 def _place(hit: HitView, query: str) -> str:
     """Return the address of a hit's page, at its passage."""
-    asked = urlencode({"q": query.strip(), "passage": hit.snippet})
-    return f"{HERE}/{quote(hit.document_id, safe='')}/pages/{hit.page}?{asked}#passage"
+    address_query = urlencode({"q": query.strip(), "passage": hit.snippet})
+    return f"{HERE}/{quote(hit.document_id, safe='')}/pages/{hit.page}?{address_query}#passage"
 
 
 def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
@@ -323,10 +323,10 @@ def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
 def _marked(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:
     """Mark the words of a query in a text as a search marks them in its snippets."""
     start, end = where if where is not None else (len(text), len(text))
-    wanted = {form for word in query_terms(query) for form in word} if query.strip() else set()
+    words = {form for word in query_terms(query) for form in word} if query.strip() else set()
 
     def pieces(part: str) -> list[tuple[str, bool]]:
-        return _cut_at(part, highlights(part, wanted) if wanted else ())
+        return _cut_at(part, highlights(part, words) if words else ())
 
     return MarkedText(pieces(text[:start]), pieces(text[start:end]), pieces(text[end:]))
 

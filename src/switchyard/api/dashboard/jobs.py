@@ -93,7 +93,7 @@ async def _asked(
     """Read the filters. Raises Problem."""
     now = state.ledger.clock.time()
     try:
-        wanted = JobFilter(
+        job_filter = JobFilter(
             state=State(job_state) if job_state in set(State) else None,
             lane=lane if lane in {each.name for each in LANES} else None,
             job_type=job_type.strip() or None,
@@ -117,7 +117,7 @@ async def _asked(
         "operation": operation or "",
         "tag": tags or "",
     }
-    return AskedJobs(fields, wanted)
+    return AskedJobs(fields, job_filter)
 
 
 Asked = Annotated[AskedJobs, Depends(_asked)]
@@ -143,7 +143,7 @@ async def list_jobs(
     cursor: Cursor = None,
 ) -> Response:
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one."""
-    wanted, lane = asked.wanted, asked.fields["lane"]
+    job_filter, lane = asked.wanted, asked.fields["lane"]
     if wanted_id := job_id.strip():
         full_id = await state.ledger.short_ids.full_id(Among.JOBS, wanted_id)
         if await state.ledger.job_reads.get(full_id) is not None:
@@ -151,10 +151,10 @@ async def list_jobs(
         jobs: Sequence[JobSummary] = ()
         older = None
     else:
-        page = await state.ledger.job_reads.list_jobs(wanted, limit=PAGE_SIZE, cursor=cursor)
+        page = await state.ledger.job_reads.list_jobs(job_filter, limit=PAGE_SIZE, cursor=cursor)
         jobs, older = page.items, page.next_cursor
     gauges = await state.ledger.gauges.gauges()
-    kept = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
+    query = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
     context = {
         "jobs": jobs,
         "states": list(State),
@@ -162,11 +162,11 @@ async def list_jobs(
         "types": sorted(each.name for each in state.registry),
         "periods": list(PERIODS),
         "asked": asked.fields | {"id": job_id},
-        "act_on": None if wanted.is_empty else f"{JOBS_PATH}/act?{asked.query}",
+        "act_on": None if job_filter.is_empty else f"{JOBS_PATH}/act?{asked.query}",
         "counts": _counts(gauges.open_jobs, lane),
-        "without_state": urlencode({k: v for k, v in kept.items() if k not in ("state", "id")}),
-        "newer": _address(kept) if cursor else None,
-        "older": _address(kept | {"cursor": older}) if older else None,
+        "without_state": urlencode({k: v for k, v in query.items() if k not in ("state", "id")}),
+        "newer": _address(query) if cursor else None,
+        "older": _address(query | {"cursor": older}) if older else None,
         "run_time": run_time,
         "wait_time": wait_time,
     }
@@ -206,8 +206,8 @@ async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
 async def cancel(job_id: JobIdInPath, state: Shared) -> Response:
     """Cancel a job."""
     cancelled = await cancel_job(state, job_id)
-    told = "Its worker was told to stop." if cancelled.stopping else "Cancelled: it will not run."
-    return done(f"{JOBS_PATH}/{job_id}", told)
+    notice = "Its worker was told to stop." if cancelled.stopping else "Cancelled: it will not run."
+    return done(f"{JOBS_PATH}/{job_id}", notice)
 
 
 @router.post("/{job_id}/copy", dependencies=[allows(Scope.PUBLISH)])
@@ -215,21 +215,21 @@ async def publish_again(job_id: JobIdInPath, request: Request, state: Shared) ->
     """Publish a job of the same type, with the same payload."""
     record = await state.ledger.job_reads.require(job_id)
     broker = state.require_broker()
-    wanted = JobRequest(
+    job_request = JobRequest(
         record.routing_key,
         record.payload,
         priority=record.priority,
         source=source_of(request, None),
     )
-    accepted = await published(broker, await prepared(broker, wanted, by_routing_key=True))
+    accepted = await published(broker, await prepared(broker, job_request, by_routing_key=True))
     return done(f"{JOBS_PATH}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
 
 
 async def usual_run_times(state: ApiState, job_type: str) -> tuple[float, float] | None:
     """Return the p50 and p99 of the seconds that the latest succeeded jobs of a type ran; None
     where there are too few."""
-    wanted = JobFilter(job_type=job_type, state=State.SUCCEEDED)
-    page = await state.ledger.job_reads.list_jobs(wanted, limit=COMPARED_JOBS)
+    job_filter = JobFilter(job_type=job_type, state=State.SUCCEEDED)
+    page = await state.ledger.job_reads.list_jobs(job_filter, limit=COMPARED_JOBS)
     times = [
         each.finished_at - each.started_at
         for each in page.items

@@ -61,9 +61,9 @@ class Wanted:
         """Return the payload that the form says, with the secrets of the other job where they were
         left as they are shown, for whoever may use them. Raises Problem."""
         schema = self.job_type.payload_model.model_json_schema()
-        said = read_fields(schema, self.shown, form)
+        values = read_fields(schema, self.shown, form)
         before = self.before if self.keeps_secrets else {}
-        payload: dict[str, Any] = revealed(said, self.job_type.secrets, before)
+        payload: dict[str, Any] = revealed(values, self.job_type.secrets, before)
         return payload
 
 
@@ -95,8 +95,8 @@ async def publish(
         order = _request(wanted, form, source=source_of(request, None))
         job = await prepared(broker, order, by_routing_key=True)
     except (Problem, InvalidInput, ValueError) as error:
-        said = str(error.detail if isinstance(error, Problem) else error)
-        return _form(wanted, said=form, trouble=said)
+        reason = str(error.detail if isinstance(error, Problem) else error)
+        return _form(wanted, values=form, trouble=reason)
     accepted = await published(broker, job)
     return done(f"{JOBS_PATH}/{accepted.job_id}", "Published.")
 
@@ -124,27 +124,27 @@ async def _wanted(state: ApiState, name: str, like: str) -> Wanted:
 
 
 def _form(
-    wanted: Wanted, *, said: Mapping[str, str] | None = None, trouble: str = ""
+    wanted: Wanted, *, values: Mapping[str, str] | None = None, trouble: str = ""
 ) -> DashboardPage:
     """Show the form; with what somebody has said already, and why that can't be."""
     job_type, like = wanted.job_type, wanted.like
     lanes = [each.name for each in LANES if each.name in job_type.lanes]
-    given = {"lane": lanes[0], "priority": "", "tags": ""}
+    own_values = {"lane": lanes[0], "priority": "", "tags": ""}
     if like is not None:
         tags = " ".join(f"{name}={value}" for name, value in like.tags.items())
-        given = {"lane": like.lane, "priority": str(like.priority), "tags": tags}
-    if said is not None:
-        given |= {name: said.get(name, "") for name in OWN_FIELDS}
+        own_values = {"lane": like.lane, "priority": str(like.priority), "tags": tags}
+    if values is not None:
+        own_values |= {name: values.get(name, "") for name in OWN_FIELDS}
     schema = job_type.payload_model.model_json_schema()
-    fields = {name: text for name, text in (said or {}).items() if name.startswith(PREFIX)}
+    fields = {name: text for name, text in (values or {}).items() if name.startswith(PREFIX)}
     context = {
         "type": job_type.name,
         "about": str(schema.get("description", ""))[:500],
         "like": like,
         "lanes": lanes,
-        "given": given,
+        "given": own_values,
         "max_priority": MAX_PRIORITY,
-        "fields": fields_of(schema, wanted.shown, None if said is None else fields),
+        "fields": fields_of(schema, wanted.shown, None if values is None else fields),
         "trouble": trouble,
     }
     status = 422 if trouble else 200

@@ -214,8 +214,8 @@ class PageRoute(GuardedRoute):
 
 
 def _to_sign_in(request: Request) -> Response:
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"{PATH}/login?next={quote(wanted, safe='')}", 303, headers=HEADERS)
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"{PATH}/login?next={quote(target, safe='')}", 303, headers=HEADERS)
 
 
 def _trouble(problem: Problem) -> DashboardPage:

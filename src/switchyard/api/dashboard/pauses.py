@@ -56,10 +56,10 @@ async def pause(
     seconds = _seconds(length)
     if not target.strip():
         raise invalid(RequestFieldError(("target",), "say what is to be paused"))
-    wanted = PauseRequest(
+    pause_request = PauseRequest(
         scope=scope, target=target.strip(), reason=reason.strip() or None, seconds=seconds
     )
-    made = await make_pause(wanted, request, Response(), state)
+    made = await make_pause(pause_request, request, Response(), state)
     return done(VIEWS[back], f"The {made.scope} {made.target} is paused: its jobs do not begin.")
 
 

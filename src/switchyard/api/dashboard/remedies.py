@@ -89,10 +89,10 @@ def _list(text: str, at: str, **options: str) -> Callable[[Sequence[str]], Remed
     """Make a link to a list, with those of the command's options that the list knows."""
 
     def make(rest: Sequence[str]) -> RemedyAction | None:
-        given = dict(pairwise(rest))
-        asked = {name: given[option] for option, name in known.items() if option in given}
-        query = f"?{urlencode(asked)}" if asked else ""
-        group = given.get("--group", "")
+        options = dict(pairwise(rest))
+        filters = {name: options[option] for option, name in known.items() if option in options}
+        query = f"?{urlencode(filters)}" if filters else ""
+        group = options.get("--group", "")
         if at == "dead" and re.match(patterns.GROUP_ID, group):
             return RemedyAction(text, f"{PATH}/dead/groups/{group}")
         return RemedyAction(text, f"{PATH}/{at}{query}")

@@ -42,10 +42,10 @@ class FormField:
 
 
 def fields_of(
-    schema: Mapping[str, Any], values: Mapping[str, Any], said: Mapping[str, str] | None = None
+    schema: Mapping[str, Any], values: Mapping[str, Any], sent: Mapping[str, str] | None = None
 ) -> list[FormField]:
-    """Return the fields of a form for values of that schema, with those that there are; with what
-    somebody has `said` in that form, where it is shown again."""
+    """Return the fields of a form for values of the schema, filled with `values`, or with the texts
+    that were `sent` in this form, where it is shown again."""
     properties = _properties(schema)
     required = _list(schema.get("required"))
     found = [
@@ -56,8 +56,8 @@ def fields_of(
     if others or not properties:
         hint = "What the schema does not name, as JSON."
         found.append(FormField(OTHERS, "json", _json(others), "Other fields", hint, False))
-    if said is not None:
-        return [replace(each, value=said.get(PREFIX + each.name, each.value)) for each in found]
+    if sent is not None:
+        return [replace(each, value=sent.get(PREFIX + each.name, each.value)) for each in found]
     return found
 
 
@@ -67,7 +67,7 @@ def read_fields(
     """Return the values that a form says. A field that was left empty is not given; a text that was
     empty, or null, before stays so. Raises Problem (422) for what is no JSON or no number; whether
     the values fit is for whoever takes them to say."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field in fields_of(schema, values):
         text = form.get(PREFIX + field.name, "").replace("\r\n", "\n")
         was = values.get(field.name, NOT_GIVEN)
@@ -75,31 +75,36 @@ def read_fields(
             others = parsed_json(text, field.name) if text.strip() else {}
             if not isinstance(others, dict):
                 raise Problem("invalid", "the other fields must be a JSON object")
-            said |= others
+            fields |= others
         elif text == field.value:
             if was is not NOT_GIVEN:
-                said[field.name] = was  # as it was, to the last bit
+                fields[field.name] = was  # as it was, to the last bit
         elif not text.strip() and field.kind != "lines":
             if field.kind == "line" and was == "":
-                said[field.name] = was
+                fields[field.name] = was
         elif field.kind in ("line", "lines"):
-            said[field.name] = text
+            fields[field.name] = text
         elif field.kind == "choice":
-            said[field.name] = _chosen(text, field)
+            fields[field.name] = _chosen(text, field)
         else:
-            said[field.name] = parsed_json(text, field.name)
-    return said
+            fields[field.name] = parsed_json(text, field.name)
+    return fields
 
 
 def _field(
-    name: str, given: Mapping[str, Any], schema: Mapping[str, Any], value: Any, *, required: bool
+    name: str,
+    property_schema: Mapping[str, Any],
+    schema: Mapping[str, Any],
+    value: Any,
+    *,
+    required: bool,
 ) -> FormField:
-    own = _resolved(given, schema)
+    own = _resolved(property_schema, schema)
     kind = own.get("type")
     choices: Sequence[str] = ()
     shown = "" if value is NOT_GIVEN or value is None else _json(value)
-    wanted = PLAIN_KINDS.get(kind) if isinstance(kind, str) else None
-    fits = value is NOT_GIVEN or value is None or _is_plain(value, wanted)
+    python_type = PLAIN_KINDS.get(kind) if isinstance(kind, str) else None
+    fits = value is NOT_GIVEN or value is None or _is_plain(value, python_type)
     if isinstance(own.get("enum"), list) and (value is NOT_GIVEN or value in (None, *own["enum"])):
         form_kind, choices = "choice", [_json(each) for each in own["enum"]]
     elif kind == "boolean" and fits:
@@ -112,13 +117,13 @@ def _field(
         form_kind = "number"
     else:
         form_kind = "json"
-    hint = str(given.get("description") or own.get("description") or "")
-    if MARK in given or MARK in own:
+    hint = str(property_schema.get("description") or own.get("description") or "")
+    if MARK in property_schema or MARK in own:
         hint = f"{hint} {HIDDEN}: it stays as it is.".strip()
     if own.get("format") == "date":
         hint = f"{hint} A day, as in 2024-12-31.".strip()
-    if "default" in given and given["default"] not in (None, "", [], {}):
-        hint = f"{hint} Default: {_json(given['default'])}.".strip()
+    if "default" in property_schema and property_schema["default"] not in (None, "", [], {}):
+        hint = f"{hint} Default: {_json(property_schema['default'])}.".strip()
     return FormField(name, form_kind, shown, name, hint[:500], required, choices)
 
 
@@ -155,9 +160,9 @@ def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _is_plain(value: Any, wanted: type | tuple[type, ...] | None) -> bool:
-    return wanted is not None and (
-        isinstance(value, bool) if wanted is bool else isinstance(value, wanted)
+def _is_plain(value: Any, python_type: type | tuple[type, ...] | None) -> bool:
+    return python_type is not None and (
+        isinstance(value, bool) if python_type is bool else isinstance(value, python_type)
     )
 
 

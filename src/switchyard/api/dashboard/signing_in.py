@@ -37,10 +37,10 @@ router = Routes(include_in_schema=False)
 router.route_class = PageRoute
 
 
-def _inside(wanted: str) -> str:
+def _inside(target: str) -> str:
     """Return where to go after signing in: a page of ours, and of nobody else."""
-    is_ours = wanted == PATH or wanted.startswith((f"{PATH}/", f"{PATH}?"))
-    return wanted if is_ours and wanted.isprintable() and "\\" not in wanted else PATH
+    is_ours = target == PATH or target.startswith((f"{PATH}/", f"{PATH}?"))
+    return target if is_ours and target.isprintable() and "\\" not in target else PATH
 
 
 @router.get(f"{PATH}/login")
@@ -56,14 +56,14 @@ async def sign_in(request: Request) -> Response:
     """Begin a session of whoever has this key."""
     require_same_origin(request)
     fields = await form_fields(request)
-    wanted = _inside(fields.get("next", PATH))
+    target = _inside(fields.get("next", PATH))
     store = sessions_of(request)
     token = await store.begin(fields.get("key", "")[:MAX_KEY_LENGTH].strip())
     if token is None:
-        context = {"next": wanted, "wrong": True}
+        context = {"next": target, "wrong": True}
         return DashboardPage("login.html", context, title="Sign in", status=403)
     await store.end(request.cookies.get(COOKIE))
-    response = RedirectResponse(wanted, 303, headers=HEADERS)
+    response = RedirectResponse(target, 303, headers=HEADERS)
     set_cookie(request, response, token)
     return response
 

@@ -89,10 +89,10 @@ async def list_dead(
     cursor: Cursor = None,
 ) -> DeadLetterPage:
     """List dead letters, newest first, as indexed by the scheduler."""
-    wanted = DeadLetterFilter(
+    letter_filter = DeadLetterFilter(
         state=letter_state, reason=reason, job_type=job_type, lane=lane, error_type=error_type
     )
-    page = await state.ledger.dead_letters.list_dead(wanted, limit=limit, cursor=cursor)
+    page = await state.ledger.dead_letters.list_dead(letter_filter, limit=limit, cursor=cursor)
     return DeadLetterPage(
         dead_letters=[view_letter(letter) for letter in page.items], next_cursor=page.next_cursor
     )

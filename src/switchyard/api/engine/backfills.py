@@ -144,8 +144,8 @@ async def store_file(
         await quota.check()
         form = UploadForm(request)
         parts = quota.metered(await _begin_upload(form))
-        wanted = file_format or format_of(form.filename or "")
-        key = await store_input(state.storage, parts, wanted, lambda: form.charset)
+        chosen_format = file_format or format_of(form.filename or "")
+        key = await store_input(state.storage, parts, chosen_format, lambda: form.charset)
         try:
             await form.rest()
         except BaseException:
@@ -153,7 +153,7 @@ async def store_file(
             raise
     except InvalidUpload as error:
         raise invalid(RequestFieldError((), str(error.text))) from error
-    return BackfillInput(key=key, format=wanted, name=form.filename)
+    return BackfillInput(key=key, format=chosen_format, name=form.filename)
 
 
 @router.patch(
@@ -178,9 +178,9 @@ async def cancel(
     backfill_id: BackfillId, state: Shared, body: Cancellation | None = None
 ) -> CancelledBackfill:
     """Cancel it permanently; with `jobs` also its published jobs that have not started."""
-    wanted = body or Cancellation()
+    cancellation = body or Cancellation()
     backfill_id = await state.ledger.short_ids.full_id(Among.OPERATIONS, backfill_id)
-    number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
+    number = await _backfills(state).cancel(backfill_id, jobs=cancellation.jobs)
     return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)
 
 
@@ -201,9 +201,9 @@ def _open_source(state: ApiState, body: BackfillPlan, principal: Principal) -> B
 
 def _make_spec(plan: BackfillPlan) -> BackfillSpec:
     """Make the plan. Raises InvalidBackfill where fields do not fit together."""
-    given = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
+    fields = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
     try:
-        return BackfillSpec.model_validate({**given, "remote": True})
+        return BackfillSpec.model_validate({**fields, "remote": True})
     except ValidationError as error:
         raise InvalidBackfill(describe(error)) from error
 

@@ -92,12 +92,12 @@ class BulkRoutes(Generic[V]):
         )
         async def list_them(
             state: Shared,
-            wanted: Annotated[BulkState | None, Query(alias="state")] = None,
+            bulk_state: Annotated[BulkState | None, Query(alias="state")] = None,
             limit: Annotated[int, Query(ge=1, le=100)] = 20,
             cursor: Cursor = None,
         ) -> BaseModel:
             """List the operations, newest first."""
-            states = [] if wanted is None else [wanted]
+            states = [] if bulk_state is None else [bulk_state]
             page = await state.ledger.bulk.list_bulk(
                 *self.kinds, states=states, limit=limit, cursor=cursor
             )

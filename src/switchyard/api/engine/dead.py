@@ -63,8 +63,8 @@ async def dead_groups(
     limit: Limit = 50,
 ) -> DeadGroupList:
     """List dead letters by cause, most frequent first, as indexed by the scheduler."""
-    wanted = DeadLetterFilter(state=letter_state)
-    found = await state.ledger.dead_letters.dead_groups(wanted=wanted, limit=limit)
+    letter_filter = DeadLetterFilter(state=letter_state)
+    found = await state.ledger.dead_letters.dead_groups(letter_filter=letter_filter, limit=limit)
     return DeadGroupList(groups=[view_group(group) for group in found])
 
 

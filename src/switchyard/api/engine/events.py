@@ -103,11 +103,11 @@ async def follow_job(
 async def _all(
     state: ApiState,
     broker: BrokerSide,
-    wanted: Callable[[JobEvent], bool],
+    matches: Callable[[JobEvent], bool],
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
-    with broker.feed.subscribed(wanted) as subscription:
-        missed = _missed(broker, wanted, last_id)  # now: what comes later is subscribed to
+    with broker.feed.subscribed(matches) as subscription:
+        missed = _missed(broker, matches, last_id)  # now: what comes later is subscribed to
         yield HEARTBEAT  # the head of the answer leaves at once
         for each in missed:
             yield each
@@ -159,7 +159,7 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
 
 
 def _missed(
-    broker: BrokerSide, wanted: Callable[[JobEvent], bool], last_id: str | None
+    broker: BrokerSide, matches: Callable[[JobEvent], bool], last_id: str | None
 ) -> Iterator[bytes]:
     """Make the frames of what happened since. Each is made when it is sent: the events belong to
     all streams, their frames to one."""
@@ -167,7 +167,7 @@ def _missed(
         return iter(())
     events, complete = broker.feed.since(last_id)
     gap = [] if complete else [frame("gap", {"after": last_id})]
-    return chain(gap, (_framed(event) for event in events if wanted(event)))
+    return chain(gap, (_framed(event) for event in events if matches(event)))
 
 
 def _framed(event: JobEvent) -> bytes:

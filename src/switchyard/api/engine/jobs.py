@@ -259,12 +259,12 @@ async def _job_filter(
 @router.get("", dependencies=[needs(Scope.READ)], responses=responses())
 async def list_jobs(
     state: Shared,
-    wanted: Annotated[JobFilter, Depends(_job_filter)],
+    job_filter: Annotated[JobFilter, Depends(_job_filter)],
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> models.JobPage:
     """List jobs, newest first; all filters must match."""
-    page = await state.ledger.job_reads.list_jobs(wanted, limit=limit, cursor=cursor)
+    page = await state.ledger.job_reads.list_jobs(job_filter, limit=limit, cursor=cursor)
     return view_job_page(page)
 
 
@@ -296,12 +296,18 @@ async def show_status(
     responses={200: FORMATS, **RESULT_PROBLEMS},
     response_model=dict[str, Any],
 )
-async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: FormatOf) -> Any:
+async def references_of_job(
+    job_id: JobIdInPath, desk: ReferenceDeskOf, reference_format: FormatOf
+) -> Any:
     """Show the result of a job on references: `references`, and `citations` if it extracted them;
     or only the references in another format. 409 until the job has succeeded.
     """
     made = await desk.references(job_id)
-    return made if wanted is ReferenceFormat.JSON else in_format(made["references"], wanted)
+    return (
+        made
+        if reference_format is ReferenceFormat.JSON
+        else in_format(made["references"], reference_format)
+    )
 
 
 @router.delete(
@@ -423,8 +429,8 @@ async def check_same(
         notice = (
             None if record.join_id is None else await state.ledger.job_reads.get(record.join_id)
         )
-        told = None if notice is None else notice.payload.get("url")
-        field = None if told == request.notify_url else "notify_url"
+        first_url = None if notice is None else notice.payload.get("url")
+        field = None if first_url == request.notify_url else "notify_url"
     if field is not None:
         raise Problem(
             "idempotency-conflict",

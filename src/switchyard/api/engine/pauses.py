@@ -55,10 +55,12 @@ async def pause(
     end normally; the others are kept in the ledger, where they do not expire, until the pause ends.
     A pause of the same target is replaced."""
     try:
-        wanted = NewPause(body.scope, body.target, starter_of(request), body.reason, body.seconds)
+        new_pause = NewPause(
+            body.scope, body.target, starter_of(request), body.reason, body.seconds
+        )
     except ValueError as error:
         raise invalid(RequestFieldError(("target",), str(error))) from error
-    record = await state.ledger.pauses.pause(wanted)
+    record = await state.ledger.pauses.pause(new_pause)
     response.headers["Location"] = "/pauses"
     return view_pause(record)
 

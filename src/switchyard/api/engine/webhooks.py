@@ -39,8 +39,8 @@ async def github(request: Request, state: Shared, response: Response) -> Deliver
         raise Problem("not-found", "set JOBS_GITHUB_WEBHOOK_SECRET to take GitHub's webhooks")
     body = await _signed_body(request, secret, "X-Hub-Signature-256", PREFIX)
     event = request.headers.get("x-github-event", "")
-    wanted = github_job(event, body)
-    return await _done(state, response, wanted, "github")
+    delivery_job = github_job(event, body)
+    return await _done(state, response, delivery_job, "github")
 
 
 @router.post("/{source}")
@@ -61,28 +61,28 @@ async def of_source(
 
 
 async def _done(
-    state: Shared, response: Response, wanted: DeliveryJob | Ignored, source: str
+    state: Shared, response: Response, delivery_job: DeliveryJob | Ignored, source: str
 ) -> DeliveryView:
-    if isinstance(wanted, Ignored):
-        return DeliveryView(ignored=wanted.why)
-    done = await _published(state, wanted, f"webhook:{source}")
+    if isinstance(delivery_job, Ignored):
+        return DeliveryView(ignored=delivery_job.why)
+    done = await _published(state, delivery_job, f"webhook:{source}")
     response.status_code = 202
     response.headers["Location"] = f"/jobs/{done.job_id}"
     return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
 
 
-async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Published:
+async def _published(state: Shared, delivery_job: DeliveryJob, source: str) -> Published:
     """Publish the job, or record it for later. Raises Problem, InvalidRequest, LedgerError."""
     broker = state.require_broker()
-    job_type = wanted.routing_key.partition(".")[2]
-    key = spaced_key(source, wanted.key)
+    job_type = delivery_job.routing_key.partition(".")[2]
+    key = spaced_key(source, delivery_job.key)
     request = JobRequest(
-        wanted.routing_key,
-        wanted.payload,
+        delivery_job.routing_key,
+        delivery_job.payload,
         source=source,
         idempotency_key=key,
-        tags=wanted.tags,
-        job_id=job_id_for(key, job_type, wanted.payload),
+        tags=delivery_job.tags,
+        job_id=job_id_for(key, job_type, delivery_job.payload),
     )
     job = await prepared(broker, request, by_routing_key=True)
     try:
@@ -96,7 +96,7 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
         source=source,
         delay=RETRY_DELAY,
         idempotency_key=key,
-        tags=wanted.tags,
+        tags=delivery_job.tags,
         job_id=request.job_id,
     )
     return await broker.jobs.publish_one(await prepared(broker, later, by_routing_key=True))
@@ -105,11 +105,11 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
 async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:
     """Read the body, which must be signed. It is read only where that is possible: everybody may
     send one. Raises Problem (401)."""
-    given = request.headers.get(header, "")
+    signature = request.headers.get(header, "")
     refused = Problem("unauthorized", "the signature is not that of this delivery")
-    if not may_be_signature(given, prefix=prefix):
+    if not may_be_signature(signature, prefix=prefix):
         raise refused
     body = await request.body()
-    if not is_signed(body, given, secret.get_secret_value(), prefix=prefix):
+    if not is_signed(body, signature, secret.get_secret_value(), prefix=prefix):
         raise refused
     return body

@@ -53,11 +53,11 @@ def _without_result(status: DocumentStatus) -> Problem:
         "job_id": failure.job_id if failure else status.job_id,
     }
     if status.state != FAILED or failure is None:
-        said = f"the document is {status.state}: ask again"
-        return Problem("not-finished", said, headers=POLL_AFTER, **extra)
+        reason = f"the document is {status.state}: ask again"
+        return Problem("not-finished", reason, headers=POLL_AFTER, **extra)
     extra |= {"reason": failure.reason, "error_type": failure.error_type}
-    said = f"it failed at {status.current_stage}: {failure.message or failure.reason}"
-    return Problem("document-failed", said, **extra)
+    reason = f"it failed at {status.current_stage}: {failure.message or failure.reason}"
+    return Problem("document-failed", reason, **extra)
 
 
 def _without_text(error: ExtractionNotFinished) -> Problem:

@@ -42,7 +42,9 @@ async def _format_of(
 FormatOf = Annotated[ReferenceFormat, Depends(_format_of)]
 
 
-def in_format(references: Sequence[Mapping[str, Any]], wanted: ReferenceFormat) -> Response:
+def in_format(
+    references: Sequence[Mapping[str, Any]], reference_format: ReferenceFormat
+) -> Response:
     """References as jobs keep them, as the answer to a request."""
-    made = export_references(references, wanted)
+    made = export_references(references, reference_format)
     return Response(made.content, media_type=made.media_type)

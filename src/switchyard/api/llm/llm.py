@@ -130,7 +130,7 @@ async def _ask(
     expires_at = None
     if body.expires_in is not None:
         expires_at = state.ledger.clock.now() + timedelta(seconds=body.expires_in)
-    wanted = JobRequest(
+    job_request = JobRequest(
         f"{body.lane}.{body.type}",
         body.payload,
         priority=priority_or_default(body.priority, body.lane),
@@ -139,10 +139,10 @@ async def _ask(
         idempotency_key=idempotency_key,
         job_id=job_id_for(idempotency_key, body.type, body.payload),
     )
-    job = await prepared(broker, wanted, by_routing_key=False)
+    job = await prepared(broker, job_request, by_routing_key=False)
     accepted = await published(broker, job)
     if accepted.duplicate:
-        await check_same(state, wanted, accepted, expires_in=body.expires_in)
+        await check_same(state, job_request, accepted, expires_in=body.expires_in)
         response.headers["Idempotency-Replayed"] = "true"
     await tell_pressure(broker, job, accepted, response)
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"

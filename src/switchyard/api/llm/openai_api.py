@@ -199,9 +199,9 @@ async def create_chat_completion(
 ) -> Any:
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
-    given = {"messages": body.messages}
-    admission = await _admit(body, given, state, request)
-    payload = _payload_of(CHATS, body, given, wishes)
+    chat = {"messages": body.messages}
+    admission = await _admit(body, chat, state, request)
+    payload = _payload_of(CHATS, body, chat, wishes)
     place = Place(request)
     with ExitStack() as leaving:
         leaving.callback(place.leave)
@@ -302,8 +302,8 @@ async def create_response(
     if not any(x.responses and x.serves(body.model) for x in state.settings.llm_servers):
         code = "responses_not_supported"
         raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
-    given = {"input": body.input}
-    result = await _answered_whole(RESPONSES, body, given, wishes, state, request)
+    request_input = {"input": body.input}
+    result = await _answered_whole(RESPONSES, body, request_input, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
@@ -410,7 +410,7 @@ async def _answered_whole(
 
 async def _admit(
     body: _Body,
-    given: Mapping[str, Any],
+    question: Mapping[str, Any],
     state: ApiState,
     request: Request,
     *,
@@ -420,17 +420,17 @@ async def _admit(
     404, 429)."""
     check_model_allowed(limits_of(request), body.model)
     check_model(state.settings, body.model, embeds=embeds)
-    named = {**(body.model_extra or {}), "model": body.model, **given}
+    named = {**(body.model_extra or {}), "model": body.model, **question}
     return await admit(state, request, body=named)
 
 
 def _payload_of(
     url: str,
     body: _Body,
-    given: Mapping[str, Any],
+    question: Mapping[str, Any],
     wishes: _Wishes,
 ) -> dict[str, Any]:
-    named = {"model": body.model, **given, **(body.model_extra or {})}
+    named = {"model": body.model, **question, **(body.model_extra or {})}
     return ENDPOINTS[url].payload(named, fresh=wishes.is_fresh)
 
 

@@ -157,16 +157,16 @@ class Place:
         self.leave()
 
 
-def source_of(request: Request, said: str | None) -> str:
+def source_of(request: Request, requested: str | None) -> str:
     """Who asks, for jobs: as the request says, or each API key for itself. Raises InvalidRequest
     for what is another's."""
     principal_id: str = request.state.principal_id
     if principal_id == ANYBODY.id:
-        return said or "api"
+        return requested or "api"
     own = f"api:{principal_id}"
-    if said is not None:
-        check_source(said, own)
-    return said or own
+    if requested is not None:
+        check_source(requested, own)
+    return requested or own
 
 
 def own_key(request: Request, idempotency_key: str | None) -> str | None:

@@ -127,8 +127,8 @@ def _name_span(spanned: SpanHandle, scope: Scope, status: int) -> None:
 
 
 def _request_id(headers: Headers) -> str:
-    given = headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    sent_id = headers.get("x-request-id", "")
+    return sent_id if REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
 
 
 def _address(scope: Scope) -> str:

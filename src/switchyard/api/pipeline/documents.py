@@ -225,14 +225,18 @@ async def document_result(
     response_model=dict[str, Any],
 )
 async def document_references(
-    document_id: DocumentIdOf, documents: DocumentsOf, wanted: FormatOf
+    document_id: DocumentIdOf, documents: DocumentsOf, reference_format: FormatOf
 ) -> Any:
     """Show the references of a document: `references`, parsed into fields, and `citations`, their
     places in the text; or only the references in another format. 404 until a job
     `process_references` has run for it.
     """
     found = await documents.references(document_id)
-    return found if wanted is ReferenceFormat.JSON else in_format(found["references"], wanted)
+    return (
+        found
+        if reference_format is ReferenceFormat.JSON
+        else in_format(found["references"], reference_format)
+    )
 
 
 @router.get(

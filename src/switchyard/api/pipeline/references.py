@@ -134,7 +134,7 @@ def _read(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        errors = [{**told, "loc": ("body", *told["loc"])} for told in error.errors()]
+        errors = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
         raise RequestValidationError(errors) from error
 
 

@@ -82,13 +82,13 @@ class Migrated:
     """False: jobs were still running when the time was over; the queue is as it was before."""
 
 
-async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
+async def plan(client: ManagementClient, target: Topology) -> list[Step]:
     """Return the queues that are not as declared, lane by lane, the least urgent first; nothing is
     changed.
 
     Retry queues are the same in both profiles. Raises MigrationRefused where the broker is too old.
     """
-    if wanted.profile == "quorum":
+    if target.profile == "quorum":
         version = await client.version()
         numbers = [int(each) for each in re.findall(r"\d+", version)[:2]]
         if numbers < [4, 3]:
@@ -98,7 +98,7 @@ async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
     live = await client.fetch()
     live_queues = {each.name: each for each in live.queues}
     steps = []
-    for queue in wanted.queues:
+    for queue in target.queues:
         there = live_queues.get(queue.name)
         temporary = live_queues.get(STAND_IN_PREFIX + queue.name)
         if there is None and temporary is None:

@@ -122,20 +122,20 @@ async def make_users(
     *,
     roles: Sequence[Role] = ROLES,
     renew: bool = False,
-    given: Mapping[str, str] = MappingProxyType({}),
+    passwords: Mapping[str, str] = MappingProxyType({}),
 ) -> list[MadeUser]:
     """Make a user for each role, `<prefix>-<role>`, or give one that is there its rights again.
 
-    `given` are passwords by role: such a user has that one from now on. With `renew` the others
+    `passwords` are passwords by role: such a user has that one from now on. With `renew` the others
     that are there get new passwords, too. Needs the tag `administrator`. Raises ManagementError.
     """
     users = []
     for role in roles:
         name = f"{prefix}-{role.name}"
         password = None
-        if role.name not in given and (renew or not await client.has_user(name)):
+        if role.name not in passwords and (renew or not await client.has_user(name)):
             password = secrets.token_urlsafe(PASSWORD_BYTES)
-        await client.put_user(name, password=given.get(role.name, password), tags=role.tags)
+        await client.put_user(name, password=passwords.get(role.name, password), tags=role.tags)
         await client.put_permissions(name, role.permissions)
         users.append(MadeUser(name, role, password))
     return users

@@ -74,9 +74,9 @@ def with_options(
         ]
 
         @wraps(command)
-        def run_it(**given: Any) -> None:
-            made = shared(**{option: given.pop(option) for option in options})
-            command(**given, **{name: made})
+        def run_it(**arguments: Any) -> None:
+            made = shared(**{option: arguments.pop(option) for option in options})
+            command(**arguments, **{name: made})
 
         run_it.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run_it.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -104,12 +104,12 @@ TagFilterOption = Annotated[
 ]
 
 
-def tags_of(given: list[str] | None) -> dict[str, str]:
+def tags_of(pairs: list[str] | None) -> dict[str, str]:
     """Read the values of `--tag`. Raises WrongUsage."""
     from switchyard.services.engine.records.requests import parse_tag
 
     try:
-        return dict(parse_tag(each) for each in given or ())
+        return dict(parse_tag(each) for each in pairs or ())
     except ValueError as wrong:
         raise WrongUsage(f"--tag: {wrong}") from wrong
 
@@ -127,11 +127,11 @@ def known_lane(name: str | None) -> str | None:
     return name
 
 
-async def full_job_id(ledger: Ledger, given: str) -> str:
+async def full_job_id(ledger: Ledger, id_or_start: str) -> str:
     """Return the id of the job that is meant; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
-    return await ledger.short_ids.full_id(Among.JOBS, given)
+    return await ledger.short_ids.full_id(Among.JOBS, id_or_start)
 
 
 def refuse_id(file: Path, instead: str) -> None:

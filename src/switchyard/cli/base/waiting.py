@@ -46,14 +46,14 @@ async def wait_for_end(
         for start in range(0, len(open_ids), BATCH_SIZE):
             chunk = open_ids[start : start + BATCH_SIZE]
             # Before the states, as a job's last word comes before its end.
-            said = await ledger.progress.progress(chunk) if on_progress is not None else {}
+            reports = await ledger.progress.progress(chunk) if on_progress is not None else {}
             found = await ledger.job_reads.states(chunk)
             for job_id, state in found.items():
                 if seen.get(job_id) is not state:
                     seen[job_id] = state
                     on_change(job_id, state)
                     pauses.restart()
-            for job_id, progress in said.items():
+            for job_id, progress in reports.items():
                 if on_progress is not None and heard.get(job_id) != progress:
                     heard[job_id] = progress
                     on_progress(job_id, progress)

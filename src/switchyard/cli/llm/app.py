@@ -118,14 +118,16 @@ def ask(
     jobctl llm ask 'Why does the tide rise?' --timeout 2m
     ```
     """
-    given = read_argument(payload)
+    payload_value = read_argument(payload)
     if prompt is not None:
         chat = job_type == "chat_completion"
-        given |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"text": prompt}
+        payload_value |= (
+            {"messages": [{"role": "user", "content": prompt}]} if chat else {"text": prompt}
+        )
     if schema is not None:
-        given["json_schema"] = read_argument(schema)
+        payload_value["json_schema"] = read_argument(schema)
     if fresh:
-        given["fresh"] = True
+        payload_value["fresh"] = True
     quiet_logs()
     settings = load_settings()
     if not settings.llm_direct:
@@ -134,7 +136,7 @@ def ask(
     asking = _send_request(
         settings,
         job_type,
-        given,
+        payload_value,
         printing=stream and not as_json,
         timeout=seconds,
         lane=lane,

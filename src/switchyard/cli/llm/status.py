@@ -81,8 +81,8 @@ def status(as_json: JsonOption = False) -> None:
         say(f"{pluralize(number, 'question')} for batches of {server}: {state}")
     for each in batches:
         note = f", {each.note}" if each.note else ""
-        asked = pluralize(each.questions, "question")
-        say(f"Batch {each.id} of {each.provider}: {asked}, {each.state}{note}")
+        questions = pluralize(each.questions, "question")
+        say(f"Batch {each.id} of {each.provider}: {questions}, {each.state}{note}")
 
 
 def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:

@@ -96,5 +96,7 @@ def classify(
 def class_text(found: ClassView) -> str:
     """Describe a class in a line, with what speaks for it."""
     words = found.why.get("keywords") or {}
-    said = ", ".join(f"{word} ×{count}" for word, count in words.items())
-    return f"{found.kind}:{found.label}  {found.score:g}" + (f"  {said}" if said else "")
+    words_text = ", ".join(f"{word} ×{count}" for word, count in words.items())
+    return f"{found.kind}:{found.label}  {found.score:g}" + (
+        f"  {words_text}" if words_text else ""
+    )

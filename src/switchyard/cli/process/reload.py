@@ -104,8 +104,10 @@ class Reloader:
             changes += 1
             changed, probed = change
             if probed.error is not None:
-                kept = "the worker runs on as it was" if self.worker else "waiting for a change"
-                say(f"reload: {probed.error}; {kept}")
+                consequence = (
+                    "the worker runs on as it was" if self.worker else "waiting for a change"
+                )
+                say(f"reload: {probed.error}; {consequence}")
                 continue
             say(f"reload: {', '.join(changed)} changed; the worker starts again")
             self._stop()

@@ -129,17 +129,17 @@ def _alone_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def free_port(wanted: int) -> int:
+def free_port(preferred: int) -> int:
     """Return a loopback port for the API. Raises CommandFailed for one that is taken."""
     from switchyard.cli.system.free_ports import LOOPBACK
 
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, wanted))
+            probe.bind((LOOPBACK, preferred))
         except OSError as error:
             raise CommandFailed(
-                f"the HTTP API can't have port {wanted} ({error.strerror}): choose another one "
+                f"the HTTP API can't have port {preferred} ({error.strerror}): choose another one "
                 "with --api-port, or 0 for any that is free"
             ) from error
         port: int = probe.getsockname()[1]
@@ -173,15 +173,15 @@ def _run_until_interrupted(
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.cli.system.vhosts import own_vhost
 
-    given = _node_settings(directory)
-    early = EarlyStart(given.ledger_url)
+    settings = _node_settings(directory)
+    early = EarlyStart(settings.ledger_url)
     with (
         closing(early),
-        any_broker(given, directory / "broker", say, keeps=True, meanwhile=early.begin) as found,
+        any_broker(settings, directory / "broker", say, keeps=True, meanwhile=early.begin) as found,
     ):
-        is_ours = found.is_private or given.amqp_url is not None
+        is_ours = found.is_private or settings.amqp_url is not None
         system = assemble(
-            amqp_url=found.amqp_url if is_ours else run(own_vhost(found, given)),
+            amqp_url=found.amqp_url if is_ours else run(own_vhost(found, settings)),
             management_url=found.management_url,
             data_dir=directory,
             only_in_data_dir=False,
@@ -253,13 +253,13 @@ def _node_settings(directory: Path) -> Settings:
     it is gone, and a shell that has read `env` still names it."""
     from switchyard.cli.system.rabbitmq_node import NodeFile
 
-    given = load_settings()
+    settings = load_settings()
     password = NodeFile(directory / "broker" / "node.json").read().get("password")
-    if password is None or given.amqp_url is None:
-        return given
-    if password not in given.require_amqp_url():
-        return given
-    return given.model_copy(update={"amqp_url": None, "management_url": None})
+    if password is None or settings.amqp_url is None:
+        return settings
+    if password not in settings.require_amqp_url():
+        return settings
+    return settings.model_copy(update={"amqp_url": None, "management_url": None})
 
 
 @dataclass(slots=True)
@@ -280,8 +280,8 @@ class NodeWatchdog:
         try:
             self.node.restart()
         except (LocalNodeError, OSError) as error:
-            said = str(error).partition("\n")[0]
-            say(f"RabbitMQ does not start: {said}; again in {NODE_RESTART_INTERVAL:g} s")
+            reason = str(error).partition("\n")[0]
+            say(f"RabbitMQ does not start: {reason}; again in {NODE_RESTART_INTERVAL:g} s")
             self.again_at = time.monotonic() + NODE_RESTART_INTERVAL
         else:
             say("RabbitMQ runs again")
@@ -327,8 +327,8 @@ class SystemReloader:
             check=False,
         )
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["no reason was given"]
-            say(f"reload: `jobctl topology apply`: {said[-1]}; everything runs on as it was")
+            lines = done.stderr.strip().splitlines() or ["no reason was given"]
+            say(f"reload: `jobctl topology apply`: {lines[-1]}; everything runs on as it was")
             return
         say(f"reload: {', '.join(changed)} changed; the processes start again")
         self.supervisor.restart()

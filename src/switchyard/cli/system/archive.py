@@ -212,7 +212,7 @@ async def _query(
         now = ledger.clock.time()
         since, until = (None if each is None else now - each for each in ages)
         everything = ArchiveRange()
-        wanted = ArchiveRange(
+        archive_range = ArchiveRange(
             everything.since if since is None else since,
             everything.until if until is None else until,
             with_ledger,
@@ -222,7 +222,7 @@ async def _query(
             ledger,
             Storage(settings.files_url),
             hiding_secrets(registry),
-            wanted=wanted,
+            archive_range=archive_range,
             limit=limit,
             timeout=timeout,
         )

@@ -213,13 +213,13 @@ class Autoscaler:
         children = self._supervisor.children
         return [each.name for each in children if each.arguments == own and not each.retires]
 
-    def _set(self, kind: str, wanted: int) -> None:
+    def _set(self, kind: str, count: int) -> None:
         from switchyard.cli.system.local_system import worker_name
 
         there = self._names(kind)
-        for name in idlest(there, self._running, len(there) - wanted):
+        for name in idlest(there, self._running, len(there) - count):
             self._supervisor.retire(name)
         taken = {each.name for each in self._supervisor.children}
         free = (n for n in range(1, 10_000) if worker_name(kind, n) not in taken)
-        for _ in range(wanted - len(there)):
+        for _ in range(count - len(there)):
             self._supervisor.start(worker_name(kind, next(free)), "worker", kind)

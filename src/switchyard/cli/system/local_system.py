@@ -102,20 +102,20 @@ def assemble(
     from switchyard.cli.base.common import load_settings
     from switchyard.services.common.settings import Settings
 
-    given = load_settings()
-    wanted: dict[str, str | None] = {
+    own_settings = load_settings()
+    own_values: dict[str, str | None] = {
         "amqp_url": amqp_url,
         "management_url": management_url,
         "data_dir": str(data_dir.absolute()),
-        "modules": ",".join(dict.fromkeys((*given.modules, *modules))),
+        "modules": ",".join(dict.fromkeys((*own_settings.modules, *modules))),
         "log_format": "json",
         **changes,
     }
     if only_in_data_dir:
-        wanted |= dict.fromkeys(OWN_ADDRESSES)
-    environment = {key: value for key, value in os.environ.items() if _keeps(key, wanted)}
-    environment |= {variable(key): value for key, value in wanted.items() if value is not None}
-    values: dict[str, Any] = dict(wanted)
+        own_values |= dict.fromkeys(OWN_ADDRESSES)
+    environment = {key: value for key, value in os.environ.items() if _keeps(key, own_values)}
+    environment |= {variable(key): value for key, value in own_values.items() if value is not None}
+    values: dict[str, Any] = dict(own_values)
     settings = Settings(**values)
     return System(settings, load_registry(settings), environment, spawner)
 
@@ -203,5 +203,5 @@ def variable(setting: str) -> str:
     return f"JOBS_{setting.upper()}"
 
 
-def _keeps(key: str, wanted: Mapping[str, str | None]) -> bool:
-    return not any(key.upper() == variable(name) for name in wanted)
+def _keeps(key: str, own_values: Mapping[str, str | None]) -> bool:
+    return not any(key.upper() == variable(name) for name in own_values)

@@ -35,10 +35,10 @@ class _Made(Protocol):
 
 
 def print_users(
-    made: Sequence[_Made], url: Callable[[], str], given: Collection[str], *, as_json: bool
+    made: Sequence[_Made], url: Callable[[], str], named: Collection[str], *, as_json: bool
 ) -> None:
     """Print each user with its address, which is `url` with the user's login; or why no password
-    has to be told. `given` are the roles whose passwords come from the settings."""
+    has to be told. `named` are the roles whose passwords come from the settings."""
     from switchyard.broker.addresses import with_login
 
     addresses = {
@@ -52,7 +52,7 @@ def print_users(
         return
     for each in made:
         say(f"{each.name}: {each.role.purpose}")
-        if each.role.name in given:
+        if each.role.name in named:
             known = f"its password is that of JOBS_{each.role.name.upper()}_PASSWORD"
         else:
             known = "it keeps its password; --renew gives it another"

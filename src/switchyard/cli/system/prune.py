@@ -78,8 +78,10 @@ def _show(settings: Settings, report: RetentionReport, *, dry_run: bool) -> None
         *settings.keep_lanes.items(),
         *settings.keep_types.items(),
     )
-    kept = ", ".join(f"{name} {'for ever' if age is None else duration(age)}" for name, age in ages)
-    say(f"Kept: {kept}.")
+    ages_text = ", ".join(
+        f"{name} {'for ever' if age is None else duration(age)}" for name, age in ages
+    )
+    say(f"Kept: {ages_text}.")
     if report.jobs:
         rows = table("STATE", "TYPE", "JOBS", flexible=("TYPE",), right=("JOBS",))
         for (state, name), number in report.jobs.most_common():

@@ -57,10 +57,10 @@ class NodeSetup:
         """Write a `rabbitmqctl` for people, usable from any shell: the installed one knows neither
         this node's name server nor its cookie."""
         environment = self.environment().items()
-        told = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment)
+        assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment)
         command = shlex.quote(str(scripts / CONTROL))
         script = self.base_dir / CONTROL
-        write_private(script, f'#!/bin/sh\nexec env -i {told} {command} "$@"\n')
+        write_private(script, f'#!/bin/sh\nexec env -i {assignments} {command} "$@"\n')
         script.chmod(0o700)
 
     def _config(self) -> dict[str, str]:
@@ -84,8 +84,8 @@ class NodeSetup:
 
         A node that loads definitions makes neither a vhost nor a user of its own.
         """
-        given = json.loads(self.definitions.read_text()) if self.definitions else {}
-        vhosts = [vhost for vhost in given.get("vhosts", []) if vhost["name"] != "/"]
+        definitions = json.loads(self.definitions.read_text()) if self.definitions else {}
+        vhosts = [vhost for vhost in definitions.get("vhosts", []) if vhost["name"] != "/"]
         vhosts.append({"name": "/"})
         user = {
             "name": self.user,
@@ -96,10 +96,10 @@ class NodeSetup:
         }
         everything = {"user": self.user, "configure": ".*", "write": ".*", "read": ".*"}
         permissions = [{"vhost": vhost["name"], **everything} for vhost in vhosts]
-        return given | {
+        return definitions | {
             "vhosts": vhosts,
-            "users": [*given.get("users", []), user],
-            "permissions": [*given.get("permissions", []), *permissions],
+            "users": [*definitions.get("users", []), user],
+            "permissions": [*definitions.get("permissions", []), *permissions],
         }
 
     def environment(self) -> dict[str, str]:

@@ -367,14 +367,14 @@ class NodeFile:
     def read(self) -> dict[str, Any]:
         """Read options for LocalNode; ports that are taken meanwhile are left out."""
         try:
-            kept = json.loads(self.path.read_text())
-            password = str(kept["password"])
-            ports = {name: int(kept[name]) for name in PORTS}
+            values = json.loads(self.path.read_text())
+            password = str(values["password"])
+            ports = {name: int(values[name]) for name in PORTS}
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # the first start, or a damaged file: new ones do as well
         free = {name: port for name, port in ports.items() if is_free(port)}
         return {"password": password, **free}
 
     def write(self, node: LocalNode) -> None:
-        kept = {"password": node.password} | {name: getattr(node, name) for name in PORTS}
-        write_private(self.path, json.dumps(kept))
+        values = {"password": node.password} | {name: getattr(node, name) for name in PORTS}
+        write_private(self.path, json.dumps(values))

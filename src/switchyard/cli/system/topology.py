@@ -141,9 +141,11 @@ def users(
 
     quiet_logs()
     settings = load_settings()
-    given = settings.role_passwords
-    made = _on_broker(settings, lambda client: make_users(client, prefix, renew=renew, given=given))
-    print_users(made, settings.require_amqp_url, given, as_json=as_json)
+    passwords = settings.role_passwords
+    made = _on_broker(
+        settings, lambda client: make_users(client, prefix, renew=renew, passwords=passwords)
+    )
+    print_users(made, settings.require_amqp_url, passwords, as_json=as_json)
 
 
 async def _mark(settings: Settings) -> str | None:

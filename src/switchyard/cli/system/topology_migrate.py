@@ -70,9 +70,9 @@ def migrate(
         raise WrongUsage(f"--timeout {timeout}: give at least {LEAST_SECONDS:g}s")
     settings = load_settings()
     require_broker(settings)
-    wanted = _target_topology(settings, to, include)
+    target = _target_topology(settings, to, include)
     run(require_ours(settings))
-    steps = run(_planned(settings, wanted))
+    steps = run(_planned(settings, target))
     if dry_run or not steps:
         if as_json:
             print_json([_row(step) for step in steps])
@@ -89,7 +89,7 @@ def migrate(
         confirm(f"Remake {pluralize(len(steps), 'queue')}?", abort=True)
     stop_by_interrupt()
     try:
-        ended = run(_migrated(settings, wanted, steps, seconds, quiet=as_json))
+        ended = run(_migrated(settings, target, steps, seconds, quiet=as_json))
     except KeyboardInterrupt:
         say("Broken off, and nothing is lost. Run it again: it goes on from here.")
         raise
@@ -138,16 +138,16 @@ def _target_topology(
     return build(to, routes, retry_delays=settings.retry_delays)
 
 
-async def _planned(settings: Settings, wanted: Topology) -> list[Step]:
+async def _planned(settings: Settings, target: Topology) -> list[Step]:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import plan
 
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
-        return await plan(client, wanted)
+        return await plan(client, target)
 
 
 async def _migrated(
-    settings: Settings, wanted: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
+    settings: Settings, target: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
 ) -> list[Migrated]:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import Migration, exclusive_migration
@@ -159,14 +159,14 @@ async def _migrated(
         connected(settings.require_amqp_url(), "topology migrate") as connection,
         exclusive_migration(underlying(connection)),
     ):
-        migration = Migration(client, underlying(connection), wanted, drain_timeout=wait)
+        migration = Migration(client, underlying(connection), target, drain_timeout=wait)
         for lane, of_lane in groupby(steps, key=lambda step: step.lane):
             say(f"{lane} …")
             async for each in migration.migrate_lane(list(of_lane)):
                 ended.append(each)
                 if each.done and not quiet:
                     moved = pluralize(each.moved, "message")
-                    echo(f"{each.name}: remade as {wanted.profile}, {moved} moved")
+                    echo(f"{each.name}: remade as {target.profile}, {moved} moved")
                 elif not each.done:
                     say(
                         f"{each.name}: jobs still ran after {wait:g} s; the queue is unchanged. "

@@ -130,8 +130,11 @@ class AnthropicApi(ModelApi):
             body["metadata"] = {"user_id": chat["user"]}
         body |= _tools(chat)
         if form := _output_format(chat.get("response_format")):
-            given = chat.get("output_config")
-            body["output_config"] = {**(given if isinstance(given, dict) else {}), "format": form}
+            output_config = chat.get("output_config")
+            body["output_config"] = {
+                **(output_config if isinstance(output_config, dict) else {}),
+                "format": form,
+            }
         return body
 
     def completion(self, answer: Any) -> Any:
@@ -241,15 +244,15 @@ def _called_tools(calls: Any, place: str) -> list[dict[str, Any]]:
     for at, call in enumerate(calls if isinstance(calls, list) else ()):
         match call:
             case {"id": str(call_id), "function": {"name": str(name), **more}}:
-                given = _json_or_none(more.get("arguments") or "{}")
+                arguments = _json_or_none(more.get("arguments") or "{}")
             case _:
-                given = None
-        if not isinstance(given, dict):
+                arguments = None
+        if not isinstance(arguments, dict):
             raise LlmBadRequest(
                 f"{place}.tool_calls[{at}]: it needs an id, and a function with a name and with "
                 "arguments that are a JSON object"
             )
-        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
+        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
     return blocks
 
 
@@ -337,10 +340,10 @@ class _EventReader:
                 block.get("type") == "tool_use"
             ):
                 self._calls[place] = len(self._calls)
-                given = block.get("input")
-                if not given:
+                tool_input = block.get("input")
+                if not tool_input:
                     self._without_arguments.add(place)
-                arguments = json.dumps(given, ensure_ascii=False) if given else ""
+                arguments = json.dumps(tool_input, ensure_ascii=False) if tool_input else ""
                 yield self._calling(place, _call(block, arguments))
             case {"type": "content_block_start", "content_block": dict() as block}:
                 yield from _said(block.get("type"), block)
@@ -383,8 +386,8 @@ def _envelope(
     message: Mapping[str, Any], choices: list[dict[str, Any]], counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return a completion, or a chunk of one, with what a message says besides its content."""
-    given = {name: message[name] for name in ("id", "model") if isinstance(message.get(name), str)}
-    envelope: dict[str, Any] = {"created": int(time.time()), **given, "choices": choices}
+    copied = {name: message[name] for name in ("id", "model") if isinstance(message.get(name), str)}
+    envelope: dict[str, Any] = {"created": int(time.time()), **copied, "choices": choices}
     if counts:
         cached = counts.get("cache_read_input_tokens", 0)
         written = counts.get("cache_creation_input_tokens", 0)

@@ -43,21 +43,21 @@ class CompletionAssembler:
         """Add a chunk of a stream. Raises ValueError for one that can't be part of an answer."""
         self._add_fields(chunk)
         for choice in _objects(chunk.get("choices")):
-            kept = self._choice(choice)
+            assembled = self._choice(choice)
             # `message`: some servers stream a whole answer as a single event.
             message = choice.get("delta") or choice.get("message")
             if isinstance(message, dict):
-                self._join(kept["message"], message, MAX_DEPTH)
-            self._add_choice_fields(kept, choice)
+                self._join(assembled["message"], message, MAX_DEPTH)
+            self._add_choice_fields(assembled, choice)
 
     def add_whole(self, completion: dict[str, Any]) -> None:
         """Add an answer that was not streamed. Raises ValueError."""
         self._add_fields(completion)
         for choice in _objects(completion.get("choices")):
-            kept = self._choice(choice)
+            assembled = self._choice(choice)
             if isinstance(choice.get("message"), dict):
-                kept["message"] = self._kept(choice["message"], MAX_DEPTH)
-            self._add_choice_fields(kept, choice)
+                assembled["message"] = self._kept(choice["message"], MAX_DEPTH)
+            self._add_choice_fields(assembled, choice)
 
     def completion(self, finish: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return the answer in the form of a chat completion; `finish` may change each choice."""
@@ -88,45 +88,45 @@ class CompletionAssembler:
         empty: dict[str, Any] = {"index": index, "message": {}, "finish_reason": None}
         return self._choices.setdefault(index, empty)
 
-    def _add_choice_fields(self, kept: dict[str, Any], choice: dict[str, Any]) -> None:
+    def _add_choice_fields(self, assembled: dict[str, Any], choice: dict[str, Any]) -> None:
         for name, value in choice.items():
             if name in ("index", "delta", "message") or value is None:
                 continue
             if name == "logprobs" and isinstance(value, dict):
-                self._join(kept.setdefault("logprobs", {}), value, MAX_DEPTH)
+                self._join(assembled.setdefault("logprobs", {}), value, MAX_DEPTH)
             else:
-                kept[name] = self._kept(value, MAX_DEPTH)
+                assembled[name] = self._kept(value, MAX_DEPTH)
 
-    def _join(self, kept: dict[str, Any], more: dict[str, Any], levels: int) -> None:
+    def _join(self, assembled: dict[str, Any], more: dict[str, Any], levels: int) -> None:
         """Add the fields of a piece to those that came before it."""
         if levels == 0:
             raise ValueError("a chunk has too many levels")
         for name, value in more.items():
-            before = kept.get(name)
+            before = assembled.get(name)
             if value is None:
-                kept.setdefault(name, None)
+                assembled.setdefault(name, None)
             elif isinstance(before, str) and isinstance(value, str):
                 if name in _IN_PIECES:
                     self._count(len(value))
-                    kept[name] = before + value
+                    assembled[name] = before + value
                 elif value:
-                    kept[name] = self._kept(value, levels)
+                    assembled[name] = self._kept(value, levels)
             elif isinstance(before, dict) and isinstance(value, dict):
                 self._join(before, value, levels - 1)
             elif isinstance(before, list) and isinstance(value, list):
                 self._join_lists(before, value, levels - 1)
             else:
-                kept[name] = self._kept(value, levels)
+                assembled[name] = self._kept(value, levels)
 
-    def _join_lists(self, kept: list[Any], more: list[Any], levels: int) -> None:
+    def _join_lists(self, assembled: list[Any], more: list[Any], levels: int) -> None:
         for part in more:
             index = part.get("index") if isinstance(part, dict) else None
             before = next(
-                (x for x in reversed(kept) if isinstance(x, dict) and x.get("index") == index),
+                (x for x in reversed(assembled) if isinstance(x, dict) and x.get("index") == index),
                 None,
             )
             if index is None or before is None or _is_next_call(before, part):
-                kept.append(self._kept(part, levels))
+                assembled.append(self._kept(part, levels))
             else:
                 self._join(before, part, levels)
 

@@ -358,9 +358,9 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     most = settings.most_calls(server)
     start, least = settings.llm_concurrency, settings.llm_concurrency_min
     if settings.llm_pacing != "adaptive":  # these do not find a small server, nor a large one
-        given = settings.model_fields_set
-        start = start if "llm_concurrency" in given else max(start, UNADAPTED_START)
-        least = least if "llm_concurrency_min" in given else min(start, UNADAPTED_LEAST)
+        set_names = settings.model_fields_set
+        start = start if "llm_concurrency" in set_names else max(start, UNADAPTED_START)
+        least = least if "llm_concurrency_min" in set_names else min(start, UNADAPTED_LEAST)
     return Bounds(min(start, most), min(least, most), most)
 
 

@@ -67,13 +67,15 @@ class LlmQuestion:
         messages = list(self.messages)
         if self.schema is None:
             return messages
-        told = f"Answer with JSON alone that fits this JSON Schema:\n{json.dumps(self.schema)}"
+        instruction = (
+            f"Answer with JSON alone that fits this JSON Schema:\n{json.dumps(self.schema)}"
+        )
         for at in reversed(range(len(messages))):
             content = messages[at].get("content")
             if messages[at]["role"] == "user" and isinstance(content, str):
-                messages[at] = {**messages[at], "content": f"{content}\n\n{told}"}
+                messages[at] = {**messages[at], "content": f"{content}\n\n{instruction}"}
                 return messages
-        return [*messages, {"role": "user", "content": told}]
+        return [*messages, {"role": "user", "content": instruction}]
 
 
 class LlmRequest(BaseModel, ABC):

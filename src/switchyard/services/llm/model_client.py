@@ -237,12 +237,12 @@ class ModelClient:
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
                 break
-            asked = _Asked(chat, by, keeps_all, endpoint)
+            request = _Asked(chat, by, keeps_all, endpoint)
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
                 patience = min(SLOT_TIMEOUT, left / 2)
-                admitted = await self._take_slot(urgency, patience, tried, asked)
+                admitted = await self._take_slot(urgency, patience, tried, request)
             except LlmSaturated as error:
                 if declined is not None:  # asked again, it would be, and might cost, once more
                     raise declined from error
@@ -252,7 +252,7 @@ class ModelClient:
                 raise last or error from error
             try:
                 return await self._ask_hedged(
-                    admitted, asked, deadline - time.monotonic(), output, urgency, tried
+                    admitted, request, deadline - time.monotonic(), output, urgency, tried
                 )
             except (LlmLimited, LlmOverloaded) as error:
                 # This server is paused now, or gets fewer calls; the gate knows who has room.
@@ -271,7 +271,7 @@ class ModelClient:
         raise declined or last or LlmTimeout(f"no model server answered within {within:g} s")
 
     async def _take_slot(
-        self, urgency: Urgency, patience: float, tried: set[str], asked: _Asked
+        self, urgency: Urgency, patience: float, tried: set[str], request: _Asked
     ) -> _Admitted:
         """Wait for room at a server, with what the call may cost there set aside."""
         estimates: dict[str, LlmCall] = {}
@@ -279,7 +279,7 @@ class ModelClient:
         def reservation(server: LlmServer) -> Reservation:
             if server.name not in estimates:  # a call that waits looks for room again and again
                 estimates[server.name] = self._account.estimate(
-                    server, asked.chat, asked.by, has_answer=asked.endpoint is not EMBEDDINGS
+                    server, request.chat, request.by, has_answer=request.endpoint is not EMBEDDINGS
                 )
             return self._account.reservation(estimates[server.name])
 
@@ -295,7 +295,7 @@ class ModelClient:
     async def _ask_hedged(
         self,
         admitted: _Admitted,
-        asked: _Asked,
+        request: _Asked,
         within: float,
         output: OutputStream | None,
         urgency: Urgency,
@@ -305,26 +305,26 @@ class ModelClient:
         to answer first counts."""
         hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
-            return await self._call(admitted, asked, within, output)
+            return await self._call(admitted, request, within, output)
         deadline = time.monotonic() + within
         others = set(self._clients) - tried - {admitted.server.name}
 
         async def first(hedged_output: OutputStream) -> Completion:
-            return await self._call(admitted, asked, within, hedged_output)
+            return await self._call(admitted, request, within, hedged_output)
 
         async def second(hedged_output: OutputStream) -> Completion:
             without = tried | {admitted.server.name} if others else tried
             left = deadline - time.monotonic()
             patience = min(HEDGE_SLOT_TIMEOUT, left)
-            another = await self._take_slot(urgency, patience, without, asked)
-            return await self._call(another, asked, deadline - time.monotonic(), hedged_output)
+            another = await self._take_slot(urgency, patience, without, request)
+            return await self._call(another, request, deadline - time.monotonic(), hedged_output)
 
         return await self._hedges.race(hedge_delay, output, first, second)
 
     async def _call(
         self,
         admitted: _Admitted,
-        asked: _Asked,
+        request: _Asked,
         within: float,
         output: OutputStream | None,
     ) -> Completion:
@@ -337,13 +337,13 @@ class ModelClient:
             output.begin()  # another server may have begun
         try:
             response = await self._clients[admission.server.name].ask(
-                asked.chat,
+                request.chat,
                 within=within,
                 on_text=None if output is None else output.write,
                 restart=(output or OutputStream()).begin,
                 on_broken=charge.count_broken,
-                keeps_all=asked.keeps_all,
-                endpoint=asked.endpoint,
+                keeps_all=request.keeps_all,
+                endpoint=request.endpoint,
             )
             charge.answer = response.answer
             outcome = _outcome_of_response(response)

@@ -82,26 +82,32 @@ def response_of(result: LlmResult) -> dict[str, Any]:
 
 
 def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
-    given = (result.result or {}).get("completion") or {}
+    completion = (result.result or {}).get("completion") or {}
     return {
         "id": f"{prefix}-{result.job_id}",
         "object": kind,
         "created": int(time.time()),
         "model": (result.result or {}).get("model"),
-        **given,
+        **completion,
     }
 
 
 def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
     """Return the server's vectors as OpenAI's API has them; packed, as 32-bit floats in base64."""
     found = result.result or {}
-    given = found.get("completion") or {}
+    completion = found.get("completion") or {}
     data = []
-    for place, item in enumerate(given.get("data", ())):
+    for place, item in enumerate(completion.get("data", ())):
         vector = item["embedding"]
         if is_packed:
             vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         data.append({"object": "embedding", "index": place, **item, "embedding": vector})
     tokens = found.get("usage", {}).get("prompt_tokens", 0)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "model": found.get("model"), "usage": usage, **given, "data": data}
+    return {
+        "object": "list",
+        "model": found.get("model"),
+        "usage": usage,
+        **completion,
+        "data": data,
+    }

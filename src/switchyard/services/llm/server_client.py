@@ -369,9 +369,9 @@ async def call_with_retries(
     except (LlmUnavailable, InvalidLlmResponse, LlmRefused):
         raise
     except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors
-        said = getattr(error, "doc", None) or getattr(error, "object", "")
+        body_text = getattr(error, "doc", None) or getattr(error, "object", "")
         raise InvalidLlmResponse(
-            f"the model server's answer is not JSON: {quoted_answer(said)}"
+            f"the model server's answer is not JSON: {quoted_answer(body_text)}"
         ) from error
     except TimeoutError as error:
         if limit.expired():

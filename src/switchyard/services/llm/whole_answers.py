@@ -111,10 +111,10 @@ class ResponsesRequest(WholeRequest):
         return {**self.extra, "input": self.input}
 
 
-def count_inputs(given: object) -> int:
+def count_inputs(value: object) -> int:
     """Return of how many texts an input consists."""
-    if isinstance(given, list) and given and not isinstance(given[0], int):
-        return len(given)
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        return len(value)
     return 1
 
 
@@ -157,9 +157,9 @@ def check_response(answer: Any, count: int) -> None:
         raise _useless("a response that has ended", answer)
 
 
-def _useless(wanted: str, answer: Any) -> InvalidLlmResponse:
+def _useless(field: str, answer: Any) -> InvalidLlmResponse:
     return InvalidLlmResponse(
-        f"the model server did not answer with {wanted}: it answered {quoted_answer(answer)}"
+        f"the model server did not answer with {field}: it answered {quoted_answer(answer)}"
     )
 
 
@@ -174,10 +174,10 @@ NEEDS_RESPONSES = (
 
 def input_tokens(body: Mapping[str, Any], bytes_per_token: int) -> int:
     """Return the most tokens that the texts of a request may have, with those of JSON's quotes."""
-    given = body.get("input", body.get("prompt"))
-    if isinstance(given, str):
-        return -(-len(given.encode()) // bytes_per_token)
-    if not isinstance(given, list):
+    model_input = body.get("input", body.get("prompt"))
+    if isinstance(model_input, str):
+        return -(-len(model_input.encode()) // bytes_per_token)
+    if not isinstance(model_input, list):
         return 0
     lengths = (
         1
@@ -185,6 +185,6 @@ def input_tokens(body: Mapping[str, Any], bytes_per_token: int) -> int:
         else len(each)
         if isinstance(each, list)
         else -(-len(str(each).encode()) // bytes_per_token)
-        for each in given
+        for each in model_input
     )
     return sum(lengths)

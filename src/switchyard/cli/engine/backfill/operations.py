@@ -171,7 +171,7 @@ def _show_begun(operation_id: str, begun: Sequence[JobSummary], total: int) -> N
         add_row(rows, cell(job.id), job.state, cell(job.job_type), began)
     console().print(rows)
     more = "+" if total == MAX_COUNTED else ""
-    told = f"{pluralize(total, 'job')}{more} had begun before"
+    notice = f"{pluralize(total, 'job')}{more} had begun before"
     if total > len(begun):
-        told += f"; all: `jobctl jobs list --operation {operation_id}`"
-    say(told)
+        notice += f"; all: `jobctl jobs list --operation {operation_id}`"
+    say(notice)

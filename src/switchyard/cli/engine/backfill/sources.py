@@ -206,8 +206,8 @@ def file(
 
     if charset is not None and charset_named(charset) is None:
         raise WrongUsage(f"no such charset: {charset}; for example windows-1252 or gb18030")
-    given = {"path": path, "format": file_format and file_format.value, "charset": charset}
-    start("file", given, common)
+    options = {"path": path, "format": file_format and file_format.value, "charset": charset}
+    start("file", options, common)
 
 
 @source_command

@@ -59,17 +59,17 @@ async def _run(
     async with open_ledger(settings, registry) as ledger:
         await require_same_system(settings, ledger)
         backfills = Backfills.from_settings(settings, registry, ledger, common.include)
-        given = {key: value for key, value in options.items() if value is not None}
+        set_options = {key: value for key, value in options.items() if value is not None}
         # What is wrong is said before a large file is copied.
-        wanted = parse_spec({"source": name, "options": {}, **common.spec})
-        plan = Plan.from_spec("", wanted, backfills.sources.get(name), registry)
+        empty_spec = parse_spec({"source": name, "options": {}, **common.spec})
+        plan = Plan.from_spec("", empty_spec, backfills.sources.get(name), registry)
         limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
         check_limits(limits)
         if name == "file":
-            given = await _store(backfills, given)
+            set_options = await _store(backfills, set_options)
         keeps_input = False
         try:
-            spec = parse_spec({"source": name, "options": given, **common.spec})
+            spec = parse_spec({"source": name, "options": set_options, **common.spec})
             if common.dry_run:
                 _print_preview(registry, await backfills.preview(spec), as_json=common.as_json)
                 return True
@@ -89,7 +89,7 @@ async def _run(
             raise
         finally:
             if name == "file" and not keeps_input:
-                await backfills.storage.delete_async(given["key"])
+                await backfills.storage.delete_async(set_options["key"])
         return await _report_start(ledger, registry, operation, common)
 
 
@@ -119,16 +119,16 @@ async def _report_start(
     return True
 
 
-async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
-    """Copy the file of the options `given` into the storage; return the options of the copy."""
+async def _store(backfills: Backfills, options: dict[str, Any]) -> dict[str, Any]:
+    """Copy the file of the options `options` into the storage; return the options of the copy."""
     from switchyard.services.common.files.charsets import charset_named
     from switchyard.services.common.files.errors import FileTooLarge
     from switchyard.services.engine.backfill.files import format_of, store_input
     from switchyard.services.engine.backfill.formats import FileFormat
 
-    path = given["path"]
-    if "format" in given:
-        file_format = FileFormat(given["format"])
+    path = options["path"]
+    if "format" in options:
+        file_format = FileFormat(options["format"])
     else:
         file_format = FileFormat.JSONL if path == "-" else format_of(path)
     try:
@@ -136,7 +136,7 @@ async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
             backfills.storage,
             _parts(path),
             file_format,
-            lambda: charset_named(given.get("charset")),
+            lambda: charset_named(options.get("charset")),
         )
     except OSError as error:
         raise CommandFailed(unreadable(path, error)) from error

@@ -176,7 +176,7 @@ async def follow(
 
     screen = console(stderr=True)
     is_live = screen.is_terminal and not as_json
-    told = ""
+    last_text = ""
     live_view = Live(console=screen, auto_refresh=False, transient=True)
     with live_view if is_live else nullcontext() as live:
         async for seen in courses():
@@ -184,9 +184,9 @@ async def follow(
                 print_json_line(view.public(seen))
             elif live is not None:
                 live.update(view.picture(seen), refresh=True)
-            elif not view.is_over(seen) and (line := view.one_line(seen)) != told:
+            elif not view.is_over(seen) and (line := view.one_line(seen)) != last_text:
                 screen.print(line)
-                told = line
+                last_text = line
     if not as_json:
         view.report(seen)
     return view.succeeded(seen)

@@ -79,13 +79,13 @@ def _showing_progress(kind: str, counted: str) -> Iterator[Callable[[BulkOperati
     """Show an operation on stderr: as a bar on a terminal; elsewhere, what it waits for, a line
     whenever that changes."""
     screen = console(stderr=True)
-    told: str | None = None
+    last_note: str | None = None
 
     def tell(operation: BulkOperation) -> None:
-        nonlocal told
-        if operation.note is not None and operation.note != told:
+        nonlocal last_note
+        if operation.note is not None and operation.note != last_note:
             say(f"{operation.id} is {operation.state}: {operation.note}")
-        told = operation.note
+        last_note = operation.note
 
     if not screen.is_terminal:
         yield tell

@@ -80,8 +80,8 @@ def export(
             await bring_up_to_date(settings, ledger, registry)
             await require_group(ledger, which)
             full = await with_full_ids(ledger, which)
-            wanted = full.for_index(wanted_state, ledger.clock.now())
-            async for line in exported(ledger, wanted, limit=limit):
+            letter_filter = full.for_index(wanted_state, ledger.clock.now())
+            async for line in exported(ledger, letter_filter, limit=limit):
                 output.write(line + "\n")
                 count += 1
         return count

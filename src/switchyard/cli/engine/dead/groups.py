@@ -62,7 +62,7 @@ def groups(
     jobctl dead redrive --group GROUP --dry-run
     ```
     """
-    wanted = known_state(state)
+    letter_state = known_state(state)
     quiet_logs()
 
     from switchyard.services.engine.records.requests import DeadLetterFilter
@@ -71,7 +71,7 @@ def groups(
         async with open_ledger(settings, registry) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             return await ledger.dead_letters.dead_groups(
-                wanted=DeadLetterFilter(state=wanted), limit=limit
+                letter_filter=DeadLetterFilter(state=letter_state), limit=limit
             )
 
     settings = load_settings()

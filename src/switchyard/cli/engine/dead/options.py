@@ -94,11 +94,11 @@ filtered = with_options(_filter_options, "which")
 """A command with the filters behind its own options; it gets them as `which`."""
 
 
-async def full_letter_id(ledger: Ledger, given: str) -> str:
+async def full_letter_id(ledger: Ledger, id_or_start: str) -> str:
     """Return the id of the dead letter that is meant; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
-    return await ledger.short_ids.full_id(Among.DEAD_LETTERS, given)
+    return await ledger.short_ids.full_id(Among.DEAD_LETTERS, id_or_start)
 
 
 def checked_filter(**values: Any) -> LetterFilter:

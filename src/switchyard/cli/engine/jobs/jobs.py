@@ -74,8 +74,8 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
 
     async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
         async with open_ledger(settings) as ledger:
-            wanted = chosen.at(ledger.clock.time())
-            page = await ledger.job_reads.list_jobs(wanted, limit=limit)
+            job_filter = chosen.at(ledger.clock.time())
+            page = await ledger.job_reads.list_jobs(job_filter, limit=limit)
             return page.items, page.next_cursor is not None
 
     jobs, more = run(read(load_settings()))
@@ -180,12 +180,12 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
             clock = time.strftime("%H:%M:%S", time.localtime(moment))
             console().print(f"{clock}  {styled(state)}")
 
-    def show_progress(changed_id: str, said: ProgressRecord) -> None:
+    def show_progress(changed_id: str, progress: ProgressRecord) -> None:
         if as_json:
-            print_change(changed_id, progress=said)
+            print_change(changed_id, progress=progress)
         else:
-            at = time.strftime("%H:%M:%S", time.localtime(said.reported_at))
-            console().print(f"{at}  {cell(progress_text(said))}")
+            at = time.strftime("%H:%M:%S", time.localtime(progress.reported_at))
+            console().print(f"{at}  {cell(progress_text(progress))}")
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
@@ -260,10 +260,10 @@ def tag_texts(tags: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in tags.items()]
 
 
-def progress_text(said: ProgressRecord) -> str:
+def progress_text(progress: ProgressRecord) -> str:
     """Describe progress, as in `40 %, page 12 of 30`."""
-    share = "" if said.fraction is None else _percent(said.fraction)
-    return ", ".join(part for part in (share, said.note) if part)
+    share = "" if progress.fraction is None else _percent(progress.fraction)
+    return ", ".join(part for part in (share, progress.note) if part)
 
 
 def _percent(fraction: float) -> str:
@@ -294,17 +294,17 @@ def _join_hint(join: JoinRecord, dead: list[str]) -> str:
 
 def _running_at(job: JobSummary) -> str:
     """Return the percentage to show behind the state of a running job; empty if it reports none."""
-    said = job.progress
-    if said is None or said.fraction is None or job.state != "running":
+    progress = job.progress
+    if progress is None or progress.fraction is None or job.state != "running":
         return ""
-    return f" {_percent(said.fraction)}"
+    return f" {_percent(progress.fraction)}"
 
 
 def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
     def text(value: object) -> str:
         return "" if value is None else inline_json(value)
 
-    said = job.progress
+    progress = job.progress
     took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
     waited = job.started_at - job.queued_at if job.queued_at and job.started_at else None
     print_rows(
@@ -329,8 +329,8 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("started", _describe_time(job.started_at) + _span(", waited", waited)),
             ("finished", _describe_time(job.finished_at) + _span(", took", took)),
             ("cancel asked", _describe_time(job.cancel_asked_at)),
-            ("progress", "" if said is None else progress_text(said)),
-            ("said", "" if said is None else _describe_time(said.reported_at)),
+            ("progress", "" if progress is None else progress_text(progress)),
+            ("said", "" if progress is None else _describe_time(progress.reported_at)),
             ("check-point", _describe_time(job.checkpoint_at)),
             ("worker", job.worker_id or ""),
             ("key", job.idempotency_key or ""),
@@ -361,21 +361,21 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
 
 def hints(job: JobRecord) -> list[str]:
     """Return hints for a job: where to find its tracebacks, and what can be done."""
-    told = []
+    lines = []
     if job.state == "dead":
-        told.append(f"Traceback, and how to go on: `jobctl dead show {job.id}`.")
+        lines.append(f"Traceback, and how to go on: `jobctl dead show {job.id}`.")
     if job.reason == "unroutable":
-        told.append(
+        lines.append(
             f"No queue is bound for {job.routing_key}: `jobctl topology apply`, then "
             f"`jobctl dead redrive {job.id}`."
         )
     if job.reason == "refused":
-        told.append(
+        lines.append(
             "The broker never takes its message: make it smaller, or raise `max_message_size` of "
             f"the broker, then `jobctl dead redrive {job.id} --from-ledger`."
         )
     if job.reason == "invalid_payload":
-        told.append(
+        lines.append(
             "The worker did not accept its payload. Was it older than the publisher? Then start "
             f"the new one, and `jobctl dead redrive {job.id}`."
         )
@@ -385,10 +385,10 @@ def hints(job: JobRecord) -> list[str]:
         if each.outcome == "retry" and each.error_type and each.worker_id
     }
     if workers:
-        told.append(
+        lines.append(
             f"Tracebacks of retries are in the log of {', '.join(workers)}, in lines with this id."
         )
-    return told
+    return lines
 
 
 def _span(label: str, seconds: float | None) -> str:

@@ -80,10 +80,10 @@ def pause(
     if reason is not None and len(reason) > MAX_REASON:
         raise WrongUsage(f"--reason takes at most {MAX_REASON} characters")
     try:
-        wanted = NewPause(scope, target, current_user(), reason, optional_duration(last))
+        new_pause = NewPause(scope, target, current_user(), reason, optional_duration(last))
     except ValueError as error:
         raise WrongUsage(str(error)) from error
-    record, counts = run(_pause(load_settings(), wanted))
+    record, counts = run(_pause(load_settings(), new_pause))
     if as_json:
         from switchyard.api.views.pauses import view_pause
 
@@ -167,10 +167,10 @@ async def _list(settings: Settings, *, ended: bool, limit: int, as_json: bool) -
     console().print(rows)
 
 
-async def _pause(settings: Settings, wanted: NewPause) -> tuple[PauseRecord, dict[State, int]]:
+async def _pause(settings: Settings, new_pause: NewPause) -> tuple[PauseRecord, dict[State, int]]:
     async with open_ledger(settings) as ledger:
-        record = await ledger.pauses.pause(wanted)
-        return record, await ledger.pauses.counts(wanted.scope, wanted.target)
+        record = await ledger.pauses.pause(new_pause)
+        return record, await ledger.pauses.counts(new_pause.scope, new_pause.target)
 
 
 async def _resume(
@@ -188,13 +188,13 @@ def _target_of(
     """Return the one target that was given. Raises WrongUsage for none, or several."""
     from switchyard.services.engine.records.pauses import PauseScope
 
-    given = {
+    targets = {
         PauseScope.LANE: lane,
         PauseScope.TYPE: job_type,
         PauseScope.SOURCE: source,
         PauseScope.QUEUE: queue,
     }
-    named = [(scope, target) for scope, target in given.items() if target is not None]
+    named = [(scope, target) for scope, target in targets.items() if target is not None]
     if len(named) != 1:
         raise WrongUsage("name one of --lane, --type, --source and --queue")
     return named[0]

@@ -176,8 +176,8 @@ def _failed_line(options: PublishOptions, account: PublishSummary, number: int, 
 
 
 def _report(account: PublishSummary, seconds: float) -> None:
-    told = account.published and seconds > 0.5
-    rate = f", {account.published / seconds:.0f} a second" if told else ""
+    shows_rate = account.published and seconds > 0.5
+    rate = f", {account.published / seconds:.0f} a second" if shows_rate else ""
     known = f"; {account.duplicates} were known already" if account.duplicates else ""
     say(f"{account.published} published{rate}{known}")
     if account.pending:

@@ -55,8 +55,8 @@ async def _waiting(settings: Settings, lane: str | None) -> int:
 
     async with open_ledger(settings) as ledger:
         counts = await ledger.job_reads.counts()
-    wanted = counts.values() if lane is None else [counts.get(lane, {})]
-    return sum(states.get(state, 0) for states in wanted for state in IN_QUEUES)
+    lane_counts = counts.values() if lane is None else [counts.get(lane, {})]
+    return sum(states.get(state, 0) for states in lane_counts for state in IN_QUEUES)
 
 
 async def _republish(settings: Settings, lane: str | None) -> int:

@@ -150,9 +150,11 @@ def add(
     )
     rule = CronRule.parse(record.cron, record.timezone)
     times = (record.next_at, *rule.next_times(record.next_at, 2))
-    told = ", ".join(format_local(each, zoned=True) for each in times)
+    due_times = ", ".join(format_local(each, zoned=True) for each in times)
     note = rule.days_note
-    _print_schedule(record, f"{name} is due next at {told}.{f' {note}' if note else ''}", as_json)
+    _print_schedule(
+        record, f"{name} is due next at {due_times}.{f' {note}' if note else ''}", as_json
+    )
 
 
 @app.command()

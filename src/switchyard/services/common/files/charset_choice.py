@@ -236,9 +236,9 @@ class _Transcoder:
 
     def add(self, part: bytes, final: bool) -> bytes:
         """Return what is known of the file, in UTF-8. Raises UnicodeDecodeError."""
-        given = self._given(part, final)
-        self.has_given = self.has_given or bool(given)
-        return given
+        encoded = self._given(part, final)
+        self.has_given = self.has_given or bool(encoded)
+        return encoded
 
     def _given(self, part: bytes, final: bool) -> bytes:
         if not self._is_decided:

@@ -103,10 +103,10 @@ def is_refusal(error: Exception) -> bool:
 
 def trouble(error: Exception) -> str:
     """Describe an error of a store that is not about one file, after the store's name."""
-    said = str(error)
+    text = str(error)
     if is_without_bucket(error):
         return "has no bucket or container there"
-    found = next((match.group(1) for code in _CODES if (match := code.search(said))), None)
+    found = next((match.group(1) for code in _CODES if (match := code.search(text))), None)
     if is_refusal(error):
         return "refuses access" + (f" ({found})" if found else "")
     return "does not answer" + (f" as it should ({found})" if found else "")
@@ -114,8 +114,8 @@ def trouble(error: Exception) -> str:
 
 def away(url: str, error: Exception) -> StorageUnavailable:
     """Return the error for an obstore error that is not about one file."""
-    said = f"the file storage at {url} {trouble(error)}"
-    return StorageAuthError(said) if is_refusal(error) else StorageUnavailable(said)
+    text = f"the file storage at {url} {trouble(error)}"
+    return StorageAuthError(text) if is_refusal(error) else StorageUnavailable(text)
 
 
 NO_ROOM = ("os error 28)", "os error 122)")

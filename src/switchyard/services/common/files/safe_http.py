@@ -231,11 +231,15 @@ async def fetching(
 
 @asynccontextmanager
 async def _get(
-    pool: httpcore.AsyncConnectionPool, target: httpx.URL, asked: Mapping[str, str]
+    pool: httpcore.AsyncConnectionPool, target: httpx.URL, request_headers: Mapping[str, str]
 ) -> AsyncIterator[httpcore.Response]:
     limits = dict.fromkeys(("connect", "read", "write", "pool"), CONNECT_TIMEOUT)
     # A packed body could grow beyond every limit while it is unpacked.
-    headers = [("Host", target.netloc.decode()), ("Accept-Encoding", "identity"), *asked.items()]
+    headers = [
+        ("Host", target.netloc.decode()),
+        ("Accept-Encoding", "identity"),
+        *request_headers.items(),
+    ]
     try:
         async with pool.stream(
             "GET", str(target), headers=headers, extensions={"timeout": limits}
@@ -266,14 +270,14 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
     if response.status == 304 and conditional:
         return
     if response.status not in _OK:
-        said = f"the server answers {response.status}"
+        reason = f"the server answers {response.status}"
         if response.status in (408, 425, 429) or response.status >= 500:
             raise FetchFailed(
-                said,
+                reason,
                 after=parse_retry_after(header_of(response, b"retry-after")),
                 status=response.status,
             )
-        raise FetchRefused(said, status=response.status)
+        raise FetchRefused(reason, status=response.status)
     if header_of(response, b"content-encoding") not in ("", "identity"):
         raise FetchRefused("the server packs its answer although it was asked not to")
     announced = header_of(response, b"content-length")

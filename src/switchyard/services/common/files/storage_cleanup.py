@@ -145,10 +145,10 @@ async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
     listed: set[str] = set()
     for document_id, keys in pictures.items():
         try:
-            said = (await storage.get_async(figures_key(document_id))).decode()
+            listing = (await storage.get_async(figures_key(document_id))).decode()
         except NotStored:
             continue
-        listed |= {key for key in keys if json.dumps(key) in said}
+        listed |= {key for key in keys if json.dumps(key) in listing}
     return listed
 
 

@@ -36,7 +36,7 @@ async def post(
     elsewhere or is gone (410). Raises FetchFailed for every other answer, and for none.
     """
     target = checked_url(url)
-    asked = [("Host", target.netloc.decode()), *headers.items()]
+    header_fields = [("Host", target.netloc.decode()), *headers.items()]
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), within)
     limit = asyncio.timeout(within)
     try:
@@ -44,7 +44,11 @@ async def post(
             limit,
             httpcore.AsyncConnectionPool(network_backend=GuardedBackend(guard)) as pool,
             pool.stream(
-                "POST", str(target), headers=asked, content=body, extensions={"timeout": timeouts}
+                "POST",
+                str(target),
+                headers=header_fields,
+                content=body,
+                extensions={"timeout": timeouts},
             ) as response,
         ):
             return _taken(response)
@@ -60,10 +64,10 @@ def _taken(response: httpcore.Response) -> int:
     status = response.status
     if status in _TAKEN:
         return status
-    said = f"the server answers {status}"
+    reason = f"the server answers {status}"
     if status in _MOVED:
-        raise FetchRefused(f"{said}, and redirects are not followed: name the address itself")
+        raise FetchRefused(f"{reason}, and redirects are not followed: name the address itself")
     if status == _GONE:
-        raise FetchRefused(said, status=status)
+        raise FetchRefused(reason, status=status)
     after = parse_retry_after(header_of(response, b"retry-after"))
-    raise FetchFailed(said, after=after, status=status)
+    raise FetchFailed(reason, after=after, status=status)

@@ -81,14 +81,14 @@ class LocationSettings(BaseSettings, defer_build=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_empty_paths(cls, given: object) -> object:
+    def _no_empty_paths(cls, value: object) -> object:
         """Other empty variables are unset ones. Here that would open every file to whoever can
         publish, where somebody wrote it to open none."""
         if os.environ.get("JOBS_INGEST_PATHS") == "":
             raise ValueError(
                 "JOBS_INGEST_PATHS is empty: set it to `none`, or remove it to allow any directory"
             )
-        return given
+        return value
 
     @field_validator("ingest_paths", mode="before")
     @classmethod

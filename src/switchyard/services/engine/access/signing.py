@@ -20,13 +20,15 @@ def signature(body: bytes, secret: str, *, prefix: str = PREFIX) -> str:
     return prefix + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
-def may_be_signature(given: str, *, prefix: str = PREFIX) -> bool:
+def may_be_signature(signature: str, *, prefix: str = PREFIX) -> bool:
     """Tell whether that has the form of one, whatever it signs."""
-    digits = given.strip().removeprefix(prefix)
-    return given.strip().startswith(prefix) and re.fullmatch(r"[0-9a-f]{64}", digits) is not None
+    digits = signature.strip().removeprefix(prefix)
+    return (
+        signature.strip().startswith(prefix) and re.fullmatch(r"[0-9a-f]{64}", digits) is not None
+    )
 
 
-def is_signed(body: bytes, given: str, secret: str, *, prefix: str = PREFIX) -> bool:
+def is_signed(body: bytes, sent_signature: str, secret: str, *, prefix: str = PREFIX) -> bool:
     """Tell whether the signature is that of these bytes; takes as long for a wrong one."""
     expected = signature(body, secret, prefix=prefix).encode()
-    return hmac.compare_digest(expected, given.strip().encode("utf-8", "replace"))
+    return hmac.compare_digest(expected, sent_signature.strip().encode("utf-8", "replace"))

@@ -88,7 +88,7 @@ async def run_query(
     storage: Storage,
     hide: Callable[[str, str], str],
     *,
-    wanted: ArchiveRange,
+    archive_range: ArchiveRange,
     limit: int,
     timeout: float,
 ) -> QueryAnswer:
@@ -100,11 +100,15 @@ async def run_query(
     with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as made:
         folder = Path(made)
         # Before the list of files is read: what is archived meanwhile is in both, and counts once.
-        current = await _ledger_jobs(ledger, folder, hide, wanted) if wanted.with_ledger else None
+        current = (
+            await _ledger_jobs(ledger, folder, hide, archive_range)
+            if archive_range.with_ledger
+            else None
+        )
         files = [
             file
             for file in await ledger.archive.files()
-            if file.oldest_at <= wanted.until and file.newest_at >= wanted.since
+            if file.oldest_at <= archive_range.until and file.newest_at >= archive_range.since
         ]
         paths = [await _path_of(file, storage, folder) for file in files]
         hidden = [
@@ -112,7 +116,7 @@ async def run_query(
             for file, path in zip(files, paths, strict=True)
             for job_id in await _in_ledger(file, path, ledger)
         ]
-        with _opened(folder, paths, current, hidden, wanted) as connection:
+        with _opened(folder, paths, current, hidden, archive_range) as connection:
             return await _fetch(connection, sql, limit, timeout)
 
 
@@ -129,14 +133,14 @@ def check_is_select(sql: str) -> None:
 
 
 async def _ledger_jobs(
-    ledger: Ledger, folder: Path, hide: Callable[[str, str], str], wanted: ArchiveRange
+    ledger: Ledger, folder: Path, hide: Callable[[str, str], str], archive_range: ArchiveRange
 ) -> Path:
     table = await asyncio.to_thread(JobTable, folder, hide)
     try:
         after: tuple[float, str] | None = None
         while True:
             page = await ledger.archive.ids_between(
-                wanted.since, min(wanted.until, 1e15), after=after, limit=READ_AT_ONCE
+                archive_range.since, min(archive_range.until, 1e15), after=after, limit=READ_AT_ONCE
             )
             if page:
                 found = await ledger.archive.read_jobs([job_id for _, job_id in page])
@@ -175,7 +179,7 @@ def _opened(
     paths: Sequence[Path],
     current: Path | None,
     hidden: Sequence[tuple[str, str]],
-    wanted: ArchiveRange,
+    archive_range: ArchiveRange,
 ) -> DuckDBPyConnection:
     """Open a database that has the two tables and can read nothing else."""
     import duckdb
@@ -201,9 +205,9 @@ def _opened(
         )
     if current is not None:
         parts.append(f"SELECT *, false AS archived FROM {parquet_source([current])}")
-    bounds = [f"created_at >= make_timestamp({microseconds(wanted.since)}::BIGINT)"]
-    if math.isfinite(wanted.until):
-        bounds.append(f"created_at <= make_timestamp({microseconds(wanted.until)}::BIGINT)")
+    bounds = [f"created_at >= make_timestamp({microseconds(archive_range.since)}::BIGINT)"]
+    if math.isfinite(archive_range.until):
+        bounds.append(f"created_at <= make_timestamp({microseconds(archive_range.until)}::BIGINT)")
     everything = " UNION ALL BY NAME ".join(parts)
     connection.execute(
         f"CREATE VIEW everything AS SELECT * FROM ({everything}) WHERE {' AND '.join(bounds)}"

@@ -78,8 +78,8 @@ class Gate:
         self._let_through += number
         self._open_jobs += number
 
-    async def allowance(self, wanted: int, max_open: int | None, under_way: int = 0) -> int:
-        """Return how many jobs may be published now, 0 to `wanted`; report those that are published
+    async def allowance(self, count: int, max_open: int | None, under_way: int = 0) -> int:
+        """Return how many jobs may be published now, 0 to `count`; report those that are published
         with `let_through`. `under_way` earlier ones may not have reached the broker yet.
 
         Raises InvalidBackfill when the lane has no such queue, BrokerUnavailable,
@@ -112,14 +112,14 @@ class Gate:
             return 0
         self.why = None
         if self._traffic is None:
-            return min(wanted, room)
+            return min(count, room)
         if self._hot_waits > HOT_BACKLOG:
             self.why = f"slow: {self._hot_waits:,} hot jobs wait"
             if now < self._slow_until:
                 return 0
             self._slow_until = now + SLOW_PAUSE
-            return min(wanted, room, SLOW_BATCH)
-        room = await self._traffic.allowance(min(wanted, room))
+            return min(count, room, SLOW_BATCH)
+        room = await self._traffic.allowance(min(count, room))
         self.why = self._traffic.why
         return room
 

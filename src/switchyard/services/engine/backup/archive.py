@@ -237,9 +237,9 @@ def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
             with tarfile.open(fileobj=_BoundedReader(file), mode="r:") as tar:
                 yield tar, size
         except InvalidBackup as error:
-            told = str(error)
+            reason = str(error)
             raise InvalidBackup(
-                told if str(archive) in told else f"{archive} can't be used: {told}"
+                reason if str(archive) in reason else f"{archive} can't be used: {reason}"
             ) from error
         except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidBackup(f"{archive} can't be read as a backup: {error}") from error

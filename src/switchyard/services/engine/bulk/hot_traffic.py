@@ -62,10 +62,10 @@ class HotTraffic:
                 self._looked_at = self._clock()
             return self._is_active
 
-    async def allowance(self, wanted: int) -> int:
-        """Return how many jobs to send in the next turn, at most `wanted`. Raises
+    async def allowance(self, count: int) -> int:
+        """Return how many jobs to send in the next turn, at most `count`. Raises
         LedgerUnavailable."""
-        return min(wanted, STEP) if await self.is_active() else wanted
+        return min(count, STEP) if await self.is_active() else count
 
     @property
     def why(self) -> str | None:

@@ -116,14 +116,14 @@ class BulkSession:
         finally:
             await end_tasks(task)
 
-    async def take_slots(self, wanted: int, *, until: float | None = None) -> int:
-        """Take 1 to `wanted` slots by the operation's rate, which may change meanwhile, waiting for
+    async def take_slots(self, count: int, *, until: float | None = None) -> int:
+        """Take 1 to `count` slots by the operation's rate, which may change meanwhile, waiting for
         the first; 0 once it is `until` by the ledger's clock."""
         while True:
             self.check()
             if until is not None and self.clock.time() >= until:
                 return 0
-            number, pause = self._slots.take(wanted, self.operation.rate)
+            number, pause = self._slots.take(count, self.operation.rate)
             if number:
                 return number
             # In steps: a rate that is raised meanwhile counts at once.
@@ -205,11 +205,11 @@ class RateSlots:
     _next: float | None = None
     """When the next slot is, by the monotonic clock; None before the first."""
 
-    def take(self, wanted: int, rate: float | None) -> tuple[int, float]:
-        """Take up to `wanted` slots; or 0, and the seconds until there is one."""
+    def take(self, count: int, rate: float | None) -> tuple[int, float]:
+        """Take up to `count` slots; or 0, and the seconds until there is one."""
         if rate is None:
             self._next = None
-            return wanted, 0.0
+            return count, 0.0
         now = time.monotonic()
         if self._next is None:
             self._next = now - BURST
@@ -217,10 +217,10 @@ class RateSlots:
         self._next = max(self._next, now - max(BURST, 1.5 / rate))
         ready = int((now - self._next) * rate)
         # Several at once, where the rate is high: each step costs a round trip.
-        least = max(1, min(wanted, int(rate * BURST / 2)))
+        least = max(1, min(count, int(rate * BURST / 2)))
         if ready < least:
             return 0, self._next + least / rate - now
-        number = min(wanted, ready)
+        number = min(count, ready)
         self._next += number / rate
         return number, 0.0
 

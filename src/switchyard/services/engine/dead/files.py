@@ -152,15 +152,15 @@ def _body(line: dict[str, Any]) -> bytes:
 
 
 async def exported(
-    ledger: Ledger, wanted: DeadLetterFilter, *, limit: int | None = None
+    ledger: Ledger, letter_filter: DeadLetterFilter, *, limit: int | None = None
 ) -> AsyncIterator[str]:
     """Lines of the letters that fit, oldest first. Raises LedgerUnavailable."""
     after: tuple[float, str] | None = None
-    states = (wanted.state,) if wanted.state is not None else ALL_STATES
+    states = (letter_filter.state,) if letter_filter.state is not None else ALL_STATES
     left = limit
     while left is None or left > 0:
         page = await ledger.dead_letters.letters_in(
-            replace(wanted, state=None),
+            replace(letter_filter, state=None),
             states=states,
             after=after,
             limit=PAGE if left is None else min(PAGE, left),

@@ -58,36 +58,36 @@ async def indexed_in_turn(
     `scanning_in_turn` does."""
     async with ledger.leases.holding_lease(DEAD_SCAN, wait):
         waiting = await ledger.dead_letters.count_dead(which.for_index("waiting", moment))
-        wanted = waiting if limit is None else min(waiting, limit)
-        if not await _index_suffices(settings, ledger, wanted):
+        count = waiting if limit is None else min(waiting, limit)
+        if not await _index_suffices(settings, ledger, count):
             yield None
             return
         async with aclosing(_indexed(ledger, which, moment)) as letters:
             yield letters
 
 
-async def _index_suffices(settings: BrokerSettings, ledger: Ledger, wanted: int) -> bool:
+async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) -> bool:
     """Tell whether so many letters are few of many, and the index lists what the queue has: as many
     messages, and none on its way to the index."""
-    if wanted == 0:
+    if count == 0:
         return False
     sizes = await ask_queues(settings.require_amqp_url(), (DEAD_QUEUE, DEAD_LOG_QUEUE))
     dead, log = sizes[DEAD_QUEUE], sizes[DEAD_LOG_QUEUE]
     if dead is None or log is None or log.ready or dead.ready < MIN_QUEUE:
         return False
-    if wanted > dead.ready * MAX_SHARE:
+    if count > dead.ready * MAX_SHARE:
         return False
     listed = await ledger.dead_letters.count_messages()
     return listed + await ledger.redrives.count_leftovers() == dead.ready
 
 
 async def _indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
-    wanted = which.for_index("waiting", moment)
+    letter_filter = which.for_index("waiting", moment)
     # The group is the one that the index has, and people see.
     others = replace(which, group=None)
     after: tuple[float, str] | None = None
     while page := await ledger.dead_letters.letters_in(
-        wanted, states=("waiting",), after=after, limit=PAGE
+        letter_filter, states=("waiting",), after=after, limit=PAGE
     ):
         for letter in page:
             stored = replace(stored_letter(letter), left_behind=letter.copies)

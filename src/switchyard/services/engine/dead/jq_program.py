@@ -79,10 +79,10 @@ class JqProgram:
                 answer = self._exchanged(line)
         if answer is None:
             raise self._stopped()
-        said = json.loads(answer)
-        if "error" in said:
-            raise ValueError(said["error"])
-        results: list[Any] = said["results"]
+        value = json.loads(answer)
+        if "error" in value:
+            raise ValueError(value["error"])
+        results: list[Any] = value["results"]
         return results
 
     def _exchanged(self, line: str) -> str | None:

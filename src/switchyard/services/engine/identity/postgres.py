@@ -30,10 +30,11 @@ def without_credentials(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-async def claim_database(url: str, told: str, *, take: bool) -> str:
-    """Put `told` into the database as the mark of its owner where there is none, or, with `take`,
-    in the place of whatever there is. Gives the mark that is there then. Raises OSError and
-    asyncpg's errors."""
+async def claim_database(url: str, mark: str, *, take: bool) -> str:
+    """Mark the database as its owner's where it has no mark, or, with `take`, in any case.
+
+    Returns the mark that it has then. Raises OSError and asyncpg's errors.
+    """
     # Here: job types know addresses, and load no database library.
     from switchyard.services.engine.ledger.sql.postgres_servers import connection_options, open_one
 
@@ -45,7 +46,7 @@ async def claim_database(url: str, told: str, *, take: bool) -> str:
         )
         conflict = "DO UPDATE SET told = excluded.told" if take else "DO NOTHING"
         await connection.execute(
-            f"INSERT INTO {TABLE} VALUES (true, $1) ON CONFLICT (single) {conflict}", told
+            f"INSERT INTO {TABLE} VALUES (true, $1) ON CONFLICT (single) {conflict}", mark
         )
         return str(await connection.fetchval(f"SELECT left(told, 1000) FROM {TABLE}"))
     finally:

@@ -54,8 +54,8 @@ class ProcessResources:
         one."""
         return [
             each
-            for kept in self._kept.values()
-            if callable(show := getattr(kept, "shown", None))
+            for resource in self._kept.values()
+            if callable(show := getattr(resource, "shown", None))
             for each in show()
         ]
 

@@ -116,9 +116,9 @@ def needs_of(
 def _overridden(room: LimitSize, numbers: LimitNumbers | None, key: str) -> LimitSize:
     if numbers is None:
         return room
-    given = numbers.given() | (numbers.keys[key].given() if key in numbers.keys else {})
+    settings = numbers.given() | (numbers.keys[key].given() if key in numbers.keys else {})
     return LimitSize(
-        concurrency=given.get("concurrency", room.concurrency),
-        per_minute=given.get("per_minute", room.per_minute),
-        tokens_per_minute=given.get("tokens_per_minute", room.tokens_per_minute),
+        concurrency=settings.get("concurrency", room.concurrency),
+        per_minute=settings.get("per_minute", room.per_minute),
+        tokens_per_minute=settings.get("tokens_per_minute", room.tokens_per_minute),
     )

@@ -79,25 +79,25 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def refusals(
-    given: BaseModel, raw: Mapping[str, Any], vouched: Mapping[str, Any]
+    payload: BaseModel, raw: Mapping[str, Any], vouched: Mapping[str, Any]
 ) -> tuple[Refusal, ...]:
     """Return the local fields that are set, each with a text; none where all is well.
 
-    `raw` is what `given` was made of. A field passes that stands in `vouched` with the same value:
-    what this system has put there itself, or what was there before.
+    `raw` is what `payload` was made of. A field passes that stands in `vouched` with the same
+    value: what this system has put there itself, or what was there before.
     """
-    if isinstance(given, KeyMarkedPayload):
+    if isinstance(payload, KeyMarkedPayload):
         return tuple(
             each
-            for each in named(type(given), raw)
+            for each in named(type(payload), raw)
             if raw[each.field] != vouched.get(each.field, _MISSING)
         )
     return tuple(
         _refusal(name, instead)
-        for name, instead in local_fields(type(given)).items()
-        if name in given.model_fields_set
-        and getattr(given, name) is not None
-        and not _is_same(keys_of(name, type(given).model_fields[name]), raw, vouched)
+        for name, instead in local_fields(type(payload)).items()
+        if name in payload.model_fields_set
+        and getattr(payload, name) is not None
+        and not _is_same(keys_of(name, type(payload).model_fields[name]), raw, vouched)
     )
 
 

@@ -101,8 +101,8 @@ class ProgressBuffer:
                 self._checkpoint = notes.checkpoint
 
 
-def _reported(said: tuple[float | None, str] | None) -> ReportedProgress | None:
-    return None if said is None else ReportedProgress(said[0], writable(said[1], MAX_NOTE))
+def _reported(report: tuple[float | None, str] | None) -> ReportedProgress | None:
+    return None if report is None else ReportedProgress(report[0], writable(report[1], MAX_NOTE))
 
 
 def _share(fraction: float | None) -> float | None:

@@ -262,19 +262,19 @@ async def learn_types(registry: Registry, ledger: Ledger) -> None:
     unusable = {
         name: digest for name, digest in registry.unusable.items() if digests.get(name) == digest
     }
-    wanted = [
+    missing = [
         name
         for name in digests
         if name not in registry and name not in known and name not in unusable
     ]
-    if wanted:
-        for record in await ledger.job_types.list_job_types(wanted):
+    if missing:
+        for record in await ledger.job_types.list_job_types(missing):
             try:
                 known[record.name] = job_type_from(record)
             except RegistryError as error:
                 log = structlog.get_logger("job types")
                 log.warning("registered job type unusable", error=str(error))
-        unusable |= {name: digests[name] for name in wanted if name not in known}
+        unusable |= {name: digests[name] for name in missing if name not in known}
     registry.set_registered(known.values(), unusable)
 
 

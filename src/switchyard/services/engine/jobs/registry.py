@@ -148,21 +148,21 @@ class JobType:
         if version > self.version:
             raise NewerPayload(self, version)
         steps = dict(self.upgrades)
-        given = copy.deepcopy(dict(payload))
+        upgraded = copy.deepcopy(dict(payload))
         for older in range(version, self.version):
             where = f"payload of {self.name}: it can't be upgraded from version {older}"
             if older not in steps:
                 raise UpgradeFailed(f"{where}: the type declares no upgrade from there")
             try:
-                made = steps[older](given)
+                made = steps[older](upgraded)
             except Exception as error:  # whatever a function of the user's does
-                said = Scrubber.from_payload(payload, self.secrets).scrubbed(str(error))
+                reason = Scrubber.from_payload(payload, self.secrets).scrubbed(str(error))
                 cause = error if self.secrets is None else None  # its traceback quotes values
-                raise UpgradeFailed(f"{where}: {type(error).__name__}: {said}") from cause
+                raise UpgradeFailed(f"{where}: {type(error).__name__}: {reason}") from cause
             if not isinstance(made, Mapping):
                 raise UpgradeFailed(f"{where}: its function returned {type(made).__name__}")
-            given = dict(made)
-        return given
+            upgraded = dict(made)
+        return upgraded
 
     @property
     def secrets(self) -> SecretSchema | None:

@@ -29,7 +29,7 @@ class DeadLetterRepository(DeadLetterReads):
     async def dead_groups(
         self,
         *,
-        wanted: DeadLetterFilter = WAITING,
+        letter_filter: DeadLetterFilter = WAITING,
         limit: int = 100,
         now: float | None = None,
     ) -> list[DeadGroup]:
@@ -56,7 +56,8 @@ class DeadLetterRepository(DeadLetterReads):
         )
         samples = select(dead_letters).order_by(at.desc(), dead_letters.c.id.desc()).limit(1)
         groups, recent, samples = (
-            filtered(query, wanted, self._database.dialect) for query in (groups, recent, samples)
+            filtered(query, letter_filter, self._database.dialect)
+            for query in (groups, recent, samples)
         )
 
         def work(connection: Connection) -> list[DeadGroup]:
@@ -113,7 +114,7 @@ class DeadLetterRepository(DeadLetterReads):
 
     async def letters_in(
         self,
-        wanted: DeadLetterFilter,
+        letter_filter: DeadLetterFilter,
         *,
         states: Collection[str],
         after: tuple[float, str] | None = None,
@@ -122,7 +123,7 @@ class DeadLetterRepository(DeadLetterReads):
         """Return the letters in one of the states, oldest first, from after that time of death and
         id."""
         at, key = dead_letters.c.dead_at, dead_letters.c.id
-        query = filtered(select(dead_letters), wanted, self._database.dialect)
+        query = filtered(select(dead_letters), letter_filter, self._database.dialect)
         query = query.where(dead_letters.c.state.in_(sorted(states)))
         if after is not None:
             query = query.where(tuple_(at, key) > tuple_(*after))

@@ -154,21 +154,25 @@ class DeadLetterReads(Repository):
         return await self._database.read(work) if found else set()
 
     async def list_dead(
-        self, wanted: DeadLetterFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        letter_filter: DeadLetterFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
     ) -> Page[DeadLetter]:
         """List dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or
         a cursor that is not from a page before."""
-        wanted = wanted or DeadLetterFilter()
-        query = filtered(select(dead_letters), wanted, self._database.dialect)
+        letter_filter = letter_filter or DeadLetterFilter()
+        query = filtered(select(dead_letters), letter_filter, self._database.dialect)
         at, key = dead_letters.c.dead_at, dead_letters.c.id
         return await self._database.read(
             lambda connection: fetch_page(connection, query, at, key, to_letter, limit, cursor)
         )
 
-    async def count_dead(self, wanted: DeadLetterFilter) -> int:
+    async def count_dead(self, letter_filter: DeadLetterFilter) -> int:
         """Count the dead letters that match."""
         query = filtered(
-            select(func.count()).select_from(dead_letters), wanted, self._database.dialect
+            select(func.count()).select_from(dead_letters), letter_filter, self._database.dialect
         )
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
@@ -262,30 +266,30 @@ def _columns(letter: DeadLetterRecord, now: float) -> dict[str, Any]:
     }
 
 
-def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Select[Any]:
+def filtered(query: Select[Any], letter_filter: DeadLetterFilter, dialect: str) -> Select[Any]:
     """Add the conditions of a filter to a query."""
     for name in ("state", "reason", "job_type", "lane", "error_type"):
-        value = getattr(wanted, name)
+        value = getattr(letter_filter, name)
         if value is not None:
             query = query.where(dead_letters.c[name] == value)
-    if wanted.group is not None:
+    if letter_filter.group is not None:
         # A range, which an index serves, and not LIKE.
         query = query.where(
-            dead_letters.c.fingerprint >= wanted.group,
-            dead_letters.c.fingerprint < wanted.group + "~",
+            dead_letters.c.fingerprint >= letter_filter.group,
+            dead_letters.c.fingerprint < letter_filter.group + "~",
         )
-    if wanted.operation is not None:
+    if letter_filter.operation is not None:
         of_it = select(jobs.c.id).where(
-            jobs.c.id == dead_letters.c.id, jobs.c.operation_id == wanted.operation
+            jobs.c.id == dead_letters.c.id, jobs.c.operation_id == letter_filter.operation
         )
         query = query.where(of_it.exists())
-    if wanted.ids:
-        keys = keys_parameter(dialect, sorted(wanted.ids))
+    if letter_filter.ids:
+        keys = keys_parameter(dialect, sorted(letter_filter.ids))
         query = query.where(text(keys_condition(dialect, "dead_letters.id")).bindparams(**keys))
-    if wanted.since is not None:
-        query = query.where(dead_letters.c.dead_at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(dead_letters.c.dead_at <= wanted.until)
+    if letter_filter.since is not None:
+        query = query.where(dead_letters.c.dead_at >= letter_filter.since)
+    if letter_filter.until is not None:
+        query = query.where(dead_letters.c.dead_at <= letter_filter.until)
     return query
 
 

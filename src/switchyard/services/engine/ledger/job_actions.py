@@ -70,18 +70,20 @@ class JobActionRepository(Repository):
         """
         if not keep_hold(connection, operation_id, holder):
             return None
-        wanted = {each.job_id: each for each in moves}
+        moves_by_id = {each.job_id: each for each in moves}
         noted = set(
             connection.scalars(
                 select(job_actions.c.job_id).where(
                     job_actions.c.operation_id == operation_id,
-                    among(connection, job_actions.c.job_id, sorted(wanted)),
+                    among(connection, job_actions.c.job_id, sorted(moves_by_id)),
                 )
             )
         )
         rows = connection.execute(
             select(jobs.c.id, jobs.c.state, jobs.c.lane, jobs.c.priority, jobs.c.redrives)
-            .where(among(connection, jobs.c.id, sorted(wanted)), jobs.c.state.in_(sorted(MOVABLE)))
+            .where(
+                among(connection, jobs.c.id, sorted(moves_by_id)), jobs.c.state.in_(sorted(MOVABLE))
+            )
             .order_by(jobs.c.id)
             .with_for_update()
         ).all()
@@ -95,7 +97,7 @@ class JobActionRepository(Repository):
             if is_sent or row.state == State.PAUSED:
                 publish.append(row.id)
             before[row.id] = {"before": to_json({"lane": row.lane, "priority": row.priority})}
-            _move_one(connection, row, wanted[row.id], is_sent=is_sent, now=now)
+            _move_one(connection, row, moves_by_id[row.id], is_sent=is_sent, now=now)
         _note(connection, operation_id, now, before)
         return publish
 

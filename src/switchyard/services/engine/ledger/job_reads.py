@@ -128,13 +128,13 @@ class JobReads(Repository):
             after = page[-1] if len(page) == _IDS_PAGE else None
 
     async def list_jobs(
-        self, wanted: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self, job_filter: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> Page[JobSummary]:
         """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
         that no earlier page gave."""
-        wanted = wanted or JobFilter()
-        query = _filtered(_summaries(), wanted, self.clock.time(), self._database.dialect)
-        at, key = _place(wanted)
+        job_filter = job_filter or JobFilter()
+        query = _filtered(_summaries(), job_filter, self.clock.time(), self._database.dialect)
+        at, key = _place(job_filter)
 
         def work(connection: Connection) -> Page[JobSummary]:
             page = fetch_page(connection, query, at, key, _summary, limit, cursor)
@@ -146,7 +146,7 @@ class JobReads(Repository):
     def matching_jobs(
         self,
         connection: Connection,
-        wanted: JobFilter,
+        job_filter: JobFilter,
         states: Collection[State],
         *,
         after: tuple[float, str] | None = None,
@@ -154,9 +154,9 @@ class JobReads(Repository):
     ) -> list[JobSummary]:
         """Return jobs that fit and are in one of the states, the oldest first, those after the
         place `after`: when a job was made, and its id."""
-        query = _filtered(_summaries(), wanted, self.clock.time(), self._database.dialect)
+        query = _filtered(_summaries(), job_filter, self.clock.time(), self._database.dialect)
         query = query.where(_in_states(states))
-        at, key = _place(wanted)
+        at, key = _place(job_filter)
         if after is not None:
             query = query.where(at >= after[0], tuple_(at, key) > tuple_(*after))
         query = query.order_by(at, key).limit(limit)
@@ -164,10 +164,15 @@ class JobReads(Repository):
 
     @read
     def count_matching(
-        self, connection: Connection, wanted: JobFilter, states: Collection[State], *, at_most: int
+        self,
+        connection: Connection,
+        job_filter: JobFilter,
+        states: Collection[State],
+        *,
+        at_most: int,
     ) -> int:
         """Count the jobs that fit and are in one of the states, up to `at_most`."""
-        query = _filtered(select(jobs.c.id), wanted, self.clock.time(), self._database.dialect)
+        query = _filtered(select(jobs.c.id), job_filter, self.clock.time(), self._database.dialect)
         found = query.where(_in_states(states)).limit(at_most).subquery()
         return connection.scalar(select(func.count()).select_from(found)) or 0
 
@@ -338,18 +343,18 @@ def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
-def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -> Select[Any]:
+def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: str) -> Select[Any]:
     columns = ("state", "lane", "job_type", "worker", "source", "parent_id", "operation_id")
     for name in columns:
-        value = getattr(wanted, name)
+        value = getattr(job_filter, name)
         if value is None:
             continue
         column: ColumnElement[Any] = jobs.c[name]
-        if value is State.SUCCEEDED and wanted.lane is None:
+        if value is State.SUCCEEDED and job_filter.lane is None:
             # Nearly all jobs: walk them by age, for the index of states would have to sort them.
             column = func.coalesce(column, "")
         query = query.where(column == value)
-    for number, (name, value) in enumerate(wanted.tags.items()):
+    for number, (name, value) in enumerate(job_filter.tags.items()):
         mine = (job_tags.c.name == name) & (job_tags.c.value == value)
         if number == 0:  # by its index, the jobs come in the order of their age
             query = query.join(job_tags, (job_tags.c.job_id == jobs.c.id) & mine)
@@ -357,36 +362,40 @@ def _filtered(query: Select[Any], wanted: JobFilter, now: float, dialect: str) -
             other = job_tags.alias()
             has_it = (other.c.job_id == jobs.c.id) & (other.c.name == name)
             query = query.where(exists().where(has_it, other.c.value == value))
-    if wanted.ids:
-        query = query.where(among_of(dialect, jobs.c.id, wanted.ids))
-    if wanted.acted_by is not None:
-        mine = (job_actions.c.operation_id == wanted.acted_by) & (job_actions.c.job_id == jobs.c.id)
+    if job_filter.ids:
+        query = query.where(among_of(dialect, jobs.c.id, job_filter.ids))
+    if job_filter.acted_by is not None:
+        mine = (job_actions.c.operation_id == job_filter.acted_by) & (
+            job_actions.c.job_id == jobs.c.id
+        )
         query = query.where(exists().where(mine))
-    if wanted.pipeline is not None:
-        query = query.where(or_(jobs.c.id == wanted.pipeline, jobs.c.pipeline == wanted.pipeline))
+    if job_filter.pipeline is not None:
+        query = query.where(
+            or_(jobs.c.id == job_filter.pipeline, jobs.c.pipeline == job_filter.pipeline)
+        )
     for moment, since, until in (
-        (jobs.c.created_at, wanted.since, wanted.until),
-        (jobs.c.finished_at, wanted.finished_since, wanted.finished_until),
+        (jobs.c.created_at, job_filter.since, job_filter.until),
+        (jobs.c.finished_at, job_filter.finished_since, job_filter.finished_until),
     ):
         if since is not None:
             query = query.where(moment >= since)
         if until is not None:
             query = query.where(moment < until)
-    if wanted.slower_than is not None:
+    if job_filter.slower_than is not None:
         ended_at = case((jobs.c.state == State.RUNNING, now), else_=jobs.c.finished_at)
-        query = query.where(ended_at - jobs.c.started_at > wanted.slower_than)
-    if wanted.error is not None:
-        said = (jobs.c.error_type, jobs.c.error_message, jobs.c.reason)
-        found = [each.icontains(wanted.error, autoescape=True) for each in said]
+        query = query.where(ended_at - jobs.c.started_at > job_filter.slower_than)
+    if job_filter.error is not None:
+        texts = (jobs.c.error_type, jobs.c.error_message, jobs.c.reason)
+        found = [each.icontains(job_filter.error, autoescape=True) for each in texts]
         query = query.where(or_(*found))
-    if wanted.payload is not None:
-        query = query.where(_payload_value(wanted.payload, dialect) == wanted.payload.value)
+    if job_filter.payload is not None:
+        query = query.where(_payload_value(job_filter.payload, dialect) == job_filter.payload.value)
     return query
 
 
-def _place(wanted: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
+def _place(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
     """Return when a job was made, and its id: the columns by which `_filtered` is read in order."""
-    if wanted.tags:
+    if job_filter.tags:
         return job_tags.c.created_at, job_tags.c.job_id
     return jobs.c.created_at, jobs.c.id
 
@@ -408,18 +417,20 @@ def _in_states(states: Collection[State]) -> ColumnElement[bool]:
     return column.in_(sorted(states))
 
 
-def _payload_value(wanted: PayloadField, dialect: str) -> ColumnElement[str]:
+def _payload_value(payload_field: PayloadField, dialect: str) -> ColumnElement[str]:
     """Return the value of that field of a payload as text; NULL where there is none, and where the
     database can't read the payload."""
     payload = jobs.c.payload
     if dialect == "sqlite":
         # Whether a number is a key or a place in a list, only the payload knows.
-        places = "".join(f"[{key}]" if key.isdecimal() else f'."{key}"' for key in wanted.keys)
-        names = "".join(f'."{key}"' for key in wanted.keys)
+        places = "".join(
+            f"[{key}]" if key.isdecimal() else f'."{key}"' for key in payload_field.keys
+        )
+        names = "".join(f'."{key}"' for key in payload_field.keys)
         found = func.coalesce(*(_sqlite_value(f"${path}") for path in (places, names)))
         return case((func.json_valid(payload) == 1, found))
     is_readable = ~payload.regexp_match(r"\\u(0000|[dD][89a-fA-F])")
-    path = literal(list(wanted.keys), postgresql.ARRAY(Text))
+    path = literal(list(payload_field.keys), postgresql.ARRAY(Text))
     return case((is_readable, sql_cast(payload, postgresql.JSON).op("#>>")(path)))
 
 

@@ -32,18 +32,18 @@ class JobTypeRepository(Repository):
         are removed. `now` is the ledger's time."""
         connection.execute(delete(job_types).where(job_types.c.seen_at < now - KEPT_FOR))
         known = set(connection.scalars(select(job_types.c.name)))
-        given = [each for each in types if replace or each.name not in known]
-        if given:
-            names = [each.name for each in given]
+        new_types = [each for each in types if replace or each.name not in known]
+        if new_types:
+            names = [each.name for each in new_types]
             connection.execute(delete(job_types).where(job_types.c.name.in_(names)))
-            connection.execute(insert(job_types), [_row(each, now) for each in given])
+            connection.execute(insert(job_types), [_row(each, now) for each in new_types])
         newest = (
             select(job_types.c.name)
             .order_by(job_types.c.seen_at.desc(), job_types.c.name)
             .limit(MAX_JOB_TYPES)
         )
-        kept = set(connection.scalars(newest))
-        if surplus := {*known, *(each.name for each in given)} - kept:
+        remaining = set(connection.scalars(newest))
+        if surplus := {*known, *(each.name for each in new_types)} - remaining:
             connection.execute(delete(job_types).where(job_types.c.name.in_(surplus)))
 
     @write

@@ -93,7 +93,7 @@ class LeaseRepository(Repository):
     def renew_lease(self, connection: Connection, name: str, holder: str, ttl: float) -> bool:
         """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
         now = clock(connection)
-        kept = connection.execute(
+        renewed_until = connection.execute(
             text(
                 f"UPDATE leases SET expires_at = {now} + :ttl "
                 f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
@@ -101,7 +101,7 @@ class LeaseRepository(Repository):
             ),
             {"name": name, "holder": holder, "ttl": ttl},
         )
-        return kept.first() is not None
+        return renewed_until.first() is not None
 
     @write
     def release_lease(self, connection: Connection, name: str, holder: str) -> bool:

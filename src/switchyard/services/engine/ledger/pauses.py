@@ -66,17 +66,17 @@ class PauseRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     @write
-    def pause(self, connection: Connection, wanted: NewPause) -> PauseRecord:
+    def pause(self, connection: Connection, new_pause: NewPause) -> PauseRecord:
         """Put a pause in force; one of the same target is replaced. Raises TooManyPauses."""
         now = db_now(connection)
         _end_lapsed(connection, now)
         columns = {
-            "scope": wanted.scope.value,
-            "target": clean(wanted.target),
-            "reason": clean(wanted.reason),
-            "created_by": clean(wanted.created_by),
+            "scope": new_pause.scope.value,
+            "target": clean(new_pause.target),
+            "reason": clean(new_pause.reason),
+            "created_by": clean(new_pause.created_by),
             "created_at": now,
-            "ends_at": None if wanted.seconds is None else now + wanted.seconds,
+            "ends_at": None if new_pause.seconds is None else now + new_pause.seconds,
         }
         others = [
             each

@@ -75,11 +75,15 @@ class ScheduleRepository(Repository):
         for entry in changed:
             columns = _columns(entry)
             insert = insert_into(connection, schedules).values(**columns)
-            kept = ("name", "paused_at", "created_at")
+            unchanged_columns = ("name", "paused_at", "created_at")
             connection.execute(
                 insert.on_conflict_do_update(
                     index_elements=["name"],
-                    set_={name: value for name, value in columns.items() if name not in kept},
+                    set_={
+                        name: value
+                        for name, value in columns.items()
+                        if name not in unchanged_columns
+                    },
                 )
             )
         for name in gone:

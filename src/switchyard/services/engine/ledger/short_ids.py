@@ -40,19 +40,21 @@ class Among(Enum):
 class ShortIds(Repository):
     """Full ids, by their beginning. Raises LedgerUnavailable when the database is away."""
 
-    async def full_id(self, among: Among | Table, given: str) -> str:
-        """Find the id that `given` is the beginning of, at least six hexadecimal digits of it; what
-        is whole, or of nothing, comes back as it is. Raises AmbiguousId."""
-        if len(given) > MAX_SHORT_LENGTH or not _SHORT.fullmatch(given):
-            return given
+    async def full_id(self, among: Among | Table, id_or_start: str) -> str:
+        """Return the full id of an id or of its start, which has at least six hexadecimal digits.
+
+        A full id, or the start of none, is returned as it is. Raises AmbiguousId.
+        """
+        if len(id_or_start) > MAX_SHORT_LENGTH or not _SHORT.fullmatch(id_or_start):
+            return id_or_start
         column = (among.value if isinstance(among, Among) else among).c.id
         query = (
             select(column)
             .where(
                 # A range, which an index serves, and not LIKE; the rest is for other orders.
-                column >= given,
-                column <= given + LAST,
-                func.substr(column, 1, len(given)) == given,
+                column >= id_or_start,
+                column <= id_or_start + LAST,
+                func.substr(column, 1, len(id_or_start)) == id_or_start,
             )
             .order_by(func.length(column), column)
             .limit(MAX_LISTED + 2)
@@ -65,14 +67,14 @@ class ShortIds(Repository):
         longer = [
             each
             for each in found
-            if len(each) >= len(given) + MIN_REST_LENGTH or len(each) > MAX_SHORT_LENGTH
+            if len(each) >= len(id_or_start) + MIN_REST_LENGTH or len(each) > MAX_SHORT_LENGTH
         ]
-        if given in found or not longer:
-            return given
+        if id_or_start in found or not longer:
+            return id_or_start
         if len(longer) > 1:
             more = " and more" if len(longer) > MAX_LISTED else ""
             raise AmbiguousId(
-                f"several ids begin with {given}: {', '.join(longer[:MAX_LISTED])}{more}; write "
-                "more of the one that is meant"
+                f"several ids begin with {id_or_start}: {', '.join(longer[:MAX_LISTED])}{more}; "
+                "write more of the one that is meant"
             )
         return longer[0]

@@ -140,8 +140,8 @@ def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
 class Subscription:
     """The events of one client, from the moment at which it asked."""
 
-    def __init__(self, wanted: Callable[[JobEvent], bool]) -> None:
-        self._wanted = wanted
+    def __init__(self, matches: Callable[[JobEvent], bool]) -> None:
+        self._wanted = matches
         self._waiting: deque[JobEvent] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
@@ -205,9 +205,9 @@ class EventHub:
         self.close_subscriptions()
 
     @contextmanager
-    def subscribed(self, wanted: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
+    def subscribed(self, matches: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
         """The events from now on, until the end of the block."""
-        subscription = Subscription(wanted)
+        subscription = Subscription(matches)
         if self._ended:
             subscription.close()
         self._subscriptions.add(subscription)

@@ -33,7 +33,7 @@ async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -
     """
     log = structlog.get_logger("start")
     began = time.monotonic()
-    told = refused_since = None
+    last_reason = refused_since = None
     pause = 0.1
     while True:
         try:
@@ -45,11 +45,11 @@ async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -
                 refused_since = time.monotonic()
             elif time.monotonic() - refused_since >= REFUSAL_TIMEOUT:
                 raise
-            if told is None or time.monotonic() - told >= LOG_REPEAT_INTERVAL:
-                told = time.monotonic()
+            if last_reason is None or time.monotonic() - last_reason >= LOG_REPEAT_INTERVAL:
+                last_reason = time.monotonic()
                 log.warning(f"waiting for the {what}", error=str(error))
         else:
-            if told is not None:
+            if last_reason is not None:
                 log.info(f"the {what} is there", waited=round(time.monotonic() - began, 1))
             return result
         await asyncio.sleep(pause * random.uniform(0.5, 1))

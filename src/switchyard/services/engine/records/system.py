@@ -42,11 +42,11 @@ class KeyLimits:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read limits as they are kept; what a later version has added is left out."""
         known = {each.name for each in fields(cls)}
-        given = {name: value for name, value in values.items() if name in known}
-        return cls(**{**given, "models": tuple(given.get("models", ()))})
+        known_values = {name: value for name, value in values.items() if name in known}
+        return cls(**{**known_values, "models": tuple(known_values.get("models", ()))})
 
     def __str__(self) -> str:
-        given = {
+        limits_text = {
             "models": ", ".join(self.models) or None,
             "priority at most": self.max_priority,
             "requests a minute": self.requests_per_minute,
@@ -54,7 +54,9 @@ class KeyLimits:
             "budget a day": self.budget_per_day,
             "budget a month": self.budget_per_month,
         }
-        return "; ".join(f"{name}: {each}" for name, each in given.items() if each is not None)
+        return "; ".join(
+            f"{name}: {each}" for name, each in limits_text.items() if each is not None
+        )
 
     def allows(self, model: str) -> bool:
         """Return whether the key may name that model."""

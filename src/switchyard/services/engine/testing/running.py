@@ -129,10 +129,12 @@ async def run_job(
         )
         registry.add(job_type)  # one that is declared inside a function, too
         chosen = lane or job_type.lanes[0]
-        given = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+        payload_values = (
+            payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+        )
         request = JobRequest(
             f"{chosen}.{job_type.name}",
-            given or {},
+            payload_values or {},
             source="test",
             max_attempts=max_attempts,
             job_id=job_id,
@@ -163,11 +165,11 @@ def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Cal
 run_job_sync = _in_a_loop_of_its_own(run_job)
 
 
-def own_settings(directory: Path, given: Mapping[str, Any]) -> Settings:
+def own_settings(directory: Path, values: Mapping[str, Any]) -> Settings:
     """Return the settings of the environment and those given. All that is kept lies in the
-    directory, unless `given` names another place. Raises ValueError for an unknown setting, and
+    directory, unless `values` names another place. Raises ValueError for an unknown setting, and
     ValidationError for a wrong value."""
-    wrong = sorted(set(given).difference(Settings.model_fields))
+    wrong = sorted(set(values).difference(Settings.model_fields))
     if wrong:
         raise ValueError(f"there is no setting {', '.join(wrong)}: docs/settings.md has them all")
     own: dict[str, Any] = {
@@ -178,7 +180,7 @@ def own_settings(directory: Path, given: Mapping[str, Any]) -> Settings:
         "storage_url": (directory / "files").as_uri(),
         "index_url": str(directory / "index"),
     }
-    return Settings(**(own | dict(given)))
+    return Settings(**(own | dict(values)))
 
 
 def _received(message: JobMessage, attempt: int) -> JobMessage:
@@ -190,16 +192,16 @@ def _received(message: JobMessage, attempt: int) -> JobMessage:
     return JobMessage.decode(message.with_metadata(attempts=attempt - 1).encode())
 
 
-def _joined(given: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
-    if isinstance(given, JoinedJob):
-        return given
+def _joined(jobs: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
+    if isinstance(jobs, JoinedJob):
+        return jobs
     return JoinedJob(
         job_id=f"joined-{number}",
         job_type="joined",
         state=State.SUCCEEDED,
         parent_id=None,
         payload={},
-        result=given,
+        result=jobs,
         error_type=None,
         error_message=None,
     )
@@ -225,14 +227,14 @@ async def _run(
     )
     ended = await attempt_alone(registry, ctx)
     notes = ctx.progress_buffer.take()
-    kept = notes.checkpoint if notes is not None else None
+    checkpoint = notes.checkpoint if notes is not None else None
     return JobRun(
         ended.outcome,
         tuple(ended.following),
         ended.decision,
         ended.seconds,
         progress=None if notes is None else notes.progress,
-        checkpoint=None if kept is None else json.loads(kept),
+        checkpoint=None if checkpoint is None else json.loads(checkpoint),
         needs=ended.needs,
         used_tokens=ctx.usage.tokens,
     )

@@ -75,40 +75,44 @@ def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
     nobody's delivery. Raises InvalidDelivery."""
     if event not in _IS_OF:
         return Ignored("ping" if event == "ping" else f"event {event[:50]!r}")
-    told = parsed(body)
-    repository = told.get("repository")
+    event_fields = parsed(body)
+    repository = event_fields.get("repository")
     name = repository.get("full_name") if isinstance(repository, dict) else None
     if not isinstance(name, str) or _REPOSITORY.fullmatch(name) is None:
         raise InvalidDelivery("the delivery names no repository")
-    if not _IS_OF[event](told):
+    if not _IS_OF[event](event_fields):
         raise InvalidDelivery(f"the delivery is not of the event {event!r}, as its header says")
-    action = told.get("action")
+    action = event_fields.get("action")
     if event == "repository" and action in _GONE:
         return Ignored("the repository is gone; its document stays")
     if event == "push":
         branch = repository.get("default_branch") if isinstance(repository, dict) else None
-        if told.get("deleted") is True or told.get("ref") != f"refs/heads/{branch}":
+        if event_fields.get("deleted") is True or event_fields.get("ref") != f"refs/heads/{branch}":
             return Ignored("not of the default branch")
     key = delivery_key("github", body)
     if event == "star":
-        if told["starred_at"] is None:
+        if event_fields["starred_at"] is None:
             return Ignored("a star that was taken back")
-        key = f"webhook/github/star/{name}/{int(_moment(told['starred_at']) // STAR_WINDOW)}"
+        key = (
+            f"webhook/github/star/{name}/{int(_moment(event_fields['starred_at']) // STAR_WINDOW)}"
+        )
     return DeliveryJob(f"{LANE}.ingest_github", {"repository": name}, key)
 
 
-def _moment(told: object) -> float:
+def _moment(value: object) -> float:
     """Return the seconds since the epoch. By the sender's signed word and not by a clock: the same
     delivery is the same job, whenever it comes."""
     try:
-        return datetime.fromisoformat(str(told)).timestamp()
+        return datetime.fromisoformat(str(value)).timestamp()
     except (ValueError, OverflowError) as error:
         raise InvalidDelivery("the delivery has no time at which the star was given") from error
 
 
-def _is_repository(told: Mapping[str, Any]) -> bool:
+def _is_repository(event_fields: Mapping[str, Any]) -> bool:
     """Many events have an action and a repository: this one has nothing else of its own."""
-    return told.get("action") in _REPOSITORY_ACTIONS and not told.keys() - _OF_ALL - {"changes"}
+    return event_fields.get(
+        "action"
+    ) in _REPOSITORY_ACTIONS and not event_fields.keys() - _OF_ALL - {"changes"}
 
 
 _IS_OF: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {

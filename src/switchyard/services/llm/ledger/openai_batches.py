@@ -229,9 +229,9 @@ def _file(row: Row[Any]) -> OpenAiFile:
 
 
 def _row(batch: OpenAiBatch) -> dict[str, Any]:
-    given = asdict(batch)
-    columns = {name: given.pop(name) for name in _IN_COLUMNS}
-    return {**columns, "input_file": batch.input_file_id, "content": to_json(given)}
+    values = asdict(batch)
+    columns = {name: values.pop(name) for name in _IN_COLUMNS}
+    return {**columns, "input_file": batch.input_file_id, "content": to_json(values)}
 
 
 def _batch(row: Row[Any]) -> OpenAiBatch:

@@ -62,16 +62,16 @@ def boxes_of(
     at = 0
     boxes: list[list[Box]] = []
     for number, text in references:
-        wanted = _signs(text)
+        text_signs = _signs(text)
         begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
         # Begin behind the last one: several references may begin with the same text.
-        start = whole.find(wanted[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
+        start = whole.find(text_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
         if start < 0:
-            start = whole.find(wanted[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
-        if start < 0 or not wanted:
+            start = whole.find(text_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
+        if start < 0 or not text_signs:
             boxes.append([])
             continue
-        at = start + len(wanted)
+        at = start + len(text_signs)
         lines = placed[bisect_right(starts, start) - 1 : bisect_right(starts, at - 1)]
         boxes.append(list(_boxes(lines)))
     return boxes

@@ -12,16 +12,16 @@ async def stored_references(storage: Storage, document_id: str) -> dict[str, Any
     """Return the stored `references` of a document, each with its `link` where that was looked for,
     and its `citations`. None where nobody has looked for its references yet. Raises
     StorageError."""
-    kept = await _read_json(storage, references_key(document_id))
-    if kept is None:
+    stored = await _read_json(storage, references_key(document_id))
+    if stored is None:
         return None
     found = await _read_json(storage, links_key(document_id)) or {}
     links = found.get("links", [])
     # Links of an earlier content's references belong to other places of the list.
-    if found.get("of") == kept.get("hash") and len(links) == len(kept["references"]):
-        for reference, link in zip(kept["references"], links, strict=True):
+    if found.get("of") == stored.get("hash") and len(links) == len(stored["references"]):
+        for reference, link in zip(stored["references"], links, strict=True):
             reference["link"] = link
-    return kept
+    return stored
 
 
 async def _read_json(storage: Storage, key: str) -> dict[str, Any] | None:

@@ -217,22 +217,22 @@ def _title_key(title: str, family: str, year: int | None) -> str | None:
     return bounded_key("title", f"{title}|{year}|{family}")
 
 
-def _author(family: str, given: str) -> NodeDescription | None:
+def _author(family: str, given_names: str) -> NodeDescription | None:
     """Describe a person by the name as it is written: J. Roe and Jane Roe may be two."""
-    words = comparable(f"{family} {given}")
+    words = comparable(f"{family} {given_names}")
     if not words:
         return None
-    label = f"{given} {family}".strip()
+    label = f"{given_names} {family}".strip()
     return NodeDescription(NodeKind.AUTHOR, tidy(label), (bounded_key("author", words),))
 
 
 def _name_parts(name: str) -> tuple[str, str]:
     """Return family and given name of `Jane Q. Roe` or `Roe, Jane Q.`."""
-    family, comma, given = name.partition(",")
+    family, comma, given_names = name.partition(",")
     if comma:
-        return family.strip(), given.strip()
-    given, _, family = name.rpartition(" ")
-    return family, given
+        return family.strip(), given_names.strip()
+    given_names, _, family = name.rpartition(" ")
+    return family, given_names
 
 
 def _venue(name: str) -> NodeDescription | None:

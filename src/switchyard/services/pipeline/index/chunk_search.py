@@ -91,18 +91,18 @@ async def search(
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
     least = embedder.calibration.min_relevance if at_least is None else at_least
-    wanted = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
+    candidate_count = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
     terms = query_terms(query)
-    asked = query.lower() if query.isupper() and len(query.split()) >= _LOUD_WORDS else query
+    query_text = query.lower() if query.isupper() and len(query.split()) >= _LOUD_WORDS else query
     ranked: Iterable[_Ranked]
     if mode is SearchMode.VECTOR:
-        vector = (await embedder.embed([asked]))[0]
-        ranked = _similar(await index.nearest(vector, wanted, within=within), least)
+        vector = (await embedder.embed([query_text]))[0]
+        ranked = _similar(await index.nearest(vector, candidate_count, within=within), least)
     elif mode is SearchMode.KEYWORD:
-        ranked = _worded(await index.keyword_search(query, wanted, within=within))
+        ranked = _worded(await index.keyword_search(query, candidate_count, within=within))
     else:
-        vector = (await embedder.embed([asked]))[0]
-        each = max(wanted, _CANDIDATES)
+        vector = (await embedder.embed([query_text]))[0]
+        each = max(candidate_count, _CANDIDATES)
         candidates = await index.candidates(vector, query, each, within=within)
         fitting = list(_fitting(candidates, least))
         weighed = await _ranked(index, fitting, terms, embedder.calibration.vector_weight)
@@ -216,9 +216,9 @@ def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]
     return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
 
 
-def _hit(found: _Ranked, wanted: set[str]) -> Hit:
+def _hit(found: _Ranked, words: set[str]) -> Hit:
     chunk = found.chunk
-    snippet = _snippet(chunk.text, wanted)
+    snippet = _snippet(chunk.text, words)
     return Hit(
         document_id=chunk.document_id,
         title=found.title,
@@ -226,11 +226,11 @@ def _hit(found: _Ranked, wanted: set[str]) -> Hit:
         snippet=snippet,
         score=round(found.score, 4),
         chunk_id=chunk.id,
-        highlights=highlights(snippet, wanted),
+        highlights=highlights(snippet, words),
     )
 
 
-def _snippet(text: str, wanted: set[str]) -> str:
+def _snippet(text: str, words: set[str]) -> str:
     """Return the text from the sentence with most of the query's words on; from the first, where
     none has any."""
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
@@ -239,13 +239,13 @@ def _snippet(text: str, wanted: set[str]) -> str:
     best, most = 0, 0
     for at, part in enumerate(parts if len(parts) > 1 else ()):
         its = {forms(word) for word in accented_words(part)}
-        number = sum(not wanted.isdisjoint(word) for word in its)
+        number = sum(not words.isdisjoint(word) for word in its)
         if number > most:
             best, most = at, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
 
 
-def highlights(text: str, wanted: set[str]) -> tuple[tuple[int, int], ...]:
+def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
     """Return start and end of each run of words of the text that have one of these forms
     (`stems.forms`).
 
@@ -257,12 +257,12 @@ def highlights(text: str, wanted: set[str]) -> tuple[tuple[int, int], ...]:
         parts = words(word)
         if len(parts) < 2 or not is_in_pairs(word):
             its = {form for part in accented_words(word) for form in forms(part)}
-            found = [(start, match.end())] if not wanted.isdisjoint(its) else []
+            found = [(start, match.end())] if not query_words.isdisjoint(its) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
             found = [
                 (start + at, start + at + len(part))
                 for at, part in enumerate(parts)
-                if part in wanted and word[at : at + len(part)] == part
+                if part in query_words and word[at : at + len(part)] == part
             ]
         for begin, end in found:
             if spans and begin <= spans[-1][1] and begin >= start:

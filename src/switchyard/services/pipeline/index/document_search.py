@@ -85,10 +85,10 @@ async def search_documents(
     except TimeoutError as error:
         if not limit_of_time.expired():
             raise
-        said = f"has not answered within {SEARCH_TIMEOUT:g} s"
+        reason = f"has not answered within {SEARCH_TIMEOUT:g} s"
         if watched is not None and watched.is_asked:
-            raise EmbedderUnavailable(f"the embedder {watched.name!r} {said}") from error
-        raise IndexUnavailable(f"the index at {index.store.location} {said}") from error
+            raise EmbedderUnavailable(f"the embedder {watched.name!r} {reason}") from error
+        raise IndexUnavailable(f"the index at {index.store.location} {reason}") from error
 
 
 @asynccontextmanager
@@ -125,10 +125,10 @@ async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
         from_there = {document.id for document in page.items}
         within = from_there if within is None else within & from_there
     if filters.classes or filters.since is not None or filters.until is not None:
-        wanted = DocumentFilter(
+        document_filter = DocumentFilter(
             classes=tuple(filters.classes), since=filters.since, until=filters.until
         )
-        found = await repositories.documents.document_ids(wanted)
+        found = await repositories.documents.document_ids(document_filter)
         within = found if within is None else within & found
     for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
         if key is not None:

@@ -72,11 +72,11 @@ class ProbedEmbedder:
 
     async def _compare(self) -> None:
         now = (await self.embedder.embed([PROBE_SENTENCE]))[0]
-        kept = await self.store.probe(self.generation)
-        if kept is None:
+        stored_probe = await self.store.probe(self.generation)
+        if stored_probe is None:
             await self._compare_with_a_chunk(now)
-            kept = await self.store.put_probe(self.generation, json.dumps(now))
-        self._require(likeness(decode_probe(kept), now))
+            stored_probe = await self.store.put_probe(self.generation, json.dumps(now))
+        self._require(likeness(decode_probe(stored_probe), now))
 
     async def _compare_with_a_chunk(self, near: Sequence[float]) -> None:
         """Verify with a stored chunk: an index from before there were probes has none."""
@@ -99,10 +99,10 @@ async def probe_likeness(
     """Return the likeness of the embedder's vector and the generation's probe, from -1 to 1; None
     where no probe is stored. Stores nothing. Raises IndexUnavailable, IndexMismatch, and what the
     embedder raises."""
-    kept = await store.probe(generation)
-    if kept is None:
+    stored_probe = await store.probe(generation)
+    if stored_probe is None:
         return None
-    return likeness(decode_probe(kept), (await embedder.embed([PROBE_SENTENCE]))[0])
+    return likeness(decode_probe(stored_probe), (await embedder.embed([PROBE_SENTENCE]))[0])
 
 
 def describe_mismatch(generation: Generation, alike: float) -> str:

@@ -130,12 +130,12 @@ async def change_generations(
     faster. Raises IndexUnavailable when that happens all the time."""
     for _ in range(_MAX_TRIES):
         now = await store.generations(first)
-        wanted = step(now)
-        if wanted is None:
+        changed = step(now)
+        if changed is None:
             return now
-        wanted = replace(wanted, number=now.number + 1)
-        if await store.put_state(wanted):
-            return wanted
+        changed = replace(changed, number=now.number + 1)
+        if await store.put_state(changed):
+            return changed
     raise IndexUnavailable(f"the catalogue of the index at {store.location} changes all the time")
 
 

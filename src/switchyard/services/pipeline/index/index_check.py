@@ -41,9 +41,9 @@ async def check_index(settings: Settings) -> list[Diagnostic]:
         async with open_index(settings) as opened:
             await opened.store.load()
             async with asyncio.timeout(seconds):
-                state, wanted = await opened.generations(), opened.configured
+                state, configured = await opened.generations(), opened.configured
                 tokenizer_version = await opened.store.text_index_version(state.active)
-            checks = [_check_embedder(state, wanted), *_check_words(tokenizer_version, state)]
+            checks = [_check_embedder(state, configured), *_check_words(tokenizer_version, state)]
             return checks + await _check_vectors(opened, state.active)
     except (IndexUnavailable, OSError) as error:  # TimeoutError among them
         detail = str(error) or f"it has not answered within {seconds:g} s"
@@ -64,15 +64,15 @@ def _has_tables(directory: Path) -> bool:
     return directory.is_dir() and any(each.is_dir() for each in directory.iterdir())
 
 
-def _check_embedder(state: Generations, wanted: Generation) -> Diagnostic:
+def _check_embedder(state: Generations, configured: Generation) -> Diagnostic:
     active = state.active
-    if (active.embedder, active.dimensions) == (wanted.embedder, wanted.dimensions):
+    if (active.embedder, active.dimensions) == (configured.embedder, configured.dimensions):
         return ok("index", f"it holds vectors of {active.embedder!r}, as the settings name")
-    if any(each.embedder == wanted.embedder for each in state.write_targets):
-        return ok("index", f"it is being built anew for {wanted.embedder!r}")
+    if any(each.embedder == configured.embedder for each in state.write_targets):
+        return ok("index", f"it is being built anew for {configured.embedder!r}")
     detail = (
         f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
-        f"{wanted.embedder!r}"
+        f"{configured.embedder!r}"
     )
     back = recovery_hint(active.embedder, active.dimensions)
     return warning(

@@ -166,8 +166,8 @@ async def compact_index(index: OpenIndex) -> list[Generation]:
         await index.store.drop(each.generation)
 
     def step(now: Generations) -> Generations | None:
-        kept = tuple(each for each in now.retired if each not in old)
-        return None if kept == now.retired else replace(now, retired=kept)
+        retired = tuple(each for each in now.retired if each not in old)
+        return None if retired == now.retired else replace(now, retired=retired)
 
     if old:
         await change_generations(index.store, index.configured, step)

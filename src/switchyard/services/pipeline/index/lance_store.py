@@ -179,12 +179,12 @@ class LanceStore:
         try:
             yield
         except StorageUnavailable as error:
-            told = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
-            raise IndexUnavailable(f"the index at {self.location} {told}") from error
+            reason = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
+            raise IndexUnavailable(f"the index at {self.location} {reason}") from error
         except (RuntimeError, ValueError, OSError) as error:
             # Lance has no class for it; an error of those who use a table has one of its own.
-            said = str(error)
-            if type(error) not in _LANCE_RAISES or not any(each in said for each in _AWAY):
+            text = str(error)
+            if type(error) not in _LANCE_RAISES or not any(each in text for each in _AWAY):
                 raise
             raise IndexUnavailable(f"the index at {self.location} {trouble(error)}") from error
 
@@ -257,8 +257,8 @@ def _made_by(schema: Any) -> tuple[str, int]:
 
 def _wording_of(schema: Any) -> int:
     """Return the version by which a table's words are kept; 0 where it has no column of words."""
-    told = (schema.metadata or {}).get(_WORDING, b"")
-    return int(told) if told.isdigit() and WORDS_COLUMN in schema.names else 0
+    wording = (schema.metadata or {}).get(_WORDING, b"")
+    return int(wording) if wording.isdigit() and WORDS_COLUMN in schema.names else 0
 
 
 def _check(schema: Any, generation: Generation) -> None:
@@ -267,12 +267,12 @@ def _check(schema: Any, generation: Generation) -> None:
         raise mismatch(made_by, length, generation)
 
 
-def mismatch(made_by: str, length: int, wanted: Generation) -> IndexMismatch:
+def mismatch(made_by: str, length: int, configured: Generation) -> IndexMismatch:
     """Return the error for a table that is another embedder's."""
     return IndexMismatch(
         f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
-        f"{wanted.embedder!r}, length {wanted.dimensions}: {recovery_hint(made_by, length)}, or "
-        "`jobctl index rebuild` for an index of this embedder"
+        f"{configured.embedder!r}, length {configured.dimensions}: "
+        f"{recovery_hint(made_by, length)}, or `jobctl index rebuild` for an index of this embedder"
     )
 
 

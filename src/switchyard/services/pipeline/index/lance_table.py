@@ -167,10 +167,12 @@ class LanceTable:
     async def neighbours(
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
-        asked = [list(vector) for vector in vectors if any(vector)]
-        if not asked:
+        query_vectors = [list(vector) for vector in vectors if any(vector)]
+        if not query_vectors:
             return []
-        query = (await self._near(asked, limit)).where(f"document_id != {_quoted(excluding)}")
+        query = (await self._near(query_vectors, limit)).where(
+            f"document_id != {_quoted(excluding)}"
+        )
         rows = await query.select(["document_id", "title", "_distance"]).to_list()
         return each_once(
             NearDocument(row["document_id"], row["title"], similarity=1 - row["_distance"])
@@ -209,10 +211,10 @@ class LanceTable:
         if found is None:
             return {}
         rows = await found.select(["_score"]).with_row_id().to_arrow()
-        told = zip(
+        scores = zip(
             rows.column("_rowid").to_pylist(), rows.column("_score").to_pylist(), strict=True
         )
-        return dict(sorted(told, key=lambda each: (-each[1], each[0]))[:limit])
+        return dict(sorted(scores, key=lambda each: (-each[1], each[0]))[:limit])
 
     async def _keyword_search(
         self, text: str, limit: int, within: Collection[str] | None
@@ -263,15 +265,15 @@ class LanceTable:
             return []
         query = self._table.take_row_ids(list(relevances)).select(["text", "vector"])
         rows = await query.with_row_id().to_arrow()
-        told = zip(
+        candidates = zip(
             rows.column("_rowid").to_pylist(),
             cosines(vector, rows.column("vector")),
             rows.column("text").to_pylist(),
             strict=True,
         )
         return [
-            ChunkCandidate(key, similarity, relevances[key], text=said)
-            for key, similarity, said in told
+            ChunkCandidate(key, similarity, relevances[key], text=text)
+            for key, similarity, text in candidates
         ]
 
     async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
@@ -346,8 +348,8 @@ class LanceTable:
         earlier versions made, which is made anew."""
         if index is None or index.index_type != "IvfSq":
             return 0
-        told = await self._table.index_stats(index.name)
-        return 0 if told is None else int(told.num_indices or 1)
+        stats = await self._table.index_stats(index.name)
+        return 0 if stats is None else int(stats.num_indices or 1)
 
     async def _upsert(self, rows: Any) -> None:
         merge = self._table.merge_insert("id").use_index(False).when_matched_update_all()

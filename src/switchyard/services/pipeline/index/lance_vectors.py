@@ -10,10 +10,10 @@ def cosines(vector: Sequence[float], column: Any) -> list[float]:
     """Return how similar each vector of a column is to that one; 0 where either is of zeros."""
     import numpy as np
 
-    wanted = np.array(vector)
-    known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(wanted))
-    lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(wanted)
-    found: list[float] = (known @ wanted / np.where(lengths, lengths, 1.0)).tolist()
+    query_vector = np.array(vector)
+    known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(query_vector))
+    lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(query_vector)
+    found: list[float] = (known @ query_vector / np.where(lengths, lengths, 1.0)).tolist()
     return found
 
 

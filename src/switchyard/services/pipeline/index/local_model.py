@@ -344,12 +344,12 @@ def _onnx(path: Path) -> Callable[[Any], Matrix]:
     def run(tokens: Any) -> Matrix:
         import numpy as np
 
-        given = {
+        inputs = {
             "input_ids": tokens[None],
             "attention_mask": np.ones((1, len(tokens)), np.int64),
             "token_type_ids": np.zeros((1, len(tokens)), np.int64),
         }
-        first: Any = session.run(None, {name: given[name] for name in given if name in names})[0]
+        first: Any = session.run(None, {name: inputs[name] for name in inputs if name in names})[0]
         rows: Matrix = first.reshape(-1, first.shape[-1])
         return rows
 

@@ -71,7 +71,7 @@ def search_settings(lists: int | None, *, for_each: bool = False) -> str:
 def nearest(
     table: str,
     columns: str,
-    asked: str,
+    query_vector: str,
     limit: str,
     where: str = "",
     *,
@@ -84,11 +84,11 @@ def nearest(
     if lists is not None:
         source = (
             f"(SELECT {columns}, vector FROM {source} "
-            f"ORDER BY {_halved('vector', dimensions)} <=> {_halved(asked, dimensions)} "
+            f"ORDER BY {_halved('vector', dimensions)} <=> {_halved(query_vector, dimensions)} "
             f"LIMIT {limit} * {_COMPARED}) AS found "
         )
     return (
-        f"SELECT {columns}, vector <=> {asked} AS distance FROM {source}"
+        f"SELECT {columns}, vector <=> {query_vector} AS distance FROM {source}"
         f"ORDER BY distance LIMIT {limit}"
     )
 

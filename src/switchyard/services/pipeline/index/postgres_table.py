@@ -86,8 +86,8 @@ async def create_table(connection: Any, generation: Generation) -> None:
     await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
     await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
     made = {"embedder": generation.embedder, "dimensions": length, "wording": TOKENIZER_VERSION}
-    told = json.dumps(made)
-    quoted = await connection.fetchval("SELECT quote_literal($1::text)", told)
+    marker = json.dumps(made)
+    quoted = await connection.fetchval("SELECT quote_literal($1::text)", marker)
     await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
 
 
@@ -253,21 +253,29 @@ class PostgresTable:
         if within is not None:
             values.append(list(within))
             where = "WHERE document_id = ANY($3) "
-        asked = "$1::real[]::vector"
+        query_vector = "$1::real[]::vector"
         rows: list[Any] = []
         async with self._reading(search_settings(self._lists)) as connection:
             if not exact and not await self._are_few(connection, within):
-                rows = await connection.fetch(self._nearest(columns, asked, "$2", where), *values)
+                rows = await connection.fetch(
+                    self._nearest(columns, query_vector, "$2", where), *values
+                )
             if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
                 await connection.execute(EXACTLY)
                 rows = await connection.fetch(
-                    nearest(self._name, columns, asked, "$2", where), *values
+                    nearest(self._name, columns, query_vector, "$2", where), *values
                 )
         return [row for row in rows if not math.isnan(row["distance"])]
 
-    def _nearest(self, columns: str, asked: str, limit: str, where: str) -> str:
+    def _nearest(self, columns: str, query_vector: str, limit: str, where: str) -> str:
         return nearest(
-            self._name, columns, asked, limit, where, lists=self._lists, dimensions=self.dimensions
+            self._name,
+            columns,
+            query_vector,
+            limit,
+            where,
+            lists=self._lists,
+            dimensions=self.dimensions,
         )
 
     async def _are_few(self, connection: Any, within: Collection[str] | None) -> bool:
@@ -285,12 +293,12 @@ class PostgresTable:
     async def neighbours(
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
-        asked = [json.dumps(list(vector)) for vector in vectors if any(vector)]
+        query_vectors = [json.dumps(list(vector)) for vector in vectors if any(vector)]
         near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
         async with self._reading(search_settings(self._lists, for_each=True)) as connection:
             rows = await connection.fetch(
                 f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
-                asked,
+                query_vectors,
                 excluding,
                 limit,
             )
@@ -365,11 +373,11 @@ class PostgresTable:
         return {row["id"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
 
     @asynccontextmanager
-    async def _reading(self, told: str) -> AsyncIterator[Any]:
+    async def _reading(self, activity: str) -> AsyncIterator[Any]:
         """Open a transaction for a search, with these settings besides; all reads in it see one
         state."""
         async with self._connect() as connection:
-            await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {told}")
+            await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {activity}")
             try:
                 yield connection
             except (TimeoutError, asyncio.CancelledError):

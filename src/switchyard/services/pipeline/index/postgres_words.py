@@ -138,8 +138,8 @@ async def _candidates(
             ids, values = "$3", [few]
     # They are compared in the statement that finds them: a round trip less.
     statement = _COMPARED.format(table=table, ids=ids)
-    asked = _forms(weighed), near
-    rows: Sequence[Any] = await connection.fetch(statement, *asked, *values)
+    parameters = _forms(weighed), near
+    rows: Sequence[Any] = await connection.fetch(statement, *parameters, *values)
     return rows
 
 

@@ -93,8 +93,8 @@ class RemoteEmbedder:
     async def _embedded(self, api: openai.AsyncOpenAI, batch: list[str]) -> list[list[float]]:
         async def create() -> Any:
             # Without a format the SDK asks for base64, which few servers speak.
-            asked = {"model": self.model, "input": batch, "encoding_format": "float"}
-            return await api.post("/embeddings", body=asked, cast_to=object)
+            body = {"model": self.model, "input": batch, "encoding_format": "float"}
+            return await api.post("/embeddings", body=body, cast_to=object)
 
         async with self._paid(batch) as bill:
             answer = await call_with_retries(
@@ -116,9 +116,9 @@ class RemoteEmbedder:
         )
 
     def _check_model(self, answer: Any) -> None:
-        said = field_of(answer, "model")
-        if self.own_model is not None and said != self.model:
-            whose = repr(said[:100]) if isinstance(said, str) else "a model that it does not name"
+        model = field_of(answer, "model")
+        if self.own_model is not None and model != self.model:
+            whose = repr(model[:100]) if isinstance(model, str) else "a model that it does not name"
             raise IndexMismatch(
                 f"the index holds vectors of {self.model!r}, and the server of "
                 f"JOBS_EMBED_BASE_URL, asked for these, answers with those of {whose}: let it "

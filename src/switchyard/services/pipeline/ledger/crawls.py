@@ -49,10 +49,9 @@ class CrawlRepository(Repository):
     """Crawls and their pages. All methods raise LedgerUnavailable when the database is
     unreachable."""
 
-    async def full_id(self, given: str) -> str:
-        """Find the crawl that `given` is the beginning of, as `ShortIds.full_id` does. Raises
-        AmbiguousId."""
-        return await ShortIds(self._core).full_id(crawls, given)
+    async def full_id(self, id_or_start: str) -> str:
+        """Return the full id of a crawl, as `ShortIds.full_id` does. Raises AmbiguousId."""
+        return await ShortIds(self._core).full_id(crawls, id_or_start)
 
     @write
     def start_crawl(

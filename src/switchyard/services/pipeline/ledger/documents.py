@@ -34,10 +34,9 @@ from switchyard.services.pipeline.ledger.pipeline_tables import document_classes
 class DocumentRepository(Repository):
     """Documents. All methods raise LedgerUnavailable when the database is unreachable."""
 
-    async def full_id(self, given: str) -> str:
-        """Find the document that `given` is the beginning of, as `ShortIds.full_id` does. Raises
-        AmbiguousId."""
-        return await ShortIds(self._core).full_id(documents, given)
+    async def full_id(self, id_or_start: str) -> str:
+        """Return the full id of a document, as `ShortIds.full_id` does. Raises AmbiguousId."""
+        return await ShortIds(self._core).full_id(documents, id_or_start)
 
     @write
     def upsert_document(

@@ -59,8 +59,8 @@ class SourceResponse:
             raise SourceRefused(f"{label} refuses the request with {status}{self._error_message()}")
         to = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
         after = parse_retry_after(self.headers.get("retry-after", ""))
-        said = self._error_message() or (f": {quoted_answer(self.body)}" if self.body else "")
-        raise SourceUnavailable(f"{label} answers {status}{to}{said}", after=after)
+        reason = self._error_message() or (f": {quoted_answer(self.body)}" if self.body else "")
+        raise SourceUnavailable(f"{label} answers {status}{to}{reason}", after=after)
 
     def json(self) -> Any:
         """Return the body, read as JSON."""

@@ -146,11 +146,11 @@ def _joined(chunk: Sequence[_Sentence]) -> str:
 
 def _tail(chunk: Sequence[_Sentence]) -> list[_Sentence]:
     """Return the last sentences, which make up the overlap; none when the chunk is one sentence."""
-    kept: list[_Sentence] = []
+    sentences: list[_Sentence] = []
     size = 0
     for sentence in reversed(chunk[1:]):
         size += sentence.words
         if size > OVERLAP_WORDS:
             break
-        kept.insert(0, sentence)
-    return kept
+        sentences.insert(0, sentence)
+    return sentences

@@ -135,9 +135,11 @@ def _plain(data: bytes) -> str:
     return text
 
 
-def _title(given: str | None, found: str | None, texts: Sequence[str], filename: str | None) -> str:
+def _title(
+    metadata_title: str | None, found: str | None, texts: Sequence[str], filename: str | None
+) -> str:
     candidates = (
-        clean(given or ""),
+        clean(metadata_title or ""),
         found or "",
         _first_line(texts),
         clean((filename or "").rpartition("/")[2]),

@@ -73,12 +73,12 @@ def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> 
             raise CorruptDocument(f"the image has no page {number}")
         _check(image, number, pixels)
         scale = shrink_factor(*image.size, side, area)
-        wanted = ceil(image.width * scale), ceil(image.height * scale)
-        image.draft("RGB", wanted)  # a JPEG is decoded at a fraction of its size
+        size = ceil(image.width * scale), ceil(image.height * scale)
+        image.draft("RGB", size)  # a JPEG is decoded at a fraction of its size
         # Not by `thumbnail` alone: palettes and 16 bits have no smooth way of being made smaller.
         drawn: Image = _in_colour(image)
         if scale < 1:
-            drawn.thumbnail(wanted)
+            drawn.thumbnail(size)
         return ImageOps.exif_transpose(drawn)
 
 
@@ -148,8 +148,8 @@ def _opened(data: bytes) -> Iterator[Image]:
                 yield image
         except Images.DecompressionBombError as error:
             most = 2 * (Images.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
-            said = f"the image has more than the {most:,} pixels allowed"
-            raise DocumentTooLarge(said) from error
+            reason = f"the image has more than the {most:,} pixels allowed"
+            raise DocumentTooLarge(reason) from error
         except (CorruptDocument, DocumentTooLarge, MemoryError):
             raise
         # Its readers of damaged files raise whatever they run into.
@@ -161,8 +161,8 @@ def _opened(data: bytes) -> Iterator[Image]:
                 ) from error
             if isinstance(error, UnidentifiedImageError):
                 raise CorruptDocument("the image is corrupt: its head can't be read") from error
-            said = str(error).strip() or type(error).__name__
-            raise CorruptDocument(f"the image is corrupt: {said[:200]}") from error
+            reason = str(error).strip() or type(error).__name__
+            raise CorruptDocument(f"the image is corrupt: {reason[:200]}") from error
 
 
 def _unread_compression(data: bytes) -> str | None:

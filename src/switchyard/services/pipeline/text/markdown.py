@@ -54,12 +54,12 @@ class Heading:
 def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
     """Return the text of each page, in Markdown: blank lines between paragraphs, each one line."""
     pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
-    kept = without_running(pages)
-    levels = _levels(kept)
+    page_lines = without_running(pages)
+    levels = _levels(page_lines)
     titles = {_key(entry.title): min(entry.level, 6) for entry in outline}
     return [
         _page_text(replace(page, lines=lines), levels, titles)
-        for page, lines in zip(pages, kept, strict=True)
+        for page, lines in zip(pages, page_lines, strict=True)
     ]
 
 

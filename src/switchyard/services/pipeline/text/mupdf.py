@@ -194,17 +194,19 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase) as error:
-        said = _first_line(error)
-        if "alloc" in said or "memory" in said:  # malloc, calloc, realloc … failed
-            raise MemoryError(f"reading the PDF took too much memory ({said})") from error
+        reason = _first_line(error)
+        if "alloc" in reason or "memory" in reason:  # malloc, calloc, realloc … failed
+            raise MemoryError(f"reading the PDF took too much memory ({reason})") from error
         cut = "" if has_end(data) else ", and its end is missing"
-        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
+        raise CorruptDocument(
+            f"the PDF is corrupt: {what} can't be read{cut} ({reason})"
+        ) from error
 
 
-def _check_not_lost(said: str, page: Any) -> None:
+def _check_not_lost(reason: str, page: Any) -> None:
     """Raise ValueError where MuPDF goes on with an empty page instead of one that it can't read.
     Most of its warnings are of something else: a font, a profile of colours, a tag."""
-    lost = _LOST.search(said)
+    lost = _LOST.search(reason)
     if lost is not None and not page.get_images() and not page.get_bboxlog():
         raise ValueError(lost.group())
 
@@ -265,10 +267,12 @@ def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
         catalog = document.pdf_catalog()
         if document.xref_get_key(catalog, "NeedsRendering") != ("bool", "true"):
             return None
-        kind, said = document.xref_get_key(catalog, "AcroForm/XFA")
+        kind, xfa_entry = document.xref_get_key(catalog, "AcroForm/XFA")
         if kind not in {"array", "xref"}:
             return None
-        parts = _PART.findall(said) if kind == "array" else [("template", said.split()[0])]
+        parts = (
+            _PART.findall(xfa_entry) if kind == "array" else [("template", xfa_entry.split()[0])]
+        )
         for name, xref in parts:
             if name in {"template", "datasets"}:
                 found[name] = document.xref_stream(int(xref)) or b""
@@ -308,12 +312,14 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             spans = line["spans"]
             longest = spans[0]
             if len(spans) == 1:
-                said = longest["text"]
+                longest_text = longest["text"]
             else:
                 longest = max(spans, key=_span_length)
-                said = _joined(spans, longest)
-            are_padded = are_padded or ("   " in said and PADDING.search(said) is not None)
-            text = cleaned(said)
+                longest_text = _joined(spans, longest)
+            are_padded = are_padded or (
+                "   " in longest_text and PADDING.search(longest_text) is not None
+            )
+            text = cleaned(longest_text)
             if not text:
                 continue
             x0, y0, x1, y1 = line["bbox"]
@@ -423,14 +429,14 @@ def _span_length(span: Any) -> int:
 def _joined(spans: list[Any], longest: Any) -> str:
     """Return the text of a line, its raised numbers as superscripts."""
     size, baseline = longest["size"], longest["origin"][1]
-    said = []
+    texts = []
     for span in spans:
         text: str = span["text"]
         # A line has a span for each word where its words are placed one by one.
         if span["size"] < size and is_raised(span["size"], span["origin"][1], size, baseline):
             text = raised(text)
-        said.append(text)
-    return "".join(said)
+        texts.append(text)
+    return "".join(texts)
 
 
 def _drawn(page: Any) -> Iterator[Drawn]:

@@ -24,23 +24,23 @@ def without_copies(lines: Sequence[Line]) -> list[Line]:
     if len(lines) < 2:
         return list(lines)
     ordered = sorted(range(len(lines)), key=lambda at: (lines[at].y0, lines[at].x0))
-    kept: dict[int, Line] = {}
+    lines_by_id: dict[int, Line] = {}
     recent: list[int] = []
     for at in ordered:
         line: Line | None = lines[at]
         for other_at in reversed(recent):
-            other = kept.get(other_at)
+            other = lines_by_id.get(other_at)
             if other is None or line is None or not _overlap(line, other):
                 continue
             line, other = _apart(line, other)
             if other is None:
-                del kept[other_at]
+                del lines_by_id[other_at]
             else:
-                kept[other_at] = other
+                lines_by_id[other_at] = other
         if line is not None:
-            kept[at] = line
+            lines_by_id[at] = line
             recent = [*recent[-_BEFORE:], at]
-    return [kept[at] for at in range(len(lines)) if at in kept]
+    return [lines_by_id[at] for at in range(len(lines)) if at in lines_by_id]
 
 
 def have_copies(lines: Sequence[Line]) -> bool:

@@ -55,10 +55,10 @@ class Drafts:
     def get(self, first: int, last: int) -> Draft | None:
         """Return these pages, from 1; None where they have to be read."""
         try:
-            kept = json.loads(self._storage.get(self._key(first)))
-            if kept["input_hash"] != self._hash or len(kept["pages"]) != last - first + 1:
+            stored = json.loads(self._storage.get(self._key(first)))
+            if stored["input_hash"] != self._hash or len(stored["pages"]) != last - first + 1:
                 return None
-            draft = Draft([_page(page) for page in kept["pages"]], bool(kept["repaired"]))
+            draft = Draft([_page(page) for page in stored["pages"]], bool(stored["repaired"]))
         except NotStored:
             return None
         except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
@@ -69,12 +69,12 @@ class Drafts:
 
     def put(self, first: int, draft: Draft) -> None:
         """Keep the range of pages that begins at `first`. Raises what the storage raises."""
-        kept = {
+        stored = {
             "input_hash": self._hash,
             "repaired": draft.repaired,
             "pages": [_as_json(page) for page in draft.pages],
         }
-        encoded = json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
+        encoded = json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode()
         self._storage.put(self._key(first), encoded)
         self._seen.append(self._key(first))
 
@@ -97,9 +97,9 @@ def _as_json(page: PageLines | str) -> Any:
     }
 
 
-def _page(kept: Any) -> PageLines | str:
-    if isinstance(kept, str):
-        return kept
-    width, height = kept["size"]
-    lines = [Line(*line) for line in kept["lines"]]
-    return PageLines(width, height, lines, float(kept["pictures"]))
+def _page(stored: Any) -> PageLines | str:
+    if isinstance(stored, str):
+        return stored
+    width, height = stored["size"]
+    lines = [Line(*line) for line in stored["lines"]]
+    return PageLines(width, height, lines, float(stored["pictures"]))

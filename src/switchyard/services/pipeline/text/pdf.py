@@ -162,14 +162,14 @@ def read_pages(
         count, characters = pdf.page_count, 0
         pages: list[PageLines | str] = []
         repaired = False
-        kept = drafts if drafts is not None and count >= drafts.least else None
+        used_drafts = drafts if drafts is not None and count >= drafts.least else None
         for first in range(1, count + 1, RANGE):
             last = min(first + RANGE - 1, count)
-            draft = kept.get(first, last) if kept is not None else None
+            draft = used_drafts.get(first, last) if used_drafts is not None else None
             if draft is None:
                 draft = _read(pdf, range(first, last + 1), limits, characters, on_page)
-                if kept is not None:
-                    kept.put(first, draft)
+                if used_drafts is not None:
+                    used_drafts.put(first, draft)
             elif on_page is not None:
                 on_page(last, count)
             characters += sum(map(_characters, draft.pages))

@@ -104,10 +104,10 @@ class _Pdf:
 
     @property
     def metadata(self) -> dict[str, str]:
-        said = self.document.get_metadata_dict()
+        fields = self.document.get_metadata_dict()
         return {
             name[:1].lower() + name[1:]: value
-            for name, value in said.items()
+            for name, value in fields.items()
             if isinstance(value, str)
         }
 
@@ -222,9 +222,9 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
             box = shown.within(text.get_rect(number))
             if box is None:
                 continue
-            said = text.get_text_bounded(*box).rstrip("\r\n")
-            said = cleaned(said.replace(_SOFT_HYPHEN, "-"))
-            if not said:
+            text_in_box = text.get_text_bounded(*box).rstrip("\r\n")
+            text_in_box = cleaned(text_in_box.replace(_SOFT_HYPHEN, "-"))
+            if not text_in_box:
                 continue
             at = raw.FPDFText_GetCharIndexAtPos(text, *shown.start(box), 4, 4)
             left, upper, right, lower = shown.seen(box)
@@ -232,7 +232,7 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
             bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD
             # Rectangles are as high as their letters: a line without any b or d has a lower one.
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
-            line = Line(left, middle - half, right, middle + half, said, size, bold)
+            line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
             if found and _goes_on(found[-1], line):
                 found[-1] = _joined(found[-1], line)
             else:
@@ -316,9 +316,9 @@ def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
         size = raw.FPDFText_GetFontSize(text, number) or y1 - y0
         if row and x1 > x0 and _place(row[-1]) == (x0, y0, x1, y1):
             # One glyph that says several letters, which the library gives from the left.
-            said = row[-1][0].text
-            said = char + said if RIGHT_TO_LEFT.match(char) else said + char
-            row[-1] = (Glyph(said, x0, x1), y0, y1, size)
+            line_text = row[-1][0].text
+            line_text = char + line_text if RIGHT_TO_LEFT.match(char) else line_text + char
+            row[-1] = (Glyph(line_text, x0, x1), y0, y1, size)
             continue
         is_blank = char.isspace()
         if (is_blank and x1 - x0 < _NO_WIDTH) or is_copied((x0, y0), size, seen[char]):
@@ -350,12 +350,12 @@ def _divided(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
         if not part:
             continue
         glyphs, tops, bottoms, sizes = zip(*part, strict=True)
-        said = "".join(glyph.text for glyph in glyphs)
-        is_rtl = RIGHT_TO_LEFT.search(said) is not None
-        said = (text_in_order if is_rtl else text_from_left)(glyphs, sizes[0])
-        if said := cleaned(said):
+        glyph_text = "".join(glyph.text for glyph in glyphs)
+        is_rtl = RIGHT_TO_LEFT.search(glyph_text) is not None
+        glyph_text = (text_in_order if is_rtl else text_from_left)(glyphs, sizes[0])
+        if glyph_text := cleaned(glyph_text):
             right = max(glyph.x1 for glyph in glyphs)
-            yield Line(glyphs[0].x0, min(tops), right, max(bottoms), said, sizes[0])
+            yield Line(glyphs[0].x0, min(tops), right, max(bottoms), glyph_text, sizes[0])
 
 
 def _goes_on(before: Line, line: Line) -> bool:

@@ -237,11 +237,11 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
     # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
     # insertion, and such a run can be as long as the text.
     folded = {char: fold(char) for char in foreign}
-    kept = _replaced(text, {char: other for char, other in folded.items() if other != char})
+    replaced = _replaced(text, {char: other for char, other in folded.items() if other != char})
     marks = "".join({char for char in "".join(folded.values()) if unicodedata.combining(char)})
     if marks:
-        kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
-    return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
+        replaced = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", replaced)
+    return unicodedata.normalize("NFC", replaced.casefold()).replace("\u0640", "")
 
 
 def _replaced(text: str, folded: Mapping[str, str]) -> str:

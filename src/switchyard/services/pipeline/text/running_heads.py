@@ -71,8 +71,8 @@ def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
         for row in _repeated(rows)
         for line in row.lines
     }
-    kept = [[line for line in page.lines if id(line) not in gone] for page in pages]
-    return [lines or list(page.lines) for page, lines in zip(pages, kept, strict=True)]
+    remaining = [[line for line in page.lines if id(line) not in gone] for page in pages]
+    return [lines or list(page.lines) for page, lines in zip(pages, remaining, strict=True)]
 
 
 def _candidates(page: RunningPage, number: int) -> Iterator[_Row]:

@@ -75,12 +75,16 @@ def _beginning(section: str, limit: int) -> str:
     """Return the first sentences of a section, at most `limit` characters and the gap's mark."""
     if len(section) <= limit:
         return section
-    kept = ""
+    beginning = ""
     for paragraph in section.split("\n\n"):
-        glue = "\n\n" if kept else ""
+        glue = "\n\n" if beginning else ""
         for sentence in sentences(paragraph):
-            if len(kept) + len(glue) + len(sentence) > limit:
-                return f"{kept} {GAP}" if kept else f"{shorten(sentence, max(limit, 1))} {GAP}"
-            kept += glue + sentence
+            if len(beginning) + len(glue) + len(sentence) > limit:
+                return (
+                    f"{beginning} {GAP}"
+                    if beginning
+                    else f"{shorten(sentence, max(limit, 1))} {GAP}"
+                )
+            beginning += glue + sentence
             glue = " "
-    return kept
+    return beginning

@@ -131,8 +131,8 @@ def _table(
             # Numbers that stand to the right begin before their column does.
             while at < len(columns) - 1 and line.x0 >= columns[at][1]:
                 at += 1
-            said = line.text.strip().replace("|", "\\|").replace("\n", " ")
-            cells[at] = f"{cells[at]} {said}".strip()
+            cell_text = line.text.strip().replace("|", "\\|").replace("\n", " ")
+            cells[at] = f"{cells[at]} {cell_text}".strip()
         written.append(f"| {' | '.join(cells)} |")
     written.insert(1, f"|{' --- |' * len(columns)}")
     return Line(

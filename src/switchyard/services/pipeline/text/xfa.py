@@ -26,9 +26,9 @@ _UNSEEN = frozenset(("hidden", "inactive", "invisible"))
 def text_of_form(packets: Mapping[str, bytes]) -> str:
     """Return what a form says and what was entered into it, in Markdown, of the parts `template`
     and `datasets`. Raises UnsupportedDocument where neither can be read."""
-    said = list(_read(packets.get("template", b""), _Template()))
+    texts = list(_read(packets.get("template", b""), _Template()))
     entered = list(_read(packets.get("datasets", b""), _Data()))
-    text = "\n\n".join(said + entered)
+    text = "\n\n".join(texts + entered)
     if not has_words(text):
         raise UnsupportedDocument(
             "the PDF is an XFA form, which only Adobe's programs show: print it to a PDF there, "

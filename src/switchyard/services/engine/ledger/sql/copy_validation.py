@@ -76,9 +76,11 @@ def _is_early(at: float, known: ContentHistory) -> bool:
     return run_at is not None and run_at > at + EARLY_SECONDS
 
 
-def agreed(message: JobMessage, row: JobRow | None, kept: RecordedMetadata | None) -> JobMessage:
+def agreed(
+    message: JobMessage, row: JobRow | None, recorded: RecordedMetadata | None
+) -> JobMessage:
     """Return the message, not foreign, as far as the ledger agrees to what it says of itself."""
-    if row is None or kept is None:
+    if row is None or recorded is None:
         return message
     metadata = message.metadata
     if metadata.redrives > row.redrives:
@@ -88,12 +90,16 @@ def agreed(message: JobMessage, row: JobRow | None, kept: RecordedMetadata | Non
     # The worker that has published the retry may have died before it could say so.
     if metadata.attempts > row.attempts + (row.state is State.RUNNING):
         changes["attempts"] = row.attempts
-    since, said = kept.queued_at, metadata.queued_at
-    if since is not None and said is not None and said.timestamp() < since - QUEUED_SECONDS:
+    since, queue_times = recorded.queued_at, metadata.queued_at
+    if (
+        since is not None
+        and queue_times is not None
+        and queue_times.timestamp() < since - QUEUED_SECONDS
+    ):
         changes["queued_at"] = to_datetime(since)
-    if not kept.says(message):
-        changes |= kept.as_metadata()
-        message = message.model_copy(update={"priority": kept.priority})
+    if not recorded.says(message):
+        changes |= recorded.as_metadata()
+        message = message.model_copy(update={"priority": recorded.priority})
     return message.with_metadata(**changes) if changes else message
 
 

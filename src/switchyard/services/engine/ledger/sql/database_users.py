@@ -62,24 +62,24 @@ async def make_database_users(
     prefix: str,
     *,
     renew: bool = False,
-    given: Mapping[str, str] = MappingProxyType({}),
+    passwords: Mapping[str, str] = MappingProxyType({}),
 ) -> list[MadeDatabaseUser]:
     """Make a user for each role, `<prefix>_<role>`, or give one that is there its rights again;
     they hold for tables that later upgrades make, too. `url` is that of the tables' owner, who
     must be allowed to make users.
 
-    `given` are passwords by role: such a user has that one from now on. With `renew` the others
+    `passwords` are passwords by role: such a user has that one from now on. With `renew` the others
     that are there get new passwords, too. Raises LedgerError.
     """
     database = connect(url)
     try:
-        return await database.write(partial(_make, prefix, renew, given))
+        return await database.write(partial(_make, prefix, renew, passwords))
     finally:
         await database.close()
 
 
 def _make(
-    prefix: str, renew: bool, given: Mapping[str, str], connection: Connection
+    prefix: str, renew: bool, passwords: Mapping[str, str], connection: Connection
 ) -> list[MadeDatabaseUser]:
     if connection.dialect.name != "postgresql":
         raise LedgerMisconfigured("the ledger is a file of SQLite, which has no users")
@@ -93,14 +93,14 @@ def _make(
         there = connection.scalar(
             text("SELECT count(*) FROM pg_roles WHERE rolname = :name"), {"name": name}
         )
-        told = None
-        if role.name not in given and (renew or not there):
-            told = secrets.token_urlsafe(PASSWORD_BYTES)
-        if (password := given.get(role.name, told)) is not None:
+        notice = None
+        if role.name not in passwords and (renew or not there):
+            notice = secrets.token_urlsafe(PASSWORD_BYTES)
+        if (password := passwords.get(role.name, notice)) is not None:
             verb = "ALTER" if there else "CREATE"
             _run(connection, f"{verb} ROLE %I LOGIN PASSWORD %L", name, scram_verifier(password))
         _grant(connection, name, role.rights)
-        made.append(MadeDatabaseUser(name, role, told))
+        made.append(MadeDatabaseUser(name, role, notice))
     return made
 
 
@@ -116,8 +116,8 @@ def scram_verifier(password: str) -> str:
     salt = secrets.token_bytes(_SALT_BYTES)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
     client, server = (hmac.digest(salted, of, "sha256") for of in (b"Client Key", b"Server Key"))
-    kept = (salt, hashlib.sha256(client).digest(), server)
-    salt64, stored64, server64 = (b64encode(each).decode() for each in kept)
+    stored_keys = (salt, hashlib.sha256(client).digest(), server)
+    salt64, stored64, server64 = (b64encode(each).decode() for each in stored_keys)
     return f"SCRAM-SHA-256${_ITERATIONS}:{salt64}${stored64}:{server64}"
 
 

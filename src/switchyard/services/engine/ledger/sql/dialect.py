@@ -98,11 +98,11 @@ def among(
 
 def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
     """`among`, where no connection is at hand."""
-    wanted = list(values)
+    members = list(values)
     if dialect == "sqlite":
-        each = func.json_each(json.dumps(wanted)).table_valued("value")
+        each = func.json_each(json.dumps(members)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
-    return key == any_(literal(wanted, postgresql.ARRAY(key.type)))
+    return key == any_(literal(members, postgresql.ARRAY(key.type)))
 
 
 def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElement[bool]:

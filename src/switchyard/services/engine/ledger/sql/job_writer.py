@@ -233,10 +233,10 @@ class JobWriter:
 
     def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
         rows = Rows()
-        wanted = {operation.job_id for operation in operations}
+        job_ids = {operation.job_id for operation in operations}
         taken_back = [each.made for each in operations if isinstance(each, RollbackInsert)]
-        wanted.update(each.notice_id for each in taken_back if each.notice_id is not None)
-        ids = list(wanted)
+        job_ids.update(each.notice_id for each in taken_back if each.notice_id is not None)
+        ids = list(job_ids)
         claims = [each for each in operations if isinstance(each, Claim)]
         select = self._select_with_content if claims else self._select
         found = list(sql.fetch_locked(connection, select, ids))
@@ -259,14 +259,14 @@ class JobWriter:
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if content:
-                row.unended, job_type, payload, run_at, routing_key, *kept = content
+                row.unended, job_type, payload, run_at, routing_key, *stored_content = content
                 rows.contents[job_id] = ContentHistory(
                     JobContent(job_type, payload),
                     redrives=redrives,
                     state=before,
                     run_at=run_at,
                     routing_key=routing_key,
-                    kept=RecordedMetadata(*kept),
+                    kept=RecordedMetadata(*stored_content),
                 )
         doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
         load_edits(connection, self._dialect, rows.contents, doubted)

@@ -69,9 +69,9 @@ class SaveProgress:
         if row is None or row.state is not State.RUNNING or row.claim_id != request.claim_id:
             return False
         if request.progress is not None:
-            said = request.progress
-            note = clean(said.note) or ""
-            rows.progress[row.id] = [row.id, row.claim_id, said.fraction, note, request.now]
+            progress = request.progress
+            note = clean(progress.note) or ""
+            rows.progress[row.id] = [row.id, row.claim_id, progress.fraction, note, request.now]
         if request.checkpoint is not None:
             rows.checkpoints[row.id] = [row.id, self._work, request.now, request.checkpoint]
             row.has_checkpoint = True

@@ -69,9 +69,9 @@ def _entry(element: ET.Element) -> TeiEntry:
 
 def _person(author: ET.Element) -> Iterator[Person]:
     family = " ".join(_all_text(each) for each in author.iter(f"{_TEI}surname"))
-    given = " ".join(_all_text(each) for each in author.iter(f"{_TEI}forename"))
+    given_names = " ".join(_all_text(each) for each in author.iter(f"{_TEI}forename"))
     if family:
-        yield Person(family, given)
+        yield Person(family, given_names)
     elif whole := _all_text(author):
         yield Person(whole)
 

@@ -137,8 +137,8 @@ def work_or_none(**fields: Any) -> CitedWork | None:
 
 def person_of(name: str) -> Person:
     """Split a name in its natural order: the last word is the family name."""
-    given, _, family = name.rpartition(" ")
-    return Person(family, given)
+    given_names, _, family = name.rpartition(" ")
+    return Person(family, given_names)
 
 
 def doi_in(value: Any) -> str:

@@ -120,12 +120,18 @@ class Linker:
         whoever calls again goes on from what was answered.
         """
         # In threads: a book has thousands of references, which would hold up the event loop.
-        asked = await asyncio.to_thread(lambda: [questions_of(each) for each in references])
+        questions_of_all = await asyncio.to_thread(
+            lambda: [questions_of(each) for each in references]
+        )
         links: list[WorkLink | None] = [None] * len(references)
         for method in LookupMethod:
-            wanted, questions = await asyncio.to_thread(_open_questions, asked, method, links)
+            open_questions, questions = await asyncio.to_thread(
+                _open_questions, questions_of_all, method, links
+            )
             answers = await self._answers(questions)
-            links = await asyncio.to_thread(_updated_links, links, references, wanted, answers)
+            links = await asyncio.to_thread(
+                _updated_links, links, references, open_questions, answers
+            )
         return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
 
     async def _answers(self, questions: Mapping[str, WorkQuestion]) -> Answers:
@@ -278,28 +284,30 @@ class Linker:
 
 
 def _open_questions(
-    asked: Sequence[Sequence[WorkQuestion]], method: LookupMethod, links: Sequence[WorkLink | None]
+    questions_of_all: Sequence[Sequence[WorkQuestion]],
+    method: LookupMethod,
+    links: Sequence[WorkLink | None],
 ) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
     """Return the questions of one method: by the places of the references that are not linked yet,
     and by their keys."""
-    wanted = {
+    open_questions = {
         place: question
-        for place, questions in enumerate(asked)
+        for place, questions in enumerate(questions_of_all)
         for question in questions
         if question.method is method and _is_unlinked(links[place])
     }
-    return wanted, {each.key: each for each in wanted.values()}
+    return open_questions, {each.key: each for each in open_questions.values()}
 
 
 def _updated_links(
     links: Sequence[WorkLink | None],
     references: Sequence[Reference],
-    wanted: Mapping[int, WorkQuestion],
+    open_questions: Mapping[int, WorkQuestion],
     answers: Answers,
 ) -> list[WorkLink | None]:
     """Return the links after these questions are answered."""
     linked = list(links)
-    for place, question in wanted.items():
+    for place, question in open_questions.items():
         link = _link_of(references[place], question, _works(answers[question.key]))
         before = linked[place]
         if link.status is LinkStatus.LINKED or (
