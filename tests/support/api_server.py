@@ -131,11 +131,11 @@ class ApiProcess:
 
 @asynccontextmanager
 async def api_process(
-    settings: Settings, log: Path, *, code: str | None = None, **environment: str
+    settings: Settings, log: Path, *options: str, code: str | None = None, **environment: str
 ) -> AsyncIterator[ApiProcess]:
     """Run `jobctl api`, or a program of the test's own that does so with a change."""
     port = _free_port()
-    arguments = ["api", "--port", str(port)]
+    arguments = ["api", "--port", str(port), *options]
     told = environment_of(settings) | environment
     process: Running | subprocess.Popen[bytes]
     with log.open("wb") as output:

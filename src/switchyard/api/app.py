@@ -39,6 +39,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 from switchyard.services.engine.publishing.asyncapi import version
 from switchyard.services.pipeline.documents.document_service import open_document_services
 
@@ -77,9 +78,9 @@ Send an API key as `Authorization: Bearer KEY` or as `X-API-Key: KEY`. Errors ar
 (RFC 9457); `GET /problems` lists their kinds."""
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings | None = None, siblings: Siblings | None = None) -> FastAPI:
     """Make the application. It opens ledger and broker when it starts and closes them when it
-    stops.
+    stops. `siblings`: the processes that share its port.
 
     Its start raises KeysMissing, LedgerError (the tables are not right) or RegistryError.
     """
@@ -87,7 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_state(settings, lambda: app.state.stop()) as state:
+        async with open_state(settings, lambda: app.state.stop(), siblings) as state:
             await check_keys(state)
             publisher = state.broker.jobs if state.broker is not None else None
             watch = LoopWatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -15,6 +15,7 @@ from switchyard.api.dashboard.pages import Dashboard
 from switchyard.api.middleware.connections import bounded_http
 from switchyard.api.state import ApiState
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 
 DRAIN_TIMEOUT = 10
 """Seconds that requests under way get to be answered after `stop`."""
@@ -23,9 +24,16 @@ DRAIN_TIMEOUT = 10
 class ApiServer(uvicorn.Server):
     """Serves until `stop`; signals are its caller's."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.app: FastAPI = create_app(settings)
+    def __init__(
+        self,
+        settings: Settings,
+        siblings: Siblings | None = None,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`siblings`: the processes that share its port; `started` is called once it serves."""
+        self.app: FastAPI = create_app(settings, siblings)
         """The application that is served."""
+        self._tell_started = started
         self.app.state.stop = self.stop
         super().__init__(
             uvicorn.Config(
@@ -60,6 +68,7 @@ class ApiServer(uvicorn.Server):
         for listening in (each for server in self.servers for each in server.sockets):
             host, port, *_ = listening.getsockname()
             structlog.get_logger("api").info("serving", host=host, port=port)
+        self._tell_started()
 
     def stop(self) -> None:
         """Take no more requests and answer those under way; safe in a signal handler."""

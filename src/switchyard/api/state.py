@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -28,6 +28,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes, watch_ledger
+from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 from switchyard.services.engine.monitoring.startup import wait_until_available
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
 from switchyard.services.engine.publishing.bounded_publisher import TimeBoundedPublisher
@@ -67,6 +68,11 @@ class ApiState:
     keys: ApiKeyStore
     key_limiter: RateLimiter
     metrics: Metrics
+    """What this process has counted."""
+    system_metrics: Metrics
+    """What every process would show alike."""
+    siblings: Siblings | None
+    """The processes that share this one's port; None when it is alone."""
     webhooks: WebhookSources
     broker: BrokerSide | None
     """None without JOBS_AMQP_URL."""
@@ -74,6 +80,14 @@ class ApiState:
     """Asks language models from this process; None without JOBS_LLM_DIRECT."""
     streams: Shares
     """The places of event streams and of requests that wait."""
+
+    async def scraped(self) -> bytes:
+        """Return all metrics in Prometheus' text format: those of the system, and those of this
+        process and its siblings."""
+        own = await self.metrics.scraped()
+        if self.siblings is not None:
+            own = await self.siblings.scraped(own)
+        return own + await self.system_metrics.scraped()
 
     def require_broker(self) -> BrokerSide:
         """Return the broker's side. Raises Problem where the service runs without one."""
@@ -91,7 +105,9 @@ def _purse(settings: Settings, ledger: Ledger) -> EmbeddingBudget:
 
 @asynccontextmanager
 async def open_state(
-    settings: Settings, stop: Callable[[], None] = lambda: None
+    settings: Settings,
+    stop: Callable[[], None] = lambda: None,
+    siblings: Siblings | None = None,
 ) -> AsyncIterator[ApiState]:
     """Open ledger and broker. `stop` is called when the service must not go on: storage or index
     were away, and are another system's.
@@ -105,7 +121,7 @@ async def open_state(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
     registry.process = "the API process"
-    metrics = Metrics()
+    metrics, system_metrics = Metrics(), Metrics(of_process=False)
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
         _checking_ledger(settings, ledger, stop),
@@ -113,10 +129,11 @@ async def open_state(
         open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger, metrics) as direct,
         _exchanging_types(registry, ledger),
+        siblings.telling(metrics) if siblings is not None else nullcontext(),
     ):
         webhooks = WebhookSources.load(settings, registry)
         ledger.observe(watch_ledger(metrics))
-        SystemMetrics(settings, registry, ledger).install(metrics)
+        SystemMetrics(settings, registry, ledger).install(system_metrics)
         if broker is not None:
             show_publishes(metrics, broker.publisher.counts)
         yield ApiState(
@@ -128,6 +145,8 @@ async def open_state(
             keys=ApiKeyStore(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
             metrics=metrics,
+            system_metrics=system_metrics,
+            siblings=siblings,
             webhooks=webhooks,
             broker=broker,
             direct=direct,

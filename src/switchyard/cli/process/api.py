@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import os
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from switchyard.cli.base.common import IncludeOption, load_settings
-from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
+    from switchyard.cli.process.prefork import ForkedChild
     from switchyard.services.common.settings import Settings
+
+MAX_PROCESSES: Final = 64
+BACKLOG: Final = 2048
+"""Connections that wait to be accepted, as uvicorn has it."""
 
 
 def api(
@@ -21,6 +32,14 @@ def api(
         int | None,
         typer.Option(min=0, max=65535, help="Port to listen on. Default: JOBS_API_PORT."),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_PROCESSES,
+            help="Processes behind the port: one uses one processor core.",
+        ),
+    ] = 1,
     include: IncludeOption = None,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C.
@@ -30,13 +49,10 @@ def api(
     Example:
 
     ```
-    jobctl api --host 0.0.0.0 --port 8080
+    jobctl api --host 0.0.0.0 --port 8080 --processes 2
     ```
     """
-    import uvloop
-
     from switchyard.services.common.logs import configure
-    from switchyard.services.common.tracing import tracing
 
     settings = load_settings()
     changes = {"api_host": host, "api_port": port}
@@ -45,25 +61,90 @@ def api(
         | {"modules": (*settings.modules, *(include or ()))}
     )
     configure(settings.log_level, settings.log_format)
+    if processes == 1:
+        _run(settings)
+    else:
+        _run_several(settings, processes)
+
+
+def _run(settings: Settings, own: SharedPort | None = None) -> None:
+    import uvloop
+
+    from switchyard.services.common.tracing import tracing
+
     with tracing("api"):
-        uvloop.run(_serve(settings))
+        uvloop.run(_serve(settings, own))
 
 
-async def _serve(settings: Settings) -> None:
+@dataclass(frozen=True, slots=True)
+class SharedPort:
+    """What one of several processes has of the port that they share."""
+
+    listening: socket.socket
+    sockets: Path
+    """The directory in which they tell each other their metrics."""
+    child: ForkedChild
+
+
+def _run_several(settings: Settings, processes: int) -> None:
+    from switchyard.cli.process.prefork import fork_children
+
+    if settings.amqp_url is None:
+        raise WrongUsage(
+            "without JOBS_AMQP_URL the API runs the jobs itself, in one process: "
+            "leave out --processes"
+        )
+    # What all of them need is loaded once, before they are forked.
+    import uvloop  # noqa: F401
+
+    import switchyard.api.server  # noqa: F401
+
+    first = os.getpid()
+    sockets = Path(tempfile.mkdtemp(prefix="switchyard-api-"))
+    try:
+        with _listening(settings) as listening:
+            child = fork_children(processes, listening.close)
+            _run(settings, SharedPort(listening, sockets, child))
+    finally:
+        if os.getpid() == first:
+            shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _listening(settings: Settings) -> socket.socket:
+    """Raises CommandFailed."""
+    family = socket.AF_INET6 if ":" in settings.api_host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (settings.api_host, settings.api_port), family=family, backlog=BACKLOG
+        )
+    except OSError as error:
+        raise _taken(settings) from error
+
+
+def _taken(settings: Settings) -> CommandFailed:
+    return CommandFailed(
+        f"can't listen on {settings.api_host}:{settings.api_port}: is something else there?"
+    )
+
+
+async def _serve(settings: Settings, own: SharedPort | None) -> None:
     from switchyard.api.server import ApiServer
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 
     settle_memory()
-    server = ApiServer(settings)
+    if own is None:
+        server = ApiServer(settings)
+    else:
+        siblings = Siblings(own.sockets, own.child.number)
+        server = ApiServer(settings, siblings, own.child.tell_ready)
     stop_on_signals(server.stop)
     try:
-        await server.serve()
+        await server.serve(None if own is None else [own.listening])
     except OSError as error:  # ssl.SSLError is one
         raise CommandFailed(
             f"can't use JOBS_API_TLS_CERT ({settings.api_tls_cert}) with JOBS_API_TLS_KEY: {error}"
         ) from error
     except SystemExit as error:
-        raise CommandFailed(
-            f"can't listen on {settings.api_host}:{settings.api_port}: is something else there?"
-        ) from error
+        raise _taken(settings) from error

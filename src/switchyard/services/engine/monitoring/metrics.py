@@ -35,9 +35,11 @@ class Metrics:
     event loop, and is asked for them there when somebody scrapes. So what is counted for every job
     costs no lock and no look-up by labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_process: bool = True) -> None:
+        """With `of_process`, show this process's memory and processor time, too."""
         self._registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._registry)
+        if of_process:
+            ProcessCollector(registry=self._registry)
         self._registry.register(_Source(self._collect))
         self._log = structlog.get_logger("metrics")
         self._looks: list[Callable[[], Awaitable[None]]] = []

@@ -1,0 +1,180 @@
+"""One command in several processes: forked from one that has loaded everything, and kept up.
+
+The first process does none of the work. It starts again, after a pause, what has died; a process
+that fails before it was ever ready ends them all, because the next one would fail the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from switchyard.cli.base.errors import INTERRUPTED, WrongUsage
+from switchyard.cli.base.stopping import SIGNAL_DEBOUNCE, STOP_SIGNALS
+from switchyard.cli.system.supervisor import FIRST_BACKOFF, HEALTHY_SECONDS, LAST_BACKOFF
+
+_PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedChild:
+    """What a forked process knows of itself."""
+
+    number: int
+    """From 1; whoever takes its place after its death has the same."""
+    _ready: int
+
+    def tell_ready(self) -> None:
+        """Tell the first process that this one works: from now on it is started again when it
+        ends."""
+        with suppress(OSError):  # the first process has ended
+            os.write(self._ready, b".")
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the processes, whoever fills it at the moment."""
+
+    number: int
+    pid: int = 0
+    """0: nobody does."""
+    ready: int = -1
+    started_at: float = 0.0
+    deaths: int = 0
+    """Since it last ran for a good while."""
+    restart_at: float = 0.0
+
+
+def fork_children(count: int, let_go: Callable[[], None]) -> ForkedChild:
+    """Fork `count` processes, and return in each of them. Call it before there is a thread, an
+    event loop or a connection.
+
+    In the first process it does not return: at SIGTERM or SIGINT it calls `let_go`, which closes
+    what only the others are to hold from then on, has all of them end, and raises SystemExit with
+    their exit code. Raises WrongUsage where the system can't do it.
+    """
+    if not hasattr(signal, "sigtimedwait"):
+        raise WrongUsage("several processes need Linux: start one, or several beside each other")
+    gc.collect()
+    gc.freeze()  # to look at objects is to write into them, and so to copy their pages
+    return _Parent(count, let_go).run()
+
+
+class _Parent:
+    def __init__(self, count: int, let_go: Callable[[], None]) -> None:
+        self._places = [_Place(number) for number in range(1, count + 1)]
+        self._let_go = let_go
+        self._log = structlog.get_logger("processes")
+        self._awaited = {*STOP_SIGNALS, signal.SIGCHLD}
+        self._code = 0
+        self._stopped_at: float | None = None
+
+    def run(self) -> ForkedChild:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._awaited)
+        while True:
+            for place in self._places:
+                if self._is_due(place) and (child := self._fork(place)) is not None:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                    return child
+            got = signal.sigtimedwait(self._awaited, self._seconds_to_next_start())
+            if got is not None and got.si_signo != signal.SIGCHLD:
+                self._stop_or_kill()
+            self._collect_ended()
+            if self._stopped_at is not None and not any(each.pid for each in self._places):
+                raise SystemExit(self._code)
+
+    def _is_due(self, place: _Place) -> bool:
+        return not place.pid and self._stopped_at is None and place.restart_at <= time.monotonic()
+
+    def _seconds_to_next_start(self) -> float:
+        """Return how long to wait for a signal, at most a minute: one may be lost to nobody, since
+        all are blocked, but a clock that stood still must not stop us."""
+        if self._stopped_at is not None:
+            return 60.0
+        starts = [each.restart_at for each in self._places if not each.pid]
+        return max(0.0, min([60.0, *(start - time.monotonic() for start in starts)]))
+
+    def _fork(self, place: _Place) -> ForkedChild | None:
+        """Return in the child what it is to know; in the first process None."""
+        ready, tell_ready = os.pipe()
+        os.set_blocking(ready, False)
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(ready)
+            os.close(tell_ready)
+            place.restart_at = time.monotonic() + LAST_BACKOFF
+            self._log.error("process not started", number=place.number, error=str(error))
+            return None
+        if pid == 0:
+            _end_with(parent)
+            for fd in (ready, *(each.ready for each in self._places if each.pid)):
+                os.close(fd)
+            return ForkedChild(place.number, tell_ready)
+        os.close(tell_ready)
+        place.pid, place.ready, place.started_at = pid, ready, time.monotonic()
+        return None
+
+    def _collect_ended(self) -> None:
+        for place in self._places:
+            if not place.pid:
+                continue
+            pid, status = os.waitpid(place.pid, os.WNOHANG)
+            if pid:
+                self._note_end(place, os.waitstatus_to_exitcode(status))
+
+    def _note_end(self, place: _Place, code: int) -> None:
+        was_ready = _has_told(place.ready)
+        os.close(place.ready)
+        place.pid = 0
+        if self._stopped_at is not None:
+            return
+        if code > 0 and not was_ready:
+            self._code = code
+            self._stop_or_kill()
+            return
+        now = time.monotonic()
+        place.deaths = 1 if now - place.started_at > HEALTHY_SECONDS else place.deaths + 1
+        pause = min(FIRST_BACKOFF * 2 ** (place.deaths - 1), LAST_BACKOFF)
+        place.restart_at = now + pause
+        self._log.error("process ended", number=place.number, exit_code=code, restart_in=pause)
+
+    def _stop_or_kill(self) -> None:
+        """Have all end; the second time, a moment later, at once."""
+        now = time.monotonic()
+        number = signal.SIGTERM
+        if self._stopped_at is None:
+            self._stopped_at = now
+            self._let_go()
+        elif now - self._stopped_at > SIGNAL_DEBOUNCE:
+            self._code, number = INTERRUPTED, signal.SIGKILL
+        for place in self._places:
+            if place.pid:
+                os.kill(place.pid, number)
+
+
+def _has_told(ready: int) -> bool:
+    try:
+        return bool(os.read(ready, 1))
+    except BlockingIOError:
+        return False
+
+
+def _end_with(parent: int) -> None:
+    """Have this process end, in good order, when the first one is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(INTERRUPTED)
