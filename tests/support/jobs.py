@@ -185,6 +185,8 @@ class Telling(BaseModel):
     a script."""
 
     reports: int = 3
+    writes: list[str] = []
+    """What it writes before that, each piece after the test has released `<job id>/<number>`."""
     keep: bool = False
     """Each report, as a check-point."""
     end: str = "done"
@@ -212,6 +214,9 @@ async def telling(payload: Telling, ctx: JobContext) -> Outcome:
     kept where it was, it goes on from there to its end."""
     journal.note_start(ctx)
     journal.checkpoints.append((ctx.job_id, ctx.last_checkpoint))
+    for number, piece in enumerate(payload.writes):
+        await journal.gate(f"{ctx.job_id}/{number}")
+        ctx.output.write(piece)
     tell(payload, ctx)
     if ctx.last_checkpoint is not None:
         return Done({"last": ctx.last_checkpoint})

@@ -1,13 +1,21 @@
 import asyncio
 import json
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
+from switchyard.api.http.event_stream import MEDIA_TYPE
+from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, connected, serving
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
+from tests.support.jobs import journal
 from tests.support.made import claim, finish, letter, message, new_job
 from tests.support.system import System
 
@@ -134,6 +142,71 @@ async def test_a_list_stays_up_to_date_and_an_id_is_found_by_its_beginning(
     missing = await api.client.get("/dashboard/jobs", params={"id": "0b0f6c1e"})
     assert "No job has this id." in missing.text
     assert (await api.client.get("/dashboard/jobs/0b0f6c1e")).status_code == 404
+
+
+async def test_a_job_shows_what_it_writes_and_how_far_it_is_while_it_runs(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await system.start_worker("llm")
+    hub = api.state.broker.feed
+    await eventually(hub.is_listening.is_set, what="events in the API")
+    pieces = ["The tide 𝛑 ", INJECTION, "\u202e falls."]
+    job_id = await system.publish("hot.telling", {"writes": pieces, "reports": 1})
+    await journal.started(job_id)
+    await asyncio.to_thread(browser.open, f"{api.url}/dashboard/jobs/{job_id}")
+    await eventually(lambda: hub.subscribers == 1, what="the page's stream")
+    assert not browser.find("[data-output]").is_displayed()
+    journal.release(f"{job_id}/0")
+    await asyncio.to_thread(browser.await_text, "The tide 𝛑", "[data-output] pre")
+    journal.release(f"{job_id}/1", f"{job_id}/2")
+    await asyncio.to_thread(browser.await_text, f"{INJECTION}\\u202e falls.", "[data-output] pre")
+    assert "[…]" not in browser.text("[data-output]")
+    await asyncio.to_thread(browser.await_text, "1 of 1", "[data-region=live_job]")
+    journal.release(job_id)
+    await asyncio.to_thread(browser.await_text, "succeeded", "#job-title")
+    await eventually(lambda: hub.subscribers == 0, what="the end of the stream")
+    assert "falls." in browser.text("section:has(#output-title) > pre")
+    assert "owned" not in browser.driver.title
+    assert browser.complaints() == []
+
+
+async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
+    system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds = api.server.app.state.dashboard.feeds
+    monkeypatch.setattr(feeds, "_interval", 0.05)
+    calls: Counter[str] = Counter()
+    for name in ("run_head", "pipeline"):
+        monkeypatch.setattr(JobReads, name, counted(getattr(JobReads, name), calls))
+    jobs = system.ledger.jobs
+    await jobs.record_many([new_job("root"), new_job(message("next", pipeline="root"))])
+    page = api.client.stream("GET", "/dashboard/jobs/root", headers={"accept": MEDIA_TYPE})
+    async with page as stream:
+        lines = stream.aiter_lines()
+        await eventually(lambda: calls["run_head"] >= 5, what="looks at the run's head")
+        assert calls["pipeline"] == 1
+        await jobs.cancel("next", time.time())
+        async for line in lines:
+            if "live_run" in line and "cancelled" in line:
+                break
+        assert calls["pipeline"] == 2
+        await jobs.cancel("root", time.time())
+        async for line in lines:
+            if "live_job" in line and "cancelled" in line:
+                break
+        seen = calls["run_head"]
+        await eventually(lambda: calls["run_head"] >= seen + 5, what="more looks")
+        assert calls["pipeline"] == 3
+
+
+def counted(read: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    """The same, counted by its name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[read.__name__] += 1
+        return read(*args, **kwargs)
+
+    return call
 
 
 async def test_a_job_is_compared_with_others_of_its_type(system: System, api: RunningApi) -> None:

@@ -3,6 +3,7 @@ from sqlalchemy import text
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import AttemptOutcome, State
@@ -167,6 +168,34 @@ async def test_a_pipeline_is_its_first_job_and_those_that_follow(ledger: Ledger)
     await ledger.jobs.record(new_job(message("next", pipeline="root", parent_id="root")))
     await ledger.jobs.record(new_job(message("other", pipeline="elsewhere")))
     assert [job.id for job in await ledger.job_reads.pipeline("root")] == ["root", "next"]
+
+
+async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -> None:
+    jobs, heads = ledger.jobs, []
+
+    async def look() -> None:
+        heads.append(await ledger.job_reads.run_head("next", "root"))
+
+    await jobs.record(new_job(message("root")))
+    await jobs.record(new_job(message("next", pipeline="root", parent_id="root")))
+    await look()
+    await jobs.record(new_job(message("other", pipeline="elsewhere")))
+    await look()
+    assert heads[0] == heads[1]
+    await jobs.record(new_job(message("third", pipeline="root")))
+    await look()
+    for name in ("root", "third"):
+        await set_columns(ledger, name, updated_at=NOW + 5 + len(heads))
+        await look()
+    begun = claim("next", "claim-1")
+    await jobs.claim(begun)
+    await look()
+    note = NoteRequest(begun.message, "claim-1", begun.now, ReportedProgress(0.5, "half"), None)
+    assert await ledger.progress.note(note)
+    await look()
+    await jobs.cancel("next", NOW + 9)
+    await look()
+    assert len(set(heads)) == len(heads) - 1
 
 
 async def test_what_stayed_pending_is_due_when_it_is_old_enough(ledger: Ledger) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import quantiles
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -13,8 +14,16 @@ from urllib.parse import quote, urlencode
 from fastapi import Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
+from switchyard.api.dashboard.pages import (
+    DashboardPage,
+    DashboardView,
+    PageHead,
+    Pages,
+    allows,
+    done,
+)
 from switchyard.api.dashboard.sessions import PATH
+from switchyard.api.engine import events
 from switchyard.api.engine.jobs import (
     JobIdInPath,
     PlainText,
@@ -176,13 +185,17 @@ async def list_jobs(
 @router.get("/{job_id}")
 async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
     """Show everything that is known of a job, and the jobs of its run."""
-    record = await state.ledger.job_reads.require(job_id)
+    reads = state.ledger.job_reads
+    root_id = (await reads.require(job_id)).pipeline or job_id
+    read_head = partial(reads.run_head, job_id, root_id)
+    head = await read_head()  # before all that it stands for
+    record = await reads.require(job_id)
     record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
-    run = await state.ledger.job_reads.pipeline(record.pipeline or record.id)
+    run = await reads.pipeline(root_id)
     letters = DeadLetterFilter(ids=frozenset({job_id}))
     dead = await state.ledger.dead_letters.list_dead(letters, limit=1)
-    now = state.ledger.clock.time()
     pause = await pause_of(state.ledger, record)
+    is_over = all(each.state in FINISHED for each in (record, *run))
     context = {
         "job": record,
         "pause": None if pause is None else view_pause(pause),
@@ -191,7 +204,8 @@ async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
         "result": None if record.result is None else pretty(record.result),
         "acts": await state.ledger.job_actions.of_job(job_id),
         "metadata": pretty(record.envelope.get("metadata", {})),
-        "run": waterfall(run[:MAX_RUN], now),
+        "run": run[:MAX_RUN],
+        "waterfall": waterfall,
         "more_of_run": max(0, len(run) - MAX_RUN),
         "is_open": record.state not in FINISHED,
         "commands": commands(record),
@@ -199,7 +213,18 @@ async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
         "run_time": run_time,
         "wait_time": wait_time,
     }
-    return DashboardPage("job.html", context, title=f"{record.job_type} {record.id[:8]}")
+    return DashboardPage(
+        "job.html",
+        context,
+        title=f"{record.job_type} {record.id[:8]}",
+        head=PageHead(read_head, head, is_final=is_over),
+    )
+
+
+@router.get("/{job_id}/events")
+async def follow_job(job_id: JobIdInPath, state: Shared, request: Request) -> Response:
+    """Stream what a job writes and says, until it ends: the API's stream, for who is signed in."""
+    return await events.follow_job(job_id, state, request)
 
 
 @router.post("/{job_id}/cancel", dependencies=[allows(Scope.PUBLISH)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 
 import structlog
@@ -17,6 +18,8 @@ INTERVAL = 2.0
 """Seconds between two readings of a page that somebody looks at."""
 HEARTBEAT_INTERVAL = 15.0
 Read = Callable[[], Awaitable[dict[str, str]]]
+_AGO = re.compile(r"(?<=data-ago>)[^<]*")
+"""How long ago something was (`formats.ago`): the page's script keeps that up to date."""
 
 
 class _Feed:
@@ -28,19 +31,21 @@ class _Feed:
         self.regions: dict[str, tuple[int, bytes]] = {}
         """The number of its last change, and its event, by region."""
         self.turn = 0
-        self._html: dict[str, str] = {}
+        self._content: dict[str, str] = {}
+        """The regions as they were sent last, without what the page tells by itself."""
         self.update(regions)
         self.task: asyncio.Task[None] | None = None
 
     def update(self, regions: dict[str, str]) -> None:
         """Take over what has changed."""
-        changed = {name: html for name, html in regions.items() if self._html.get(name) != html}
+        content = {name: _AGO.sub("", html) for name, html in regions.items()}
+        changed = [name for name in content if self._content.get(name) != content[name]]
         if not changed:
             return
         self.turn += 1
-        self._html.update(changed)
-        for name, html in changed.items():
-            event = frame("region", {"name": name, "html": html})
+        self._content.update(content)
+        for name in changed:
+            event = frame("region", {"name": name, "html": regions[name]})
             self.regions[name] = (self.turn, event)
         self.wake()
 

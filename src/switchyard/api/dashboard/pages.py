@@ -8,7 +8,8 @@ begin with `live_`, each again when it has changed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,6 +52,9 @@ HEADERS = {
 NOTICE = "switchyard_notice"
 """A cookie: what the last form has done, shown once."""
 MAX_NOTICE = 500
+MAX_PAGE_AGE = 20.0
+"""Seconds after which a page is read again although its head is the same: what is of others, such
+as the traceback of a dead letter, is no part of that."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -66,13 +70,33 @@ class DashboardView:
     """Whether there is anything to see: the view of a wing without settings is left out."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageHead:
+    """What tells cheaply whether a page that costs much has to be read again."""
+
+    read: Callable[[], Awaitable[Hashable]]
+    value: Hashable
+    """As it was before the page was read."""
+    is_final: bool
+    """Nothing on the page changes with time alone: while the head is the same, it is not even
+    written again."""
+
+
 class DashboardPage(Response):
     """A template, and what it shows; written when the route sends it."""
 
     def __init__(
-        self, template: str, context: Mapping[str, Any], *, title: str = "", status: int = 200
+        self,
+        template: str,
+        context: Mapping[str, Any],
+        *,
+        title: str = "",
+        status: int = 200,
+        head: PageHead | None = None,
     ) -> None:
+        """Without a `head`, a page that somebody looks at is read again every few seconds."""
         super().__init__(status_code=status)
+        self.head = head
         self.template = template
         self.context = context
         self.title = title
@@ -234,9 +258,19 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
     state = {"principal": principal, "principal_id": principal.id}
     shared = Request({**request.scope, "state": state}, request.receive)
 
+    page, read_at = first, time.monotonic()
+
     async def read() -> dict[str, str]:
-        page = await handle(shared)
-        return dashboard.regions(shared, page) if isinstance(page, DashboardPage) else {}
+        nonlocal page, read_at
+        head, age = page.head, time.monotonic() - read_at
+        if head is None or age >= MAX_PAGE_AGE or await head.read() != head.value:
+            fresh, read_at = await handle(shared), time.monotonic()
+            if not isinstance(fresh, DashboardPage):
+                return {}
+            page = fresh
+        elif head.is_final:
+            return {}
+        return dashboard.regions(shared, page)
 
     key = (principal.scopes, str(request.url))
     mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())

@@ -117,6 +117,44 @@
     source = null;
   }
 
+  // What a job writes, while it does and somebody looks.
+  const MAX_OUTPUT = 200000; // characters that are kept on the page
+  const STEERING = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]/g;
+  let output = null;
+  let written = 0; // characters of the job's text until now, as the server counts them
+
+  function printable(text) {
+    return text.replace(STEERING, (each) => `\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  }
+
+  function followOutput() {
+    const section = document.querySelector("[data-output]");
+    if (!section || output || document.hidden) return;
+    const shown = section.querySelector("pre");
+    output = new EventSource(section.dataset.output);
+    output.addEventListener("text", (event) => {
+      const { text, offset } = JSON.parse(event.data);
+      if (typeof text !== "string" || !Number.isInteger(offset)) return;
+      section.hidden = false;
+      const isAtEnd = shown.scrollHeight - shown.scrollTop - shown.clientHeight < 40;
+      if (offset === 0) shown.textContent = "";
+      else if (offset !== written) shown.append("[…] ");
+      written = offset + [...text].length;
+      shown.append(printable(text));
+      if (shown.textContent.length > MAX_OUTPUT) shown.textContent = `[…] ${shown.textContent.slice(-MAX_OUTPUT / 2)}`;
+      if (isAtEnd) shown.scrollTop = shown.scrollHeight;
+    });
+    output.addEventListener("end", () => {
+      unfollowOutput();
+      section.removeAttribute("data-output");
+    });
+  }
+
+  function unfollowOutput() {
+    if (output) output.close();
+    output = null;
+  }
+
   // Nobody is let in any more, or the service is away for a while.
   async function checkSession() {
     if (document.hidden || source) return;
@@ -129,9 +167,16 @@
   }
 
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) { unfollow(); tellState("paused"); } else follow();
+    if (document.hidden) {
+      unfollow();
+      unfollowOutput();
+      tellState("paused");
+    } else {
+      follow();
+      followOutput();
+    }
   });
-  addEventListener("pagehide", unfollow);
+  addEventListener("pagehide", () => { unfollow(); unfollowOutput(); });
 
   // Uploads: many at once, a few at a time, each with its progress. Without this it is a form.
   const AT_ONCE = 3;
@@ -283,5 +328,6 @@
     document.querySelectorAll("[data-upload]").forEach(upload);
     setInterval(tellTimes, 1000);
     follow();
+    followOutput();
   });
 })();
