@@ -58,9 +58,12 @@ def test_it_is_paused_changed_resumed_and_cancelled(jobctl: CommandLine) -> None
         jobctl, "file", "-", "--type", "work", "--rate", "5", stdin='{"n": 1}\n' * 999
     )
     assert jobctl.json("backfill", "pause", backfill)["state"] == "paused"
-    changed = jobctl.json("backfill", "set", backfill, "--rate", "0", "--max-open", "9")
+    changed = jobctl.json(
+        "backfill", "set", backfill, "--rate", "0", "--max-open", "9", "--weight", "3"
+    )
     assert (changed["id"], changed["state"]) == (backfill, "paused")
     assert (changed["rate"], changed["max_open"], changed["budget"]) == (None, 9, None)
+    assert changed["plan"]["weight"] == 3
     assert jobctl.json("backfill", "resume", backfill)["state"] == "waiting"
     with jobctl.started("scheduler"):
         while jobctl.json("backfill", "show", backfill)["published"] < 9:

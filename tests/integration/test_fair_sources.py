@@ -4,10 +4,13 @@ share a queue."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from switchyard.services.engine.backfill.spec import KIND
+from switchyard.services.engine.bulk import control
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.bulk import BulkOperation
@@ -49,10 +52,7 @@ async def test_the_few_of_one_source_do_not_wait_for_the_many_of_another(system:
     assert [*order].count("big") == 200
 
 
-@pytest.mark.parametrize(("weight", "part"), [(1.0, 30), (3.0, 15)])
-async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(
-    system: System, weight: float, part: int
-) -> None:
+async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(system: System) -> None:
     user = BackfillUser(system)
 
     async def queued(operation: BulkOperation) -> int:
@@ -61,7 +61,7 @@ async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(
         )
 
     async with user.running():
-        first = await user.start("numbers", {"to": 10_000}, high=60, weight=weight)
+        first = await user.start("numbers", {"to": 10_000}, high=60, weight=3.0)
 
         async def is_filled() -> bool:
             return await queued(first) == 60
@@ -70,8 +70,11 @@ async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(
         # With a lower mark, it would wait until the other has left the queue.
         second = await user.start("numbers", {"to": 10_000}, high=60, low=5)
 
-        async def has_its_part() -> bool:
+        async def has(part: int) -> bool:
             return await queued(second) == part
 
-        await eventually(has_its_part)
+        await eventually(partial(has, 15))
+        for weight, part in ((3.0, 30), (9.0, 45)):  # against the other's 3
+            await control.set_limits(system.ledger, second.id, {"weight": weight}, kinds=[KIND])
+            await eventually(partial(has, part), what=f"its part of the queue, {part}")
         assert await queued(first) == 60

@@ -52,8 +52,10 @@ async def test_it_is_paused_changed_resumed_and_cancelled(
     stored = (await client.store_backfill_input(lines(500), format="jsonl")).model_dump(mode="json")
     started = await client.start_backfill("file", stored, job_type="noop", rate=3)
     assert (await client.pause_backfill(started.id)).state == "paused"
-    changed = await client.set_backfill_limits(started.id, rate=None)
-    assert (changed.rate, changed.max_open) == (None, None)
+    changed = await client.set_backfill_limits(started.id, rate=None, weight=2.5)
+    assert (changed.rate, changed.max_open, changed.plan["weight"]) == (None, None, 2.5)
+    with pytest.raises(Invalid, match="weight"):
+        await client.set_backfill_limits(started.id, weight=None)
     assert (await client.resume_backfill(started.id)).state == "waiting"
     async with BackfillUser(system).running():
         await system.wait_until_ready("backfill.llm", 500)

@@ -54,8 +54,14 @@ async def test_a_backfill_is_planned_started_slowed_paused_resumed_and_ended_by_
         rate = browser.find("form[action$='/limits'] input[name=rate]")
         assert rate.get_attribute("value") == "2.0"
         rate.clear()
+        weight = browser.find("form[action$='/limits'] input[name=weight]")
+        assert weight.get_attribute("value") == "1"
+        weight.clear()
+        weight.send_keys("2.5")
         browser.click("form[action$='/limits'] button.primary")
         browser.await_text("Its limits are changed.", ".notice")
+        weight = browser.find("form[action$='/limits'] input[name=weight]")
+        assert weight.get_attribute("value") == "2.5"
         browser.await_text("no limit", "[data-region=live_backfill]")
         browser.click("form[action$='/resume'] button")
         browser.await_text("It goes on.", ".notice")
@@ -73,6 +79,7 @@ async def test_a_backfill_is_planned_started_slowed_paused_resumed_and_ended_by_
         await asyncio.to_thread(steer)
     (operation,) = (await system.ledger.bulk.list_bulk("backfill")).items
     assert (operation.state, operation.rate) == (BulkState.CANCELLED, None)
+    assert operation.spec["weight"] == 2.5
 
 
 async def test_a_plan_that_can_not_work_is_refused_and_a_reader_has_no_buttons(

@@ -317,3 +317,21 @@ async def test_limits_that_cannot_be_meant_change_nothing(
         await bulk_control.set_limits(ledger, "count-1", changes)
     kept = await bulk_control.require_bulk(ledger, "count-1")
     assert (kept.rate, kept.max_open) == (5, None)
+
+
+async def test_a_weight_is_changed_within_the_plan_and_only_where_queues_are_shared(
+    ledger: Ledger,
+) -> None:
+    await make(ledger)
+    with pytest.raises(InvalidLimits, match="shares no queue"):
+        await bulk_control.set_limits(ledger, "count-1", {"weight": 2})
+    spec = {"source": "file", "weight": 1.0}
+    await ledger.bulk.create_bulk(
+        "backfill-1", kind="backfill", title="it", spec=spec, created_by="a test"
+    )
+    for wrong in (0, -1, 1e-4, 1001, None):
+        with pytest.raises(InvalidLimits, match="weight"):
+            await bulk_control.set_limits(ledger, "backfill-1", {"weight": wrong})
+    changed = await bulk_control.set_limits(ledger, "backfill-1", {"weight": 3, "rate": 7})
+    assert (changed.spec, changed.rate) == ({"source": "file", "weight": 3}, 7)
+    assert await bulk_control.require_bulk(ledger, "backfill-1") == changed

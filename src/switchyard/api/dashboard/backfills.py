@@ -142,9 +142,12 @@ async def show_backfill(backfill_id: BackfillId, state: Shared) -> DashboardPage
 
 @router.post("/{backfill_id}/limits", dependencies=PUBLISH)
 async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -> Response:
-    """Change the limits, also while it runs; an empty field removes the limit."""
+    """Change the limits, also while it runs; an empty field removes the limit, and a weight that
+    is not said stays."""
     form = await form_fields(request)
     numbers = {name: _number(form.get(name, ""), name) for name in BackfillLimits.model_fields}
+    if numbers["weight"] is None:
+        del numbers["weight"]
     limits = _validated(BackfillLimits, numbers)
     await api.set_limits(backfill_id, limits, request, state)
     return done(f"{HERE}/{backfill_id}", "Its limits are changed.")

@@ -11,7 +11,13 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY, Tags
 from switchyard.services.engine.backfill.formats import FileFormat
-from switchyard.services.engine.records.bulk import MAX_RATE, MAX_WAITING, MIN_RATE, BulkState
+from switchyard.services.engine.records.bulk import (
+    MAX_RATE,
+    MAX_WAITING,
+    MAX_WEIGHT,
+    MIN_RATE,
+    BulkState,
+)
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
 from switchyard.services.engine.records.states import State
@@ -31,6 +37,7 @@ MAX_OPEN = Field(
     le=2_000_000_000,
     description="Maximum number of its jobs that are unfinished at the same time; null: no limit.",
 )
+SHARE = "Relative share of the queue when several backfills use it: 2 gets twice as much as 1."
 BUDGET = Field(
     default=None,
     gt=0,
@@ -93,13 +100,7 @@ class BackfillPlan(RequestModel):
         le=MAX_WAITING,
         description="Queue length at which publishing waits. Default: half of the queue's limit.",
     )
-    weight: float = Field(
-        default=1.0,
-        ge=0.001,
-        le=1000,
-        description="Relative share of the queue when several backfills use it: 2 gets twice "
-        "as much as 1.",
-    )
+    weight: float = Field(default=1.0, ge=1 / MAX_WEIGHT, le=MAX_WEIGHT, description=SHARE)
     until: Moment | None = Field(default=None, description="Publishing stops at this time.")
     then: str | None = Field(
         default=None,
@@ -127,7 +128,7 @@ class BackfillPlan(RequestModel):
 
 
 class BackfillLimits(RequestModel):
-    """Limits to change; omitted ones stay. null removes a limit."""
+    """Limits to change; omitted ones stay. null removes a limit; a weight can only be changed."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"example": {"rate": 5, "max_open": None}}
@@ -136,6 +137,7 @@ class BackfillLimits(RequestModel):
     rate: float | None = RATE
     max_open: int | None = MAX_OPEN
     budget: float | None = BUDGET
+    weight: float = Field(default=1.0, ge=1 / MAX_WEIGHT, le=MAX_WEIGHT, description=SHARE)
 
 
 class Cancellation(RequestModel):
@@ -225,7 +227,9 @@ class BackfillView(ApiModel):
     )
     max_open: int | None
     budget: float | None = Field(description="Maximum total cost of its language model calls.")
-    plan: dict[str, Any] = Field(description="The plan as it was submitted.")
+    plan: dict[str, Any] = Field(
+        description="The plan as it was submitted, with its weight as it is now."
+    )
     total: int | None = Field(
         description="Total number of items; null if the source does not know it."
     )

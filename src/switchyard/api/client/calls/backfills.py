@@ -122,7 +122,8 @@ def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
 def set_backfill_limits(
     backfill_id: str, **limits: float | None
 ) -> Call[backfill_models.BackfillView]:
-    """Change `rate`, `max_open` or `budget`, also while it runs; None takes a limit away."""
+    """Change `rate`, `max_open`, `budget` or `weight`, also while it runs; None takes a limit
+    away."""
     return act(_path(backfill_id), backfill_models.BackfillView, limits, method="PATCH")
 
 

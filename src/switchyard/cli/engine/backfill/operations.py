@@ -28,6 +28,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.engine.backfill import sources
+from switchyard.cli.engine.backfill.options import NewWeightOption
 from switchyard.cli.engine.backfill.view import BackfillDisplay
 from switchyard.cli.engine.bulk.commands import (
     IdArgument,
@@ -89,6 +90,7 @@ def set_limits(
             "JOBS_LLM_PRICES. 0: no limit.",
         ),
     ] = None,
+    weight: NewWeightOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change limits of a backfill, also while it runs.
@@ -98,6 +100,7 @@ def set_limits(
     ```
     jobctl backfill set ID --rate 20/s
     jobctl backfill set ID --max-open 100 --budget 25
+    jobctl backfill set ID --weight 3
     ```
     """
     changes: dict[str, float | int | None] = {}
@@ -107,8 +110,10 @@ def set_limits(
         changes["max_open"] = max_open or None
     if budget is not None:
         changes["budget"] = budget or None
+    if weight is not None:
+        changes["weight"] = weight
     if not changes:
-        raise WrongUsage("name --rate, --max-open or --budget")
+        raise WrongUsage("name --rate, --max-open, --budget or --weight")
     change_limits(VIEW, operation_id, changes, as_json=as_json)
 
 

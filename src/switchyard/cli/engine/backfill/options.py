@@ -66,15 +66,13 @@ HighOption = Annotated[
         min=1, help="Queue length at which publishing waits. Default: half of the queue's limit."
     ),
 ]
-WeightOption = Annotated[
-    float,
-    typer.Option(
-        min=0.001,
-        max=1000,
-        help="Relative share of the queue when several backfills use it: 2 gets twice "
-        "as much as 1.",
-    ),
-]
+_WEIGHT = typer.Option(
+    min=0.001,
+    max=1000,
+    help="Relative share of the queue when several backfills use it: 2 gets twice as much as 1.",
+)
+WeightOption = Annotated[float, _WEIGHT]
+NewWeightOption = Annotated[float | None, _WEIGHT]
 BudgetOption = Annotated[
     float | None,
     typer.Option(

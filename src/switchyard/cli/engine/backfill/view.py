@@ -82,6 +82,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
             f"{operation.rate:g} jobs a second" if operation.rate else "",
             f"{operation.max_open:,} open jobs" if operation.max_open else "",
             f"a budget of {operation.budget:g}" if operation.budget else "",
+            f"weight {weight:g}" if (weight := operation.spec.get("weight", 1)) != 1 else "",
         ]
         print_rows(
             [

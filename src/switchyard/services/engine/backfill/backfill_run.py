@@ -34,7 +34,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.publishing.recorded import publish_recorded
-from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.bulk import WEIGHT, BulkState
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import FINISHED, State
 
@@ -261,12 +261,14 @@ class BackfillRun:
 
     async def _share(self, target: Target) -> QueueQuota | None:
         spec = self._plan.spec
+        # As the record has it by now: somebody may have changed it.
+        weight = self._session.operation.spec.get(WEIGHT, spec.weight)
         return await queue_quota(
             self._ledger,
             self._session.id,
             lane=spec.lane,
             worker=self._plan.job_type.worker,
-            weight=spec.weight,
+            weight=weight,
             target=target,
         )
 

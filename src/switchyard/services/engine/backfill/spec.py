@@ -32,12 +32,11 @@ from switchyard.services.engine.publishing.preparing import (
     notice_of,
     prepare,
 )
-from switchyard.services.engine.records.bulk import MAX_WAITING, notice_id_of
+from switchyard.services.engine.records.bulk import MAX_WAITING, MAX_WEIGHT, notice_id_of
 from switchyard.services.engine.records.joins import Joining, WhenDead
 from switchyard.services.engine.records.requests import NewJob
 
 KIND = "backfill"
-MAX_SHARE_RATIO = 1000.0
 NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
 
@@ -68,7 +67,7 @@ class BackfillSpec(BaseModel):
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
     high: int | None = Field(default=None, ge=1, le=MAX_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
-    weight: float = Field(default=1.0, ge=MAX_SHARE_RATIO**-1, le=MAX_SHARE_RATIO)
+    weight: float = Field(default=1.0, ge=1 / MAX_WEIGHT, le=MAX_WEIGHT)
     """Its part of the room in a queue that several backfills publish into, against theirs."""
     until: Moment | None = None
     """Nothing is published after this time."""

@@ -15,20 +15,25 @@ from switchyard.services.engine.records.bulk import (
     ACTIVE,
     ENDED,
     MAX_RATE,
+    MAX_WEIGHT,
     MIN_RATE,
     RESUMABLE,
+    WEIGHT,
     BulkHold,
     BulkOperation,
     BulkState,
 )
 
-MOST: Mapping[str, int] = {
+MOST: Mapping[str, float] = {
     "rate": MAX_RATE,
     "max_open": 2_000_000_000,
     "budget": 1_000_000_000,
+    WEIGHT: MAX_WEIGHT,
 }
 """The highest limits; no limit at all is another matter."""
-
+LEAST: Mapping[str, float] = {"rate": MIN_RATE, WEIGHT: 1 / MAX_WEIGHT}
+WEIGHTED = frozenset({"backfill"})
+"""Kinds whose operations share queues by their weights."""
 
 LISTED_BY = {
     "backfill": ": see `jobctl backfill list`, GET /backfills",
@@ -71,16 +76,23 @@ async def require_bulk(ledger: Ledger, operation_id: str, *kinds: str) -> BulkOp
 
 
 def check_limits(limits: Mapping[str, float | int | None]) -> None:
-    """Raises InvalidLimits for a rate, a number of open jobs or a budget that is out of range."""
+    """Raises InvalidLimits for a rate, a number of open jobs, a budget or a weight that is out of
+    range."""
     for name, value in limits.items():
         if value is None:
+            if name == WEIGHT:
+                raise InvalidLimits(
+                    "a weight can't be taken away: 1 is what others have by default"
+                )
             continue
-        if name == "rate" and 0 < value < MIN_RATE:
-            raise InvalidLimits(f"rate must be at least {MIN_RATE:g} a second")
+        if 0 < value < LEAST.get(name, 0):
+            unit = " a second" if name == "rate" else ""
+            raise InvalidLimits(f"{name} must be at least {LEAST[name]:g}{unit}")
         if not value > 0:
             raise InvalidLimits(f"{name} must be more than 0; to stop publishing, pause it")
         if value > MOST[name]:
-            raise InvalidLimits(f"{name} must be at most {MOST[name]:,}; leave it out for no limit")
+            advice = "" if name == WEIGHT else "; leave it out for no limit"
+            raise InvalidLimits(f"{name} must be at most {MOST[name]:,}{advice}")
 
 
 async def set_limits(
@@ -90,10 +102,13 @@ async def set_limits(
     *,
     kinds: Collection[str] = (),
 ) -> BulkOperation:
-    """Change `rate` (jobs a second), `max_open` or `budget`, or take it away with None; also while
-    it runs. Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
+    """Change `rate` (jobs a second), `max_open` or `budget`, or take it away with None; or the
+    `weight` of a backfill. Also while it runs. Raises InvalidLimits, UnknownBulkOperation,
+    BulkConflict when it is over."""
     check_limits(changes)
     operation = await require_bulk(ledger, operation_id, *kinds)
+    if WEIGHT in changes and operation.kind not in WEIGHTED:
+        raise InvalidLimits(f"a {operation.kind} has no weight: it shares no queue")
     if operation.state in ENDED:
         raise BulkConflict(f"{operation_id} is {operation.state}: it is over")
     return await ledger.bulk.set_bulk_limits(operation.id, changes) or operation

@@ -33,6 +33,7 @@ from switchyard.services.engine.records.bulk import (
     ACTIVE,
     AT_LAST,
     ENDED,
+    WEIGHT,
     BulkHold,
     BulkOperation,
     BulkState,
@@ -253,17 +254,23 @@ class BulkRepository(Repository):
     async def set_bulk_limits(
         self, operation_id: str, changes: Mapping[str, float | int | None]
     ) -> BulkOperation | None:
-        """Set `rate`, `max_open` or `budget`, also while it runs. None when there is no such
-        operation."""
-        if not changes or not changes.keys() <= {"rate", "max_open", "budget"}:
-            raise ValueError("only rate, max_open and budget can be set")
+        """Set `rate`, `max_open`, `budget` or the `weight` of its plan, also while it runs. None
+        when there is no such operation."""
+        if not changes or not changes.keys() <= {"rate", "max_open", "budget", WEIGHT}:
+            raise ValueError("only rate, max_open, budget and weight can be set")
+        mine = bulk_operations.c.id == operation_id
 
         def work(connection: Connection) -> BulkOperation | None:
+            values: dict[str, Any] = dict(changes)
+            if WEIGHT in values:
+                spec = connection.scalar(
+                    select(bulk_operations.c.spec).where(mine).with_for_update()
+                )
+                if spec is None:
+                    return None
+                values["spec"] = to_json({**json.loads(spec), WEIGHT: values.pop(WEIGHT)})
             row = connection.execute(
-                update(bulk_operations)
-                .where(bulk_operations.c.id == operation_id)
-                .values(dict(changes))
-                .returning(bulk_operations)
+                update(bulk_operations).where(mine).values(values).returning(bulk_operations)
             ).one_or_none()
             return None if row is None else _operation(row)
 

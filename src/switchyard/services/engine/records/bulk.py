@@ -14,6 +14,10 @@ MAX_RATE = 1_000_000
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/bulk")
 MAX_WAITING = 10_000_000
 """The highest watermark of a backfill: more than a lane may hold."""
+WEIGHT = "weight"
+"""In the plan of a backfill: its share of a queue, against those of others."""
+MAX_WEIGHT = 1000
+"""The highest weight; one divided by it is the lowest."""
 
 
 class BulkState(StrEnum):
