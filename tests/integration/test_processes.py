@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.common.process_memory import process_memory
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed, in_thread
 from switchyard.services.engine.jobs.outcomes import Done
@@ -50,6 +51,11 @@ async def test_a_process_that_met_its_limit_has_no_other_job(executor: Executor)
     assert "768 MiB" in failed.message
     after = await crunch(executor, "pid")
     assert after != first
+    assert executor.pids == [after.result["pid"]]
+    own, together = process_memory(), process_memory(executor.pids)
+    assert own is not None
+    assert together is not None
+    assert together > own
 
 
 async def test_sixteen_jobs_after_one_that_left_no_memory_all_succeed(executor: Executor) -> None:

@@ -1,12 +1,19 @@
 import asyncio
+import re
+from functools import partial
 
+from switchyard.api.dashboard.workers import SHOWN_JOBS
 from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
 from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi, serving
 from tests.support.browser import Browser
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.made import claim, new_job
 from tests.support.system import System
 
 
@@ -25,6 +32,36 @@ async def test_workers_are_shown_with_what_they_run_now(system: System, api: Run
     assert worker.worker_id in page
     assert "gated" in page
     assert "1 of 4" in page
+    assert "shutting down" not in page
+    worker.worker.retire()
+
+    async def page_says(pattern: str) -> bool:
+        page = (await api.client.get("/dashboard/workers")).text
+        return re.search(pattern, page) is not None
+
+    await eventually(partial(page_says, "shutting down since"), what="that it shuts down")
+    assert await page_says(r'data-label="Memory">[\d.]+ [MG]iB')
+    journal.release(job_id)
+    await worker.task
+    assert not await page_says(worker.worker_id)
+
+
+async def test_all_that_a_worker_runs_is_counted_and_the_first_ones_shown(
+    system: System, api: RunningApi
+) -> None:
+    await system.ledger.workers.register_worker(
+        "worker-1", kinds=["llm"], lanes=["hot"], host="h", pid=7, concurrency=9
+    )
+    for number in range(SHOWN_JOBS + 2):
+        await system.ledger.jobs.record(new_job(f"job-{number}"))
+        begun = claim(f"job-{number}", f"claim-{number}")
+        await system.ledger.jobs.claim(begun)
+    note = NoteRequest(begun.message, begun.claim_id, begun.now, ReportedProgress(0.5, "<b>half"))
+    await system.ledger.progress.note(note)
+    page = (await api.client.get("/dashboard/workers")).text
+    assert f"{SHOWN_JOBS + 2} of 9" in page
+    assert "and 2 more" in page
+    assert ", 50 %: &lt;b&gt;half" in page
 
 
 async def test_a_schedule_is_paused_resumed_and_run_by_buttons(

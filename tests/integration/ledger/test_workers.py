@@ -1,6 +1,8 @@
 import asyncio
+from typing import Any
 
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.results import WorkerRecord
 from tests.support.made import claim
 
 
@@ -35,6 +37,26 @@ async def test_workers_are_listed(ledger: Ledger) -> None:
     assert (worker.kinds, worker.lanes, worker.pid) == (("llm",), ("hot", "backfill"), 7)
     assert worker.beat_at >= worker.started_at
     assert worker.stopped_at is None
+
+
+async def test_a_beat_says_how_much_memory_there_is_and_since_when_a_worker_stops(
+    ledger: Ledger,
+) -> None:
+    await register(ledger, "worker-1")
+
+    async def beaten(**said: Any) -> WorkerRecord:
+        await ledger.workers.beat("worker-1", **said)
+        return (await ledger.workers.list_workers())[0]
+
+    works = await beaten(memory_bytes=5 * 2**30)
+    assert (works.memory_bytes, works.stopping_at) == (5 * 2**30, None)
+    stops = await beaten(is_stopping=True)
+    assert stops.memory_bytes is None
+    assert stops.stopping_at is not None
+    assert works.beat_at <= stops.stopping_at
+    assert (await beaten(is_stopping=True)).stopping_at == stops.stopping_at
+    await register(ledger, "worker-1")
+    assert (await beaten()).stopping_at is None
 
 
 async def test_how_long_no_worker_took_a_hot_job(ledger: Ledger) -> None:

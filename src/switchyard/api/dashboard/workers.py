@@ -19,6 +19,8 @@ router = Pages(DashboardView("workers", "Workers", "/dashboard/workers", scope=S
 
 MAX_RUNNING = 200
 """Running jobs that are listed, the latest first."""
+SHOWN_JOBS = 5
+"""Jobs of a worker that are shown at once; the others unfold."""
 SOURCES_SAMPLE = 10_000
 """Jobs of a lane whose sources are counted, at most."""
 MAX_SOURCES = 8
@@ -46,6 +48,8 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
             now=now,
         ),
         "running": running,
+        "numbers": await state.ledger.job_reads.running_by_worker(),
+        "shown_jobs": SHOWN_JOBS,
         "sources": sources,
         "everything": everything,
         "pauses": await pauses_in_force(state.ledger),

@@ -83,6 +83,13 @@ class WorkerView(ApiModel):
     started_at: Timestamp | None
     beat_at: Timestamp | None
     stopped_at: Timestamp | None
+    stopping_at: Timestamp | None = Field(
+        description="Since when it takes no more jobs, and waits for those that it runs."
+    )
+    memory_bytes: int | None = Field(
+        description="Memory at its last heartbeat, with that of the processes in which it runs "
+        "jobs; null where it is not known."
+    )
     unknown_types: list[str] = Field(
         description="Job types that it does not know and gets jobs of; it sends those on."
     )

@@ -19,6 +19,7 @@ import structlog
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import split_routing_key
 from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.services.common.process_memory import process_memory
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -163,7 +164,7 @@ class DirectRequests:
 
     async def _beat(self) -> None:
         try:
-            await self._ledger.workers.beat(self._runner.worker_id)
+            await self._ledger.workers.beat(self._runner.worker_id, memory_bytes=process_memory())
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchyard.broker.wording import size_in_words
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import age, duration
 from switchyard.cli.base.output import (
@@ -35,7 +36,7 @@ def workers(
 ) -> None:
     """List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped."""
     from switchyard.api.views.system import view_workers
-    from switchyard.services.engine.monitoring.worker_status import is_current
+    from switchyard.services.engine.monitoring.worker_status import is_current, is_stopping
 
     settings = load_settings()
 
@@ -59,6 +60,7 @@ def workers(
         "KINDS",
         "LANES",
         "SLOTS",
+        "MEMORY",
         "BEAT",
         "UP",
         flexible=("WORKER", "KINDS", "LANES"),
@@ -67,10 +69,11 @@ def workers(
         add_row(
             rows,
             cell(worker.worker_id),
-            styled(view.status),
+            styled(view.status) + (" (stopping)" if is_stopping(worker) else ""),
             cell(",".join(worker.kinds)),
             cell(",".join(worker.lanes)),
             str(worker.concurrency),
+            "" if worker.memory_bytes is None else size_in_words(worker.memory_bytes),
             age(worker.beat_at),
             # To its last sign of life: one that has stopped is no longer up.
             duration(max(0, round(worker.beat_at - worker.started_at))),

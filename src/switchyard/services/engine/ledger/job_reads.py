@@ -191,6 +191,16 @@ class JobReads(Repository):
             found.setdefault(lane, {})[State(state)] = number
         return found
 
+    @read
+    def running_by_worker(self, connection: Connection) -> dict[str | None, int]:
+        """Count the jobs that run now, by worker."""
+        query = (
+            select(jobs.c.worker_id, func.count())
+            .where(jobs.c.state == State.RUNNING)
+            .group_by(jobs.c.worker_id)
+        )
+        return {row[0]: row[1] for row in connection.execute(query)}
+
     async def timed_out(self, since: float) -> dict[str, int]:
         """Count, by type, the jobs that have exceeded their time limit since then, and that wait
         for another attempt or are dead."""

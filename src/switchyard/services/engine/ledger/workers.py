@@ -6,7 +6,7 @@ Times are the database's own, so that the clocks of the machines need not agree.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, func, insert, select, text
@@ -72,19 +72,29 @@ class WorkerRepository(Repository):
                 "concurrency = excluded.concurrency, mark = excluded.mark, "
                 "job_types = excluded.job_types, "
                 "started_at = excluded.started_at, "
-                "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
+                "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL, "
+                "stopping_at = NULL, memory_bytes = NULL"
             ),
             parameters,
         )
 
-    async def beat(self, worker_id: str, *, hot: bool = False) -> bool:
-        """Record a sign of life; `hot` when the worker took a hot job since the last one. False
-        when the worker is not registered."""
-        hot_at = ", hot_at = {now}" if hot else ""
+    async def beat(
+        self,
+        worker_id: str,
+        *,
+        hot: bool = False,
+        memory_bytes: int | None = None,
+        is_stopping: bool = False,
+    ) -> bool:
+        """Record a sign of life; `hot` when the worker took a hot job since the last one,
+        `is_stopping` once it takes no more jobs. False when the worker is not registered."""
+        changes = ", hot_at = {now}" if hot else ""
+        changes += ", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""
         return await self._touch(
-            f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}{hot_at} "
-            "WHERE worker_id = :worker_id",
+            f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}, memory_bytes = :memory_bytes"
+            f"{changes} WHERE worker_id = :worker_id",
             worker_id,
+            {"memory_bytes": memory_bytes},
         )
 
     @read
@@ -192,9 +202,15 @@ class WorkerRepository(Repository):
         return [SentOnReport(*row) for row in connection.execute(query)]
 
     @write
-    def _touch(self, connection: Connection, statement: str, worker_id: str) -> bool:
+    def _touch(
+        self,
+        connection: Connection,
+        statement: str,
+        worker_id: str,
+        parameters: Mapping[str, int | None] | None = None,
+    ) -> bool:
         touched = connection.execute(
             text(statement.format(now=clock(connection)) + " RETURNING worker_id"),
-            {"worker_id": worker_id},
+            {"worker_id": worker_id, **(parameters or {})},
         )
         return touched.first() is not None

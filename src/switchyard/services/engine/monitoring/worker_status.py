@@ -36,6 +36,11 @@ def is_current(worker: WorkerRecord, now: float) -> bool:
     return worker.stopped_at is None and now - worker.beat_at < FORGOTTEN_AFTER
 
 
+def is_stopping(worker: WorkerRecord) -> bool:
+    """Tell whether it takes no more jobs, and waits for those that it runs."""
+    return worker.stopping_at is not None and worker.stopped_at is None
+
+
 def is_replaced(worker: WorkerRecord, others: Iterable[WorkerRecord]) -> bool:
     """Tell whether later ones have taken on all its kinds, even if they have ended by now: its
     process is long gone, and its number may be another's."""

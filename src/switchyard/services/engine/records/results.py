@@ -384,6 +384,10 @@ class WorkerRecord:
     """Which process it is (`instance.process_mark`)."""
     job_types: frozenset[str] | None = None
     """Those that it can run; None where it has not said so."""
+    memory_bytes: int | None = None
+    """What it had at its last beat (`process_memory`); None where it has not said so."""
+    stopping_at: float | None = None
+    """Since when it takes no more jobs, and waits for those that it runs."""
 
     def runs(self, kind: str, job_type: str) -> bool:
         """Tell whether it works that kind, and knows that type as far as it has said."""

@@ -214,6 +214,11 @@ class Executor:
             return await in_thread(unsealed, answer)
         return unsealed(answer)
 
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes that run jobs now, or ran some and wait for more."""
+        return self._pool.pids
+
     async def close(self) -> None:
         """End the processes, killing what still runs."""
         await self._pool.close()

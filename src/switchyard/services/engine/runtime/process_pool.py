@@ -118,6 +118,12 @@ class ProcessPool:
             self._release(process)
             return answer
 
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes that live, busy or idle."""
+        living = (each for each in (*self._running, *self._idle) if each.is_running)
+        return [each.pid for each in living if each.pid is not None]
+
     async def close(self) -> None:
         """End the processes, killing what still runs: its caller gets ProcessEnded."""
         await asyncio.gather(*(in_thread(process.kill) for process in self._running))
@@ -216,6 +222,10 @@ class _Process:
         except BaseException:
             writer.close()
             raise
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     async def wait_until_ready(self) -> None:
         """Raises EOFError or ConnectionError: it has died."""

@@ -19,6 +19,7 @@ from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.instance_ids import new_instance_id, process_mark
+from switchyard.services.common.process_memory import process_memory
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import ProcessResources
 from switchyard.services.engine.jobs.registered_types import TypeExchange
@@ -260,12 +261,13 @@ class Worker:
         finally:
             for consumer in self._consumers:
                 consumer.stop()
+            told = asyncio.create_task(self._beat())  # that it is stopping: the next is seconds off
             if self._retires:
                 await self._let_all_end(background.failed)
             await self._drain()
             await asyncio.wait(consuming, timeout=FINAL_DRAIN_TIMEOUT)
             await background.close()
-            await end_tasks(*consuming)
+            await end_tasks(told, *consuming)
         for task in (*consuming, background.failed):
             if not task.cancelled():
                 task.result()
@@ -389,7 +391,12 @@ class Worker:
     async def _beat(self) -> None:
         hot = self.counters.hot
         try:
-            await self._ledger.workers.beat(self.worker_id, hot=hot > self._hot_reported)
+            await self._ledger.workers.beat(
+                self.worker_id,
+                hot=hot > self._hot_reported,
+                memory_bytes=process_memory(pid for each in self._executors for pid in each.pids),
+                is_stopping=self._stopping.is_set(),
+            )
             self._hot_reported = hot
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))

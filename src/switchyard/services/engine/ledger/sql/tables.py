@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0037"
+SCHEMA_REVISION = "0038"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -242,6 +242,8 @@ workers = Table(
     Column("hot_at", Double),
     Column("mark", Text),
     Column("job_types", Text),
+    Column("memory_bytes", BigInteger),
+    Column("stopping_at", Double),
 )
 
 job_types = Table(
