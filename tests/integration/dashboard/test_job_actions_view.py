@@ -1,6 +1,7 @@
 """Bulk actions from the page of jobs: counted, started and undone by forms, without a script."""
 
 import re
+from functools import partial
 
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.records.states import State
@@ -8,6 +9,7 @@ from tests.integration.api.test_job_actions_api import acting
 from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually
+from tests.support.jobs import journal
 from tests.support.system import System
 
 JOBS = "/dashboard/jobs"
@@ -75,6 +77,35 @@ async def test_the_new_jobs_of_a_rerun_are_found_from_its_page(
     )
     listed = re.findall(rf'href="{JOBS}/([0-9a-f-]{{36}})"', (await api.client.get(new_jobs)).text)
     assert [(await system.record(each)).rerun_of for each in listed] == [old]
+
+
+async def test_a_rerun_goes_on_only_after_its_canary_has_succeeded(
+    system: System, api: RunningApi
+) -> None:
+    for _ in range(3):
+        old = await system.publish("hot.gated", source="user")
+        await system.ledger.jobs.cancel(old, system.ledger.clock.time())
+    link = f"{JOBS}/act?source=user"
+    counted = (await api.client.get(link)).text
+    assert re.findall(r'name="canary" value="(\d*)"', counted) == ["", "1"]  # less than all
+    (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', counted))
+    form = {"csrf": csrf, "action": "rerun", "canary": "1"}
+    for wrong in ("0", "many"):
+        refused = await api.client.post(link, data={**form, "canary": wrong})
+        assert refused.status_code == 422, wrong
+    await system.start_worker("llm")
+    async with acting(system):
+        place = (await api.client.post(link, data=form)).headers["Location"]
+
+        async def page_says(text: str) -> bool:
+            return text in (await api.client.get(place)).text
+
+        await eventually(lambda: len(journal.starts) == 1, what="the canary")
+        await eventually(partial(page_says, "canary: 0 of 1 have succeeded"))
+        assert await page_says("<dt>Canary</dt><dd>1</dd>")
+        journal.release_all()
+        await eventually(partial(page_says, "completed"))
+    assert len(journal.starts) == 3
 
 
 async def test_who_may_only_read_sees_no_action_and_can_start_none(

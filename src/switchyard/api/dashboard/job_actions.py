@@ -34,6 +34,8 @@ ADMIN = [allows(Scope.ADMIN)]
 MAX_COUNTED_HERE = 100_000
 """Jobs that are counted before somebody acts on them; what is more is "over" that."""
 MAX_EXAMPLES = 5
+CANARIES = (1, 5, 20, 100)
+"""Jobs of a rerun that may go first, for the form."""
 PAGE_SIZE = 50
 ActionId = Annotated[str, Path(pattern=patterns.ACTION_ID)]
 
@@ -60,6 +62,7 @@ async def show_choice(state: Shared, asked: Asked) -> DashboardPage:
         "query": asked.query,
         "lanes": [each.name for each in LANES],
         "max_priority": MAX_PRIORITY,
+        "canaries": CANARIES,
     }
     return DashboardPage("jobs_act.html", context, title="Act on jobs")
 
@@ -75,6 +78,7 @@ async def start(
     limit: Annotated[int | None, Form(ge=1, le=2_000_000_000)] = None,
     rate: Annotated[float | None, Form(ge=MIN_RATE, le=MAX_RATE)] = None,
     halt_percent: Annotated[float | None, Form(gt=0, le=100)] = None,
+    canary: Annotated[int | None, Form(ge=1, le=100_000)] = None,
     why: Annotated[str | None, Form(max_length=1000, pattern=patterns.PLAIN)] = None,
 ) -> Response:
     """Start an action on all that match; a scheduler runs it."""
@@ -87,6 +91,7 @@ async def start(
         priority=priority if is_move else None,
         limit=limit,
         halt_on=halt_percent / 100 if is_rerun and halt_percent is not None else None,
+        canary=canary if is_rerun else None,
         remote=True,
     )
     operation = await start_action(
