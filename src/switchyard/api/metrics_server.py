@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 import uvicorn
@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from switchyard.api.middleware.connections import bounded_http
+from switchyard.api.waiting_server import WaitingServer
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.engine.access.rate_limit import Rationed
@@ -60,26 +61,6 @@ def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
     return application
 
 
-class _Server(uvicorn.Server):
-    """Serves until `end`. uvicorn's own looks ten times a second whether it is over, which costs a
-    worker of many short jobs more than to be scraped."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._over = asyncio.Event()
-
-    def end(self) -> None:
-        self.should_exit = True
-        self._over.set()
-
-    async def main_loop(self) -> None:
-        await self._over.wait()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # they are the process's own
-
-
 @asynccontextmanager
 async def showing(
     metrics: Metrics, host: str, port: int | None, is_ready: Callable[[], bool]
@@ -106,7 +87,7 @@ async def showing(
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise PortTaken(f"can't show metrics on {host}:{port}: {error.strerror}") from error
-    server = _Server(config)
+    server = WaitingServer(config)
     chosen = listening.getsockname()[1]
     structlog.get_logger("metrics").info("showing metrics", host=host, port=chosen)
     async with _serving(server, listening):
@@ -114,12 +95,12 @@ async def showing(
 
 
 @asynccontextmanager
-async def _serving(server: _Server, listening: socket.socket) -> AsyncIterator[None]:
+async def _serving(server: WaitingServer, listening: socket.socket) -> AsyncIterator[None]:
     task = asyncio.create_task(server.serve([listening]), name="metrics")
     try:
         yield
     finally:
-        server.end()
+        server.stop()
         await asyncio.wait((task,), timeout=3)
         await end_tasks(task)
         listening.close()

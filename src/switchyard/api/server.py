@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import structlog
 import uvicorn
@@ -14,6 +13,7 @@ from switchyard.api.app import create_app
 from switchyard.api.dashboard.pages import Dashboard
 from switchyard.api.middleware.connections import bounded_http
 from switchyard.api.state import ApiState
+from switchyard.api.waiting_server import WaitingServer
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 
@@ -21,8 +21,8 @@ DRAIN_TIMEOUT = 10
 """Seconds that requests under way get to be answered after `stop`."""
 
 
-class ApiServer(uvicorn.Server):
-    """Serves until `stop`; signals are its caller's."""
+class ApiServer(WaitingServer):
+    """The application, served."""
 
     def __init__(
         self,
@@ -71,8 +71,7 @@ class ApiServer(uvicorn.Server):
         self._tell_started()
 
     def stop(self) -> None:
-        """Take no more requests and answer those under way; safe in a signal handler."""
-        self.should_exit = True
+        super().stop()
         state: ApiState | None = getattr(self.app.state, "api", None)
         if state is not None and state.broker is not None:
             # Clients that follow events come again, perhaps to another process.
@@ -80,7 +79,3 @@ class ApiServer(uvicorn.Server):
         pages: Dashboard | None = getattr(self.app.state, "dashboard", None)
         if pages is not None:
             pages.feeds.end()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
