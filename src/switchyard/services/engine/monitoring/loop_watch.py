@@ -2,7 +2,8 @@
 
 While one callback runs, a loop does nothing else: no heartbeat is sent, no hot job starts, no time
 limit ends anything. Only a thread can see that, and only while it lasts can it see what runs. A
-loop that is found at work is asked for a sign of life; one that is found waiting need not wake.
+loop that is found at work is asked for a sign of life; one that is found waiting need not wake, and
+is looked at rarely: asyncio's own loop shows since when it is at work.
 """
 
 from __future__ import annotations
@@ -32,13 +33,20 @@ from switchyard.services.engine.records.results import LoopBlock
 BLOCKED_AFTER = 1.0
 """Seconds that one callback may run before it counts as blocking the loop."""
 TICK_INTERVAL = 0.25
-"""Seconds between looks at the loop."""
+"""Seconds between looks at a loop that is at work."""
+IDLE_TICK_INTERVAL = 1.0
+"""Seconds between looks at a loop that waits, if it shows later since when it is at work."""
+STALLED_AFTER = 0.75
+"""Seconds by which a look is late where the whole process stood still, as one that is frozen."""
 NOTED_AFTER = 5.0
 """Seconds after which a block is noted although it lasts: its end may be the worker's."""
 MAX_SHOWN_FRAMES = 12
 """Frames of a stack in the log, the innermost."""
 _LOOP = ("asyncio/base_events.py", "asyncio/runners.py")
 """Files of the innermost code of a loop that runs no callback."""
+_ITERATION, _AT_WORK_SINCE = "_run_once", "end_time"
+"""Function of asyncio's loop in which callbacks run, and its variable that has the time when the
+first of them began."""
 _WAIT = "selectors.py"
 """File in which a loop waits for something to do, and others wait as well."""
 
@@ -122,29 +130,34 @@ class LoopWatch:
     # --- in the thread ----------------------------------------------------------------------
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        looked_at = time.monotonic()
-        awake_since = looked_at
-        while not self._closed.wait(TICK_INTERVAL):
-            now = time.monotonic()
-            worked = self._worked(now - looked_at)
-            if now - looked_at > BLOCKED_AFTER and not worked:
-                awake_since = now  # the whole process stood still, as one that is frozen does
+        shows_begin = isinstance(loop, asyncio.BaseEventLoop)
+        idle_pause = IDLE_TICK_INTERVAL if shows_begin else TICK_INTERVAL
+        pause = TICK_INTERVAL
+        awake_since = at_work_since = looked_at = time.monotonic()
+        while not self._closed.wait(pause):
+            now, due = time.monotonic(), looked_at + pause
             looked_at = now
+            worked = self._worked(now - due)
+            if now - due > STALLED_AFTER and not worked:
+                awake_since = now
+            frame = frame_of(self._thread)
             if not self._asked:
-                frame = frame_of(self._thread)
                 if frame is None or _is_idle(frame):
-                    self._alive_at = now
+                    self._alive_at, pause = now, idle_pause
                     continue
                 self._asked = True
+                at_work_since = due
                 loop.call_soon_threadsafe(self._give_sign)
-            began = max(self._alive_at, awake_since)
-            if now - began - TICK_INTERVAL > BLOCKED_AFTER and (running := self._what_runs()):
+            pause = TICK_INTERVAL
+            at_work_since = _iteration_began(frame) or at_work_since
+            began = max(at_work_since, self._alive_at, awake_since)
+            if now - began > BLOCKED_AFTER and (running := self._what_runs()):
                 self._describe(began, running)
                 looked_at = time.monotonic()
 
     def _worked(self, seconds: float) -> bool:
-        """Tell whether the loop's thread has used most of that time: a library that holds Python's
-        lock stops this thread as well."""
+        """Tell whether the loop's thread has used most of so much time since the latest look: a
+        library that holds Python's lock stops this thread as well."""
         used = self._processor_time()
         before, self._used = self._used, used
         return used - before > seconds / 2
@@ -221,6 +234,16 @@ def _is_idle(frame: FrameType) -> bool:
     waits = frame.f_code.co_filename.endswith(_WAIT)
     inner = frame.f_back if waits else frame
     return inner is not None and inner.f_code.co_filename.endswith(_LOOP)
+
+
+def _iteration_began(frame: FrameType | None) -> float | None:
+    """Return when the loop began with the callbacks of which one runs; None of a loop that does not
+    show it."""
+    for each in _outwards(frame):
+        if each.f_code.co_name == _ITERATION:
+            began = each.f_locals.get(_AT_WORK_SINCE)
+            return began if isinstance(began, float) else None
+    return None
 
 
 def _context_of(frame: FrameType) -> dict[str, str]:
