@@ -8,6 +8,7 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel
 from sqlalchemy import insert
 
+from switchyard.services.engine.jobs import registered_types
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
@@ -29,6 +30,7 @@ from switchyard.services.engine.jobs.registry import (
 )
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import job_types
+from switchyard.services.engine.monitoring import worker_status
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.workers import lacking
@@ -39,6 +41,7 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
 from tests.support.api_server import connected, problem, serving
 from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
 from tests.support.system import System, open_system
 
 
@@ -110,6 +113,17 @@ async def test_a_handler_publishes_types_that_only_another_worker_has(system: Sy
     job_id = await system.publish("hot.send_off", {"weight": 2})
     await system.wait_for_state(job_id, State.SUCCEEDED)
     assert sender.worker.counters.dead == 0
+
+
+async def test_a_worker_learns_of_types_that_are_registered_later_by_its_beats(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registered_types, "LEARN_INTERVAL", 1000)
+    monkeypatch.setattr(worker_status, "IDLE_BEAT_INTERVAL", 0.1)
+    known = Registry([SEND_OFF])
+    await system.start_worker("llm", registry=known)
+    await system.start_worker("llm", registry=Registry([WEIGH]))
+    await eventually(lambda: "weigh" in known.registered)
 
 
 async def test_the_api_takes_and_shows_types_whose_modules_it_lacks(system: System) -> None:

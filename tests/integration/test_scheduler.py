@@ -359,6 +359,21 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 # --- the lease --------------------------------------------------------------------------------
 
 
+async def test_the_active_scheduler_tells_of_bulk_operations_and_one_that_stands_by_looks_itself(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system, scheduling(system) as active:
+        await active.is_active.wait()
+        active.bulk_due.clear()  # it stood by itself for a moment, perhaps
+        async with scheduling(system) as standby:
+            await asyncio.wait_for(standby.bulk_due.wait(), PATIENCE)
+        assert not active.bulk_due.is_set()
+        await system.ledger.bulk.create_bulk(
+            "count-1", kind="count", title="numbers", spec={}, created_by="test"
+        )
+        await asyncio.wait_for(active.bulk_due.wait(), PATIENCE)
+
+
 async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_killed(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:

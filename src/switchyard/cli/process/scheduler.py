@@ -76,7 +76,8 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
             ledger.observe(watch_ledger(metrics))
             SystemMetrics(settings, registry, ledger).install(metrics)
         scheduling = Scheduler(settings, registry, ledger, metrics=metrics)
-        bulk = BulkRunner(ledger, bulk_handlers(settings, registry, ledger, modules))
+        handlers = bulk_handlers(settings, registry, ledger, modules)
+        bulk = BulkRunner(ledger, handlers, when_due=scheduling.bulk_due)
 
         def stop() -> None:
             scheduling.stop()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from switchyard.broker.consume.listening import until_event
 from switchyard.broker.errors import PublishError
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.instance_ids import new_instance_id
@@ -33,7 +34,7 @@ from switchyard.services.engine.records.bulk import ACTIVE, BulkHold, BulkOperat
 from switchyard.services.engine.records.errors import LedgerError
 
 CLAIM_POLL_INTERVAL = 1.0
-"""Seconds between looks for operations that nobody runs."""
+"""Seconds between looks for operations that nobody runs, at least."""
 MAX_CONCURRENT = 8
 """Operations that one process runs at once."""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
@@ -44,15 +45,23 @@ class BulkRunner:
     """Runs operations of the kinds that it has handlers for, until `stop`."""
 
     def __init__(
-        self, ledger: Ledger, handlers: Sequence[BulkHandler], *, lease: float = LEASE_SECONDS
+        self,
+        ledger: Ledger,
+        handlers: Sequence[BulkHandler],
+        *,
+        lease: float = LEASE_SECONDS,
+        when_due: asyncio.Event | None = None,
     ) -> None:
-        """`lease`: seconds after which others take what this process holds, once it has died."""
+        """`lease`: seconds after which others take what this process holds, once it has died.
+        `when_due` is set when there may be an operation that nobody runs; without it, one is looked
+        for every CLAIM_POLL_INTERVAL seconds."""
         self.hold = BulkHold(new_instance_id(), lease)
         """With it an operation can be started for this process alone, which then runs it with
         `run_one`."""
         self._ledger = ledger
         self._handlers = {handler.kind: handler for handler in handlers}
         self._sessions: dict[str, BulkSession] = {}
+        self._when_due = when_due
         self._stopping = asyncio.Event()
         self._log = structlog.get_logger("bulk").bind(holder=self.hold.holder)
 
@@ -69,6 +78,12 @@ class BulkRunner:
                     tasks.add(asyncio.create_task(self._hold(operation), name=operation.id))
                     continue
                 await asyncio.wait({stopped}, timeout=CLAIM_POLL_INTERVAL)
+                if self._when_due is not None:
+                    await until_event(
+                        self._when_due,
+                        asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED),
+                    )
+                    self._when_due.clear()
                 for task in [task for task in tasks if task.done()]:
                     tasks.remove(task)
                     await task

@@ -44,23 +44,27 @@ def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
     that it opens."""
 
     async def check(connection: Connection) -> None:
-        mark = await _mark(connection)
-        if mark is None:
-            return
-        for _ in range(LOOKS):
-            try:
-                system = await ledger.system.system()
-            except LedgerUnavailable as error:
-                raise BrokerUnavailable(
-                    f"the ledger can't say whose broker this must be: {error}",
-                    maybe_accepted=False,
-                ) from error
-            if mark.id != system.id or mark.generation <= system.generation:
-                break
-            await asyncio.sleep(LOOK_PAUSE)
-        compare(settings, ledger, system, mark)
+        await _check(settings, ledger, await _mark(connection))
 
     return check
+
+
+async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMarker | None) -> None:
+    """Raises WrongSystem where that mark of the broker is not the ledger's."""
+    if mark is None:
+        return
+    for _ in range(LOOKS):
+        try:
+            system = await ledger.system.system()
+        except LedgerUnavailable as error:
+            raise BrokerUnavailable(
+                f"the ledger can't say whose broker this must be: {error}",
+                maybe_accepted=False,
+            ) from error
+        if mark.id != system.id or mark.generation <= system.generation:
+            break
+        await asyncio.sleep(LOOK_PAUSE)
+    compare(settings, ledger, system, mark)
 
 
 def compare(
@@ -142,8 +146,9 @@ async def _advance(settings: BrokerSettings, ledger: Ledger, transport: Connecti
     try:
         with raising_broker_unavailable("can't mark the broker"):
             async with marking_alone(transport):
-                await guard(settings, ledger)(transport)
-                await _write(transport, ledger, await read_mark(transport))
+                mark = await read_mark(transport)
+                await _check(settings, ledger, mark)
+                await _write(transport, ledger, mark)
     except MarkHidden as error:
         structlog.get_logger("system").warning("system not checked", error=str(error))
 

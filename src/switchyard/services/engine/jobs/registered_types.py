@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ from switchyard.services.engine.records.job_types import (
 )
 
 LEARN_INTERVAL = 5.0
-"""Seconds between looks for types that others have registered."""
+"""Seconds between looks for types that others have registered, where nobody tells of them."""
 MIN_LEARN_INTERVAL = 1.0
 """Seconds between them where somebody asks for a type that is not known."""
 MAX_BACKTRACKS = 100_000
@@ -203,6 +203,9 @@ class TypeExchange:
         self._log = structlog.get_logger("job types")
         self._touched_at: float | None = None
         self._known_names: list[str] = []
+        self._mark: str | None = None
+        """Of the types in the ledger, as `note` was told last."""
+        self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -215,15 +218,27 @@ class TypeExchange:
         finally:
             await background.close()
 
+    def note(self, mark: str | None) -> None:
+        """Learn now what others have registered, if the mark that a beat has brought is another one
+        than the last. Whoever calls this with each beat spares itself the looks in between."""
+        if mark is not None and mark != self._mark:
+            self._mark = mark
+            self._changed.set()
+
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(LEARN_INTERVAL)
+            pause = LEARN_INTERVAL if self._mark is None else TOUCH_INTERVAL
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            self._changed.clear()
             await self._try_once()
 
     async def _try_once(self) -> None:
         try:
             await self.once()
         except LedgerError as error:
+            self._mark = None  # so that the next beat has it tried again
             self._log.warning("job types not exchanged", error=str(error))
 
     async def once(self) -> None:

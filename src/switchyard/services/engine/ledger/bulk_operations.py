@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -120,7 +119,7 @@ class BulkRepository(Repository):
     def has_free_bulk(self, connection: Connection) -> bool:
         """Tell whether there is an operation that nobody runs: `claim_bulk` may find one. Unlike
         that one it holds up nobody who writes."""
-        return bool(connection.scalar(_free_bulk(connection.dialect.name)))
+        return bool(connection.scalar(text(f"SELECT {free_bulk(connection.dialect.name)}")))
 
     @write
     def claim_bulk(
@@ -314,12 +313,11 @@ def _unheld(dialect: str) -> str:
     return f"(holder IS NULL OR lease_until <= {clock_of(dialect)})"
 
 
-@cache  # it is run every second, and finds nothing mostly
-def _free_bulk(dialect: str) -> TextClause:
+def free_bulk(dialect: str) -> str:
+    """Return the condition that there is an operation that nobody runs, as SQL."""
     states = ", ".join(f"'{state.value}'" for state in sorted(ACTIVE))
-    return text(
-        f"SELECT EXISTS (SELECT 1 FROM bulk_operations WHERE state IN ({states}) "
-        f"AND {_unheld(dialect)})"
+    return (
+        f"EXISTS (SELECT 1 FROM bulk_operations WHERE state IN ({states}) AND {_unheld(dialect)})"
     )
 
 

@@ -7,6 +7,7 @@ from functools import cache
 
 from sqlalchemy import Connection, TextClause, text
 
+from switchyard.services.engine.ledger.bulk_operations import free_bulk
 from switchyard.services.engine.ledger.sql.dialect import clock_of
 from switchyard.services.engine.ledger.sql.pausing import load_pauses, pauses_in_force
 from switchyard.services.engine.ledger.sql.repository import Repository, read
@@ -23,6 +24,8 @@ class DueWork:
     """One is to be fired, or its job to be published."""
     limits: bool
     """Jobs wait for a named limit."""
+    bulk: bool
+    """A bulk operation that nobody runs is to be run."""
     pauses: ActivePauses
     """Those in force: where they change, jobs may be free."""
 
@@ -41,9 +44,9 @@ class DueWorkReads(Repository):
             _due_work(connection.dialect.name),
             {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
         ).one()
-        jobs, schedules, limits, paused = map(bool, found)
+        jobs, schedules, limits, bulk, paused = map(bool, found)
         pauses = load_pauses(connection) if paused else []
-        return DueWork(jobs, schedules, limits, ActivePauses.from_records(pauses))
+        return DueWork(jobs, schedules, limits, bulk, ActivePauses.from_records(pauses))
 
 
 @cache  # it is run twice a second, and finds nothing mostly
@@ -63,5 +66,6 @@ def _due_work(dialect: str) -> TextClause:
         f"AND fire_at <= {now}) "
         "OR EXISTS (SELECT 1 FROM schedule_firings WHERE outcome = 'due'), "
         "EXISTS (SELECT 1 FROM limit_waits), "
+        f"{free_bulk(dialect)}, "
         f"EXISTS (SELECT 1 {pauses_in_force(dialect)})"
     )

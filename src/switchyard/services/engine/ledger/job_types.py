@@ -13,6 +13,12 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import job_types
 from switchyard.services.engine.records.job_types import KEPT_FOR, MAX_JOB_TYPES, JobTypeRecord
 
+TYPES_MARK = (
+    "SELECT CAST(COUNT(*) AS TEXT) || ' ' || CAST(COALESCE(MAX(registered_at), 0) AS TEXT) "
+    "FROM job_types"
+)
+"""Query for a text that is another one when types were registered."""
+
 
 class JobTypeRepository(Repository):
     """Registered job types; at most MAX_JOB_TYPES. All raise LedgerUnavailable when the database is

@@ -6,11 +6,12 @@ Times are the database's own, so that the clocks of the machines need not agree.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, func, insert, select, text
 
+from switchyard.services.engine.ledger.job_types import TYPES_MARK
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
@@ -78,24 +79,29 @@ class WorkerRepository(Repository):
             parameters,
         )
 
-    async def beat(
+    @write
+    def beat(
         self,
+        connection: Connection,
         worker_id: str,
         *,
         hot: bool = False,
         memory_bytes: int | None = None,
         is_stopping: bool = False,
-    ) -> bool:
+    ) -> str | None:
         """Record a sign of life; `hot` when the worker took a hot job since the last one,
-        `is_stopping` once it takes no more jobs. False when the worker is not registered."""
-        changes = ", hot_at = {now}" if hot else ""
-        changes += ", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""
-        return await self._touch(
-            f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}, memory_bytes = :memory_bytes"
-            f"{changes} WHERE worker_id = :worker_id",
-            worker_id,
-            {"memory_bytes": memory_bytes},
+        `is_stopping` once it takes no more jobs. Return a mark of the registered job types, which
+        is another one when others have registered some; None when the worker is not registered."""
+        now = clock(connection)
+        changes = f", hot_at = {now}" if hot else ""
+        changes += f", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""
+        beaten = text(
+            f"UPDATE workers SET beat = beat + 1, beat_at = {now}, memory_bytes = :memory_bytes"
+            f"{changes} WHERE worker_id = :worker_id RETURNING ({TYPES_MARK})"
         )
+        parameters = {"worker_id": worker_id, "memory_bytes": memory_bytes}
+        mark: str | None = connection.scalar(beaten, parameters)
+        return mark
 
     @read
     def hot_idle(self, connection: Connection) -> float | None:
@@ -104,11 +110,14 @@ class WorkerRepository(Repository):
         idle: float | None = connection.scalar(query)
         return idle
 
-    async def stopped(self, worker_id: str) -> bool:
+    @write
+    def stopped(self, connection: Connection, worker_id: str) -> bool:
         """Record that a worker has stopped in good order. False when it is not registered."""
-        return await self._touch(
-            "UPDATE workers SET stopped_at = {now} WHERE worker_id = :worker_id", worker_id
+        stopped = text(
+            f"UPDATE workers SET stopped_at = {clock(connection)} WHERE worker_id = :worker_id "
+            "RETURNING worker_id"
         )
+        return connection.scalar(stopped, {"worker_id": worker_id}) is not None
 
     async def worker_beat(self, worker_id: str) -> int | None:
         """Return a worker's beat counter; None when it has stopped or was never registered. A
@@ -200,17 +209,3 @@ class WorkerRepository(Repository):
             .order_by(jobs.c.worker_id, jobs.c.job_type)
         )
         return [SentOnReport(*row) for row in connection.execute(query)]
-
-    @write
-    def _touch(
-        self,
-        connection: Connection,
-        statement: str,
-        worker_id: str,
-        parameters: Mapping[str, int | None] | None = None,
-    ) -> bool:
-        touched = connection.execute(
-            text(statement.format(now=clock(connection)) + " RETURNING worker_id"),
-            {"worker_id": worker_id, **(parameters or {})},
-        )
-        return touched.first() is not None

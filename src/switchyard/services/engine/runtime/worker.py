@@ -204,6 +204,9 @@ class Worker:
             )
             for share, runner in zip(self._shares, self._runners, strict=True)
         ]
+        self._exchange = TypeExchange(
+            registry, ledger, own=self._types(), holder=self.worker_id, works=True
+        )
         self._watch = LoopWatch(
             self.worker_id, noted_in(settings.ledger_url), clock=ledger.clock.time
         )
@@ -226,7 +229,7 @@ class Worker:
         try:
             async with self._watch.watching():
                 if await self._is_registered(stopping):
-                    async with self._exchange().running():
+                    async with self._exchange.running():
                         await self._work(stopping)
         finally:
             await end_tasks(stopping)
@@ -327,12 +330,6 @@ class Worker:
                 reserve=share.reserve,
             )
 
-    def _exchange(self) -> TypeExchange:
-        own = self._types()
-        return TypeExchange(
-            self._registry, self._ledger, own=own, holder=self.worker_id, works=True
-        )
-
     def _types(self) -> list[JobType]:
         """Return the types that it can run."""
         kinds = {share.kind for share in self._shares}
@@ -391,13 +388,14 @@ class Worker:
     async def _beat(self) -> None:
         hot = self.counters.hot
         try:
-            await self._ledger.workers.beat(
+            mark = await self._ledger.workers.beat(
                 self.worker_id,
                 hot=hot > self._hot_reported,
                 memory_bytes=process_memory(pid for each in self._executors for pid in each.pids),
                 is_stopping=self._stopping.is_set(),
             )
             self._hot_reported = hot
+            self._exchange.note(mark)
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
             self._on_ledger_away()

@@ -88,6 +88,7 @@ class DueSignals:
     jobs: asyncio.Event = field(default_factory=asyncio.Event)
     schedules: asyncio.Event = field(default_factory=asyncio.Event)
     limits: asyncio.Event = field(default_factory=asyncio.Event)
+    bulk: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,8 @@ class DueWatch:
             self._due.schedules.set()
         if found.limits:
             self._due.limits.set()
+        if found.bulk:
+            self._due.bulk.set()
 
 
 async def _keep_generations(context: DutyContext) -> None:

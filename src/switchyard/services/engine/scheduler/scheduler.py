@@ -98,6 +98,8 @@ class Scheduler:
         )
         self._pruned = context.pruned
         self._due = context.due.jobs
+        self.bulk_due = context.due.bulk
+        """Set when there may be a bulk operation that nobody runs, for a `BulkRunner`."""
         self._duties = load_duties(context)
         self._refusals = RefusalLog()
         self._pauses = ActivePauses()
@@ -307,6 +309,8 @@ class Scheduler:
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
             held = False
+        if not held:
+            self.bulk_due.set()  # nobody looks for one here
         if held and not self.is_active.is_set():
             self._log.info("scheduler active")
             self.is_active.set()
