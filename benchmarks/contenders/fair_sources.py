@@ -54,7 +54,7 @@ class Run:
         filling = asyncio.create_task(self._fill(many, filled))
         await filled.wait()
         requests = [self._request("small", number) for number in range(few)]
-        prepared = [self._jobs.prepare(each) for each in requests]
+        prepared = [await self._jobs.prepare(each) for each in requests]
         await self._publish(prepared)
         try:
             return [await self._wait_of(each.message.job_id) for each in prepared]
@@ -67,7 +67,8 @@ class Run:
             if start >= min(BACKLOG, many - WINDOW):
                 filled.set()
             numbers = range(start, min(many, start + WINDOW))
-            await self._publish([self._jobs.prepare(self._request("big", n)) for n in numbers])
+            requests = [self._request("big", number) for number in numbers]
+            await self._publish([await self._jobs.prepare(each) for each in requests])
         filled.set()
 
     async def _publish(self, prepared: Sequence[NewJob]) -> None:

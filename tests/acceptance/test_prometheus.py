@@ -199,7 +199,7 @@ async def test_what_goes_wrong_makes_its_alert_fire_and_nothing_else_does(
 
                 worker.end()
                 scheduler.end()
-                job = system.jobs.prepare(JobRequest("hot.noop", {"n": 1}))
+                job = await system.jobs.prepare(JobRequest("hot.noop", {"n": 1}))
                 await system.ledger.jobs.record(replace(job, now=past))
                 # It was due an hour ago, and its last job was refused.
                 entry = {"name": "tidy", "cron": "0 3 * * *", "job": "hot.noop"}

@@ -84,7 +84,8 @@ async def test_an_action_killed_at_any_point_acts_on_every_job_and_on_none_twice
         assert (progress.total, progress.done, progress.skipped) == (JOBS, JOBS, 0)
         assert await system.ledger.job_actions.count(started.id) == JOBS
         if spec.action is JobAction.RERUN:
-            accepted += [rerun_id_of(started.id, job_id) for job_id in accepted]
+            ids = await system.ledger.system.job_ids()
+            accepted += [rerun_id_of(ids, started.id, job_id) for job_id in accepted]
         else:
             await system.start_worker(slots=8)
         async with outbox(system):

@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.broker.errors import Blocked, BrokerUnavailable
 from switchyard.cli.system.rabbitmq_node import LocalNode
-from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
+from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
@@ -97,7 +97,7 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
         assert set((await system.ledger.job_reads.states(accepted[2:])).values()) == {State.RUNNING}
 
         await ctl(node, "set_vm_memory_high_watermark", "absolute", "2GB")
-        accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted[4:]]
+        accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted[4:]]
         accepted += await publish_all(system, late)
         async with outbox(system):
             await assert_all_accounted_for(system, accepted)

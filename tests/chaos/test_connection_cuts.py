@@ -10,7 +10,6 @@ from pydantic import SecretStr
 
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.system.free_ports import LOOPBACK
-from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
@@ -41,7 +40,7 @@ async def test_cut_between_confirm_and_ack_runs_no_job_twice(
     ):
         through_proxy = SecretStr(proxy.url(broker.amqp_url))
         accepted = await publish_all(system, requests_of(50, "hot.effect", seconds=0.25, then=True))
-        accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted]
+        accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted]
         cutting = asyncio.create_task(cut_before_acks(proxy))
         await system.start_worker(amqp_url=through_proxy, slots=16, wait=False)
 
@@ -72,7 +71,7 @@ async def test_cuts_at_any_byte_lose_no_job(
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         requests = [*requests_of(30, then=True), *requests_of(20, fail_attempts=1)]
         accepted = await publish_all(system, requests)
-        accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted[:30]]
+        accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted[:30]]
         for _ in range(2):
             await system.start_worker(amqp_url=through_proxy, wait=False)
         for _ in range(CUTS):

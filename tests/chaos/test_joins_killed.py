@@ -7,7 +7,7 @@ from random import Random, randrange
 
 import pytest
 
-from switchyard.services.engine.publishing.preparing import THEN, job_id_of
+from switchyard.services.engine.publishing.preparing import THEN
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import Effects, history_of, open_chaos
@@ -45,7 +45,7 @@ async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(
         for some in (20, 60, 100):
             await effects.reach("leaf", some, timeout=60)
             await fleet.kill("worker")
-        then = job_id_of(fan_id, "gather", THEN)
+        then = await system.stage_id(fan_id, "gather", THEN)
         record = await system.wait_for_state(then, State.SUCCEEDED, timeout=90)
         assert (record.result or {})["states"] == {"succeeded": 10}
         changes = await history_of(system.settings.ledger_url)

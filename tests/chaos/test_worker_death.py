@@ -10,7 +10,6 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.free_ports import LOOPBACK
-from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
@@ -164,7 +163,7 @@ async def test_worker_killed_at_its_first_word_to_the_broker_loses_no_job(
         assert await victim.ended() == -signal.SIGKILL
 
         await processes.start("worker")
-        accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted]
+        accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted]
         await assert_all_accounted_for(system, accepted)
 
 

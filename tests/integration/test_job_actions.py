@@ -81,10 +81,11 @@ async def test_slow_jobs_of_a_source_are_rerun_as_new_jobs_linked_with_theirs(
         ended, progress = await act(system, RERUN, which)
         assert (ended.state, ended.created_by) == (BulkState.COMPLETED, "ann")
         assert (progress.total, progress.done, progress.skipped) == (2, 2, 0)
+        ids = await system.ledger.system.job_ids()
         for n in (0, 2):
             (note,) = await system.ledger.job_actions.of_job(mine[n])
             assert (note.operation_id, note.action) == (ended.id, RERUN)
-            assert note.new_job_id == rerun_id_of(ended.id, mine[n])
+            assert note.new_job_id == rerun_id_of(ids, ended.id, mine[n])
             new = await system.wait_for_state(note.new_job_id, State.SUCCEEDED)
             assert new.payload == {"n": n}
             assert (new.source, new.priority, new.operation_id) == ("api:x", n, ended.id)
@@ -210,7 +211,8 @@ async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
         assert ActionProgress.from_operation(undone).done == 4
         found = await system.ledger.job_reads.list_jobs(JobFilter(operation_id=undone.id))
         again = {job.id for job in found.items}
-        assert again == {rerun_id_of(undone.id, each) for each in [runs, *waiting, later]}
+        ids = await system.ledger.system.job_ids()
+        assert again == {rerun_id_of(ids, undone.id, each) for each in [runs, *waiting, later]}
         # And that by a cancel of the new jobs.
         back = await run(system, await start(system, undoing(undone, remote=False)))
         assert back.kind == CANCEL

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.publishing.preparing import THEN, job_id_of
+from switchyard.services.engine.publishing.preparing import THEN
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
@@ -26,13 +26,13 @@ async def system(broker310: TestBroker, database_url: str, tmp_path: Path) -> As
 
 
 async def gathered(system: System, fan_id: str, *states: State) -> JobRecord:
-    then = job_id_of(fan_id, "gather", THEN)
+    then = await system.stage_id(fan_id, "gather", THEN)
     return await system.wait_for_state(then, *(states or (State.SUCCEEDED,)))
 
 
-def gathered_by(system: System, fan_id: str) -> list[str]:
+async def gathered_by(system: System, fan_id: str) -> list[str]:
     """Runs of the job that waited for a fan's jobs."""
-    then = job_id_of(fan_id, "gather", THEN)
+    then = await system.stage_id(fan_id, "gather", THEN)
     return [each for each in Effects(system.settings.data_dir).ids("gathered") if each == then]
 
 
@@ -43,7 +43,7 @@ async def test_what_waits_runs_once_when_all_have_ended_and_is_told_what_they_ca
     then = await gathered(system, fan_id)
     assert then.result == {"depth": 1, "states": {"succeeded": 40}, "numbers": list(range(40))}
     assert (then.joins, then.pipeline, then.lane) == (True, fan_id, "hot")
-    assert gathered_by(system, fan_id) == [then.id]
+    assert await gathered_by(system, fan_id) == [then.id]
     join = await system.ledger.joins.join(then.id)
     assert join is not None
     assert (join.total, join.succeeded, join.open) == (40, 40, 0)
@@ -72,15 +72,15 @@ async def test_nothing_to_wait_for_is_no_wait(system: System) -> None:
 
 async def test_it_waits_for_dead_jobs_until_they_were_redriven(system: System) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 4, "dead": 2})
-    dead = [job_id_of(fan_id, "leaf", number) for number in range(2)]
+    dead = [await system.stage_id(fan_id, "leaf", number) for number in range(2)]
     await system.wait_until_all(dead, State.DEAD)
-    others = [job_id_of(fan_id, "leaf", number) for number in range(2, 4)]
+    others = [await system.stage_id(fan_id, "leaf", number) for number in range(2, 4)]
     await system.wait_until_all(others, State.SUCCEEDED)
-    then = job_id_of(fan_id, "gather", THEN)
+    then = await system.stage_id(fan_id, "gather", THEN)
     assert await system.state(then) is State.JOINING
     await redrive(system, LetterFilter(ids=frozenset(dead)))
     assert ((await gathered(system, fan_id)).result or {})["states"] == {"succeeded": 4}
-    assert gathered_by(system, fan_id) == [then]
+    assert await gathered_by(system, fan_id) == [then]
 
 
 async def test_it_goes_on_without_the_dead_and_knows_which(system: System) -> None:
@@ -89,8 +89,8 @@ async def test_it_goes_on_without_the_dead_and_knows_which(system: System) -> No
     assert (then.result or {})["states"] == {"dead": 1, "succeeded": 3}
     assert (then.result or {})["numbers"] == [1, 2, 3]
     await redrive(system, LetterFilter(job_type="leaf"))
-    await system.wait_for_state(job_id_of(fan_id, "leaf", 0), State.SUCCEEDED)
-    assert gathered_by(system, fan_id) == [then.id]
+    await system.wait_for_state(await system.stage_id(fan_id, "leaf", 0), State.SUCCEEDED)
+    assert await gathered_by(system, fan_id) == [then.id]
 
 
 async def test_it_dies_with_the_dead_and_runs_when_it_is_redriven_after_them(
@@ -99,9 +99,9 @@ async def test_it_dies_with_the_dead_and_runs_when_it_is_redriven_after_them(
     fan_id = await system.publish("hot.fan", {"leaves": 2, "dead": 1, "when_dead": "fail"})
     then = await gathered(system, fan_id, State.DEAD)
     assert (then.reason, then.error_type) == ("permanent", "JoinedJobsFailed")
-    assert gathered_by(system, fan_id) == []
+    assert await gathered_by(system, fan_id) == []
     await redrive(system, LetterFilter(job_type="leaf"))
-    await system.wait_for_state(job_id_of(fan_id, "leaf", 0), State.SUCCEEDED)
+    await system.wait_for_state(await system.stage_id(fan_id, "leaf", 0), State.SUCCEEDED)
     await redrive(system, LetterFilter(job_type="gather"))
     assert ((await gathered(system, fan_id)).result or {})["states"] == {"succeeded": 2}
 
@@ -121,7 +121,7 @@ async def test_what_the_broker_gives_up_counts_as_dead(
         fan_id = await system.publish("hot.fan", payload)
         then = await gathered(system, fan_id)
         assert (then.result or {})["states"] == {"dead": 2}
-        leaf = await system.record(job_id_of(fan_id, "leaf", 0))
+        leaf = await system.record(await system.stage_id(fan_id, "leaf", 0))
         assert leaf.reason == "expired"
 
 
@@ -136,7 +136,7 @@ async def test_cancelled_jobs_have_ended(
         fan_id = await system.publish("hot.fan", {"leaves": 2, "lane": "backfill"})
         await system.wait_for_state(fan_id, State.SUCCEEDED)
         for number in range(2):
-            await system.ledger.jobs.cancel(job_id_of(fan_id, "leaf", number), 0)
+            await system.ledger.jobs.cancel(await system.stage_id(fan_id, "leaf", number), 0)
         assert ((await gathered(system, fan_id)).result or {})["states"] == {"cancelled": 2}
 
 

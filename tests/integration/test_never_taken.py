@@ -22,7 +22,7 @@ from switchyard.services.engine.ledger import schedules as ledger_schedules
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead, outbox
-from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of, prepare
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.results import DeadLetter
@@ -139,12 +139,12 @@ async def test_a_next_stage_that_is_too_large_ends_its_handler_for_good(system: 
     record = await system.wait_for_state(first, State.DEAD)
     assert (record.reason, record.error_type) == ("permanent", "InvalidOutcome")
     assert "the broker takes at most 65,536" in (record.error_message or "")
-    child = await system.record(job_id_of(first, "received", 0))
+    child = await system.record(await system.stage_id(first, "received", 0))
     assert (child.state, child.reason) == (State.DEAD, "refused")
     # The limit is known now: nothing is recorded of what can't be sent.
     second = await system.publish("hot.spread", {"text_size": SMALL, "count": 3})
     assert (await system.wait_for_state(second, State.DEAD)).reason == "permanent"
-    assert await system.state(job_id_of(second, "received", 0)) is None
+    assert await system.state(await system.stage_id(second, "received", 0)) is None
     assert (journal.runs(first), journal.runs(second)) == (1, 1)
     await system.wait_for_letter(second)
 

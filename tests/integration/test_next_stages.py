@@ -8,7 +8,6 @@ import pytest
 
 from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.services.engine.ledger.sql.tables import jobs as jobs_table
-from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import AttemptOutcome, State
@@ -58,7 +57,7 @@ async def test_a_next_stage_without_a_queue_waits_for_one_as_pending_and_runs_th
     await system.start_worker("llm")
     parent = await system.publish("hot.spread", {"count": 1})
     await system.wait_for_state(parent, State.SUCCEEDED)
-    child = job_id_of(parent, "received", 0)
+    child = await system.stage_id(parent, "received", 0)
     assert await system.state(child) is State.PENDING
     pace = SchedulerIntervals(turn=0.05, pending=0.0)
     scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
@@ -102,7 +101,7 @@ async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_fr
     async with open_system(broker310, database_url) as system:
         await system.start_worker("llm", "embed")
         parent = await system.publish("backfill.spread", {"count": 3}, source="arxiv", priority=4)
-        children = [job_id_of(parent, "received", n) for n in range(3)]
+        children = [await system.stage_id(parent, "received", n) for n in range(3)]
         await system.wait_until_all(children, State.SUCCEEDED)
         assert (await system.wait_for_state(parent, State.SUCCEEDED)).result == {"count": 3}
         for n, child in enumerate(children):
@@ -118,7 +117,7 @@ async def test_one_pipeline_ends_before_the_next_begins(system: System) -> None:
     spread = {"count": 1, "job_type": "noop"}
     firsts = [await system.publish("hot.spread", spread) for _ in range(4)]
     await system.start_worker("llm", slots=1)
-    lasts = [job_id_of(first, "noop", 0) for first in firsts]
+    lasts = [await system.stage_id(first, "noop", 0) for first in firsts]
     await system.wait_until_all(lasts, State.SUCCEEDED)
     order = [start.job_id for start in journal.starts]
     assert order == [job_id for pair in zip(firsts, lasts, strict=True) for job_id in pair]
@@ -129,7 +128,7 @@ async def test_a_repeated_stage_publishes_the_same_jobs_and_they_run_once(system
     await system.start_worker("llm", "embed")
     message = await system.publish_foreign("hot.spread", {"count": 3}, job_id="parent")
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
-    children = [job_id_of("parent", "received", n) for n in range(3)]
+    children = [await system.stage_id("parent", "received", n) for n in range(3)]
     await system.wait_until_all(children, State.SUCCEEDED)
     await system.ledger.core.database.write(
         lambda connection: connection.execute(
@@ -197,7 +196,7 @@ async def test_a_job_whose_next_lane_is_full_waits_without_using_up_an_attempt(
         await system.start_worker("embed")
         record = await system.wait_for_state(parent, State.SUCCEEDED)
         assert record.attempts == 0
-        child = job_id_of(parent, "received", 0)
+        child = await system.stage_id(parent, "received", 0)
         await system.wait_until_all([child, *filling], State.SUCCEEDED)
         assert journal.runs(child) == 1
 
@@ -211,7 +210,7 @@ async def test_a_next_job_that_a_full_hot_lane_refuses_is_dead_and_its_parent_is
         await system.start_worker("llm")
         parent = await system.publish("hot.spread")
         await system.wait_for_state(parent, State.SUCCEEDED)
-        child = job_id_of(parent, "received", 0)
+        child = await system.stage_id(parent, "received", 0)
         record = await system.record(child)
         assert (record.state, record.reason) == (State.DEAD, "overflowed")
         letter = await system.wait_for_letter(child)
@@ -228,7 +227,7 @@ async def test_part_of_the_next_jobs_accepted_and_part_refused_ends_well(
         await system.start_worker("llm")
         parent = await system.publish("hot.spread", {"count": 5, "lane": "backfill"})
         await journal.started(parent, times=2)
-        children = [job_id_of(parent, "received", n) for n in range(5)]
+        children = [await system.stage_id(parent, "received", n) for n in range(5)]
         states = await system.ledger.job_reads.states(children)
         assert list(states.values()).count(State.QUEUED) == 3
         await system.start_worker("embed")

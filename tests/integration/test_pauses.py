@@ -10,7 +10,7 @@ from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import pauses as check_pauses
-from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
+from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.pauses import NewPause, PauseRecord, PauseScope
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.displaced_returner import DisplacedJobReturner
@@ -147,7 +147,7 @@ async def test_delayed_and_retried_jobs_and_next_stages_are_held_when_they_are_d
         await pause(system, PauseScope.LANE, "hot")
         journal.release_all()
         await system.wait_until_all([delayed, retried], State.PAUSED)
-        stages = [job_id_of(first, "received", number) for number in range(3)]
+        stages = [await system.stage_id(first, "received", number) for number in range(3)]
         await system.wait_until_all(stages, State.PAUSED)
         assert started(delayed, *stages) == []
         assert (await system.record(retried)).attempts == 1
@@ -238,7 +238,7 @@ async def test_a_confirm_that_comes_late_does_not_say_that_a_paused_job_is_in_it
     broker310: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker310, database_url) as system:
-        new = system.jobs.prepare(JobRequest("hot.noop", {}))
+        new = await system.jobs.prepare(JobRequest("hot.noop", {}))
         await system.ledger.jobs.record(new)
         await system.wire.publish(new.message, new.routing_key)
         paused = await pause(system, PauseScope.TYPE, "noop")

@@ -17,7 +17,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, diff
 from switchyard.broker.topology.reconcile import apply
 from switchyard.services.engine.dead.indexing import index_waiting
-from switchyard.services.engine.publishing.preparing import THEN, JobRequest, job_id_of
+from switchyard.services.engine.publishing.preparing import THEN, JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
@@ -79,7 +79,7 @@ async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
             await system.publish(key)  # the publisher knows both queues
         await empty(broker)
         requests = [JobRequest(f"{lane}.noop", {}) for lane in ("hot", "backfill")]
-        jobs = [system.jobs.prepare(requests[number % 2]) for number in range(PENDING)]
+        jobs = [await system.jobs.prepare(requests[number % 2]) for number in range(PENDING)]
         await system.ledger.jobs.record_many(jobs)
         accepted = [each.message.job_id for each in jobs]
         is_applied = asyncio.Event()
@@ -175,10 +175,10 @@ async def test_a_job_that_waited_for_others_stays_pending_until_its_queue_is_bou
         # As an apply leaves a queue that was broken off there.
         await client.put_exchange(Exchange("backfill.llm" + UNBOUND_SUFFIX, "fanout"))
         await client.delete_binding(Binding("jobs.topic", "backfill.llm", "backfill.gather"))
-        fan = system.jobs.prepare(JobRequest("backfill.fan", {"leaves": 3, "lane": "hot"}))
+        fan = await system.jobs.prepare(JobRequest("backfill.fan", {"leaves": 3, "lane": "hot"}))
         await system.ledger.jobs.record(fan)
         await system.wire.publish(fan.message, "backfill.fan")
-        then = job_id_of(fan.message.job_id, "gather", THEN)
+        then = await system.stage_id(fan.message.job_id, "gather", THEN)
         await system.wait_for_state(then, State.PENDING)
         await scheduler.turn()
         assert await system.state(then) is State.PENDING

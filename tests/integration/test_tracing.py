@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from switchyard.services.common import tracing
 from switchyard.services.common.traceparent import trace_id_of
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.records.states import State
 from tests.integration.api.document_server import serving
 from tests.support.brokers import TestBroker
@@ -61,7 +60,7 @@ async def test_one_trace_goes_from_the_request_over_stages_retries_and_redrives(
             fan = await system.wait_for_state(fan_id, State.SUCCEEDED)
             shown = (await client.get(f"/jobs/{fan_id}")).json()
             assert shown["trace_id"] == fan.trace_id == TRACE
-            leaf = job_id_of(fan_id, "leaf", 0)
+            leaf = await system.stage_id(fan_id, "leaf", 0)
             await system.wait_for_state(leaf, State.DEAD)
             await system.wait_for_letter(leaf)
             await redrive(system, LetterFilter(ids=frozenset({leaf})))

@@ -29,7 +29,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metrics import Metrics
-from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
@@ -216,6 +216,10 @@ class System:
     async def state(self, job_id: str) -> State | None:
         """The job's state in the ledger; None when it has no record."""
         return (await self.ledger.job_reads.states([job_id])).get(job_id)
+
+    async def stage_id(self, parent_id: str, job_type: str, index: int | str = 0) -> str:
+        """The id of a job that follows from another."""
+        return job_id_of(await self.ledger.system.job_ids(), parent_id, job_type, index)
 
     async def record(self, job_id: str) -> JobRecord:
         """The job's record, which must be there."""

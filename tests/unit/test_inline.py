@@ -123,7 +123,8 @@ async def test_a_job_that_waits_for_others_runs_last_and_once(
     runner: InlineRunner, ledger: Ledger, settings: Settings
 ) -> None:
     job_id = await finished(runner, "fanning")
-    then = await ledger.job_reads.get(job_id_of(job_id, "gathering", THEN))
+    ids = await ledger.system.job_ids()
+    then = await ledger.job_reads.get(job_id_of(ids, job_id, "gathering", THEN))
     assert then is not None
     # Those two, and the two that followed from the first of them.
     assert then.result == {"found": ["succeeded"] * 4}
@@ -138,8 +139,9 @@ async def test_a_job_and_all_that_follow_run_and_are_recorded(runner: InlineRunn
         ("second", State.SUCCEEDED, 0),
         ("second", State.SUCCEEDED, 1),
     ]
-    assert {each.id for each in jobs[1:]} == {job_id_of(job_id, "second", n) for n in (0, 1)}
-    retried = await ledger.job_reads.get(job_id_of(job_id, "second", 1))
+    ids = await ledger.system.job_ids()
+    assert {each.id for each in jobs[1:]} == {job_id_of(ids, job_id, "second", n) for n in (0, 1)}
+    retried = await ledger.job_reads.get(job_id_of(ids, job_id, "second", 1))
     assert retried is not None
     assert retried.result == {"attempt": 2}
     assert [each.outcome for each in retried.timeline] == ["retry"]

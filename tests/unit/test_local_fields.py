@@ -25,6 +25,7 @@ from switchyard.services.engine.jobs.registry import (
 )
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.requests import InvalidRequest
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.redrive.spec import RedriveSpec
 from switchyard.services.pipeline.sources.backfill_arxiv import ArxivSource
 
@@ -202,7 +203,7 @@ def test_a_worker_takes_no_key_but_that_of_a_waiting_upload(job_type: str, key: 
 
 def plan(source: type[Source], **spec: Any) -> Plan:
     wanted = BackfillSpec.model_validate({"source": source.name, **spec})
-    return Plan.from_spec("backfill-1", wanted, source, REGISTRY)
+    return Plan.from_spec("backfill-1", wanted, source, REGISTRY, PUBLIC_IDS)
 
 
 def test_a_server_of_the_settings_vouches_for_its_items_and_a_file_does_not() -> None:

@@ -24,6 +24,7 @@ from switchyard.services.engine.publishing.preparing import (
     prepare,
 )
 from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.requests import MAX_DELAY
 from tests.support.system import JOB_MODULES
 
@@ -87,13 +88,13 @@ def test_one_idempotency_key_of_one_type_is_one_job() -> None:
 
 def test_no_key_makes_the_id_of_another_space() -> None:
     """A job may be called `key`: its followers had the ids of the keys of their numbers."""
-    follower = job_id_of("key", "noop", 0)
+    follower = job_id_of(PUBLIC_IDS, "key", "noop", 0)
     assert made(idempotency_key="0").message.job_id != follower
     operation = "backfill-1"
     keys = ["then", "item/then", "item/item/then", "item/", "a", "notice"]
-    ids = {item_job_id(operation, key) for key in keys}
+    ids = {item_job_id(PUBLIC_IDS, operation, key) for key in keys}
     assert len(ids) == len(keys)
-    assert then_id_of(operation) not in ids
+    assert then_id_of(PUBLIC_IDS, operation) not in ids
 
 
 @pytest.mark.parametrize("key", ["api:0b0f6c1e order-1", "webhook:github webhook/github/1"])
@@ -196,21 +197,22 @@ def test_the_largest_job_that_is_accepted_can_be_read_by_a_worker() -> None:
 def test_next_jobs_have_the_same_ids_each_time() -> None:
     jobs = [Job("received", {"n": 1}), Job("received", {"n": 2}), Job("noop", {})]
     first, again = (
-        [child.message.job_id for child in children_of(REGISTRY, PARENT, "hot", jobs)]
+        [child.message.job_id for child in children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs)]
         for _ in range(2)
     )
     assert first == again
     assert len(set(first)) == 3
-    assert first[0] == job_id_of("parent", "received", 0)
+    assert first[0] == job_id_of(PUBLIC_IDS, "parent", "received", 0)
 
 
 def test_next_jobs_carry_on_what_the_first_one_began() -> None:
-    (child,) = children_of(REGISTRY, PARENT, "hot", [Job("received", {"n": 1})])
+    (child,) = children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [Job("received", {"n": 1})])
     metadata = child.message.metadata
     assert (metadata.parent_id, metadata.pipeline) == ("parent", "parent")
     assert (metadata.source, metadata.traceparent) == ("arxiv", "00-1-2-01")
     assert child.message.priority == 7
-    (grandchild,) = children_of(REGISTRY, child.message, "hot", [Job("noop", {}, priority=2)])
+    jobs = [Job("noop", {}, priority=2)]
+    (grandchild,) = children_of(REGISTRY, PUBLIC_IDS, child.message, "hot", jobs)
     assert (grandchild.message.metadata.parent_id, grandchild.message.metadata.pipeline) == (
         child.message.job_id,
         "parent",
@@ -234,7 +236,7 @@ def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
     for priority in range(11):
         parent = PARENT.model_copy(update={"priority": priority})
         job = replace(job, priority=None if job.priority is None else priority)
-        (child,) = children_of(REGISTRY, parent, "hot", [job])
+        (child,) = children_of(REGISTRY, PUBLIC_IDS, parent, "hot", [job])
         assert child.message.priority == priority
         first, next_stage = (
             envelope_of(JobMessage.decode(each.encode())).priority
@@ -254,7 +256,7 @@ def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
     ],
 )
 def test_next_jobs_stay_in_the_lane_where_they_can(job: Job, parent_lane: str, lane: str) -> None:
-    (child,) = children_of(REGISTRY, PARENT, parent_lane, [job])
+    (child,) = children_of(REGISTRY, PUBLIC_IDS, PARENT, parent_lane, [job])
     assert (child.lane, child.routing_key) == (lane, f"{lane}.{job.job_type}")
 
 
@@ -271,7 +273,7 @@ def test_next_jobs_stay_in_the_lane_where_they_can(job: Job, parent_lane: str, l
 )
 def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Exception]) -> None:
     with pytest.raises(error):
-        children_of(REGISTRY, PARENT, "hot", [job])
+        children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [job])
 
 
 def test_what_is_recorded_of_a_payload_is_what_is_sent() -> None:

@@ -25,6 +25,7 @@ from switchyard.services.engine.jobs.registry import InvalidPayload, RegistryErr
 from switchyard.services.engine.jobs.retry import Delayed
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import InvalidJob, job_id_of
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.joins import JoinedJob
 from switchyard.services.engine.records.states import State
 from switchyard.testing import run_job, run_job_sync
@@ -114,7 +115,7 @@ async def test_the_jobs_that_follow_are_those_that_would_be_published() -> None:
     (following,) = run.published
     assert following.routing_key == "backfill.shout"
     assert following.message.payload == {"text": "again"}
-    assert following.message.job_id == job_id_of("one", "shout", 0)
+    assert following.message.job_id == job_id_of(PUBLIC_IDS, "one", "shout", 0)
     assert following.message.metadata.parent_id == "one"
     assert run.result == {"n": 1}
 

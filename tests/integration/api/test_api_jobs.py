@@ -314,7 +314,7 @@ async def test_the_live_depth_counts_what_waits(system: System, api: RunningApi)
 async def test_a_job_that_waits_for_dead_ones_can_go_on_without_them(
     system: System, api: RunningApi
 ) -> None:
-    then, open_one = (system.jobs.prepare(JobRequest("hot.noop", {"n": n})) for n in range(2))
+    then, open_one = [await system.jobs.prepare(JobRequest("hot.noop", {"n": n})) for n in range(2)]
     then_id, open_id = then.message.job_id, open_one.message.job_id
     await system.ledger.joins.record_joined(
         [replace(open_one, join_id=then_id), replace(then, joins=Joining())]

@@ -7,10 +7,9 @@ import pytest
 
 from switchyard.services.engine.backfill import backfill_run as course
 from switchyard.services.engine.backfill.sources import InvalidBackfill
-from switchyard.services.engine.backfill.spec import then_id_of
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.session import BulkFailed
-from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser, opened
 from tests.support.brokers import TestBroker
@@ -18,6 +17,12 @@ from tests.support.eventually import eventually
 from tests.support.jobs import journal
 
 NEXT: dict[str, Any] = {"then": "noop", "then_payload": {"n": -1}}
+
+
+async def then_id_of(user: BackfillUser, operation: BulkOperation) -> str:
+    then_id = (await user.progress(operation)).then_id
+    assert then_id is not None
+    return then_id
 
 
 async def test_its_end_waits_for_what_followed_and_tells_the_dead(user: BackfillUser) -> None:
@@ -51,7 +56,7 @@ async def test_a_job_follows_when_the_last_of_its_jobs_has_ended(
 ) -> None:
     async with opened(broker310, database_url, tmp_path) as (system, user):
         operation = await user.start("numbers", {"to": 560, "keys": 520}, **NEXT)
-        then_id = then_id_of(operation.id)
+        then_id = await then_id_of(user, operation)
         async with user.running():
             await system.wait_until_ready(QUEUE, 520)
             assert await system.state(then_id) is State.JOINING
@@ -70,7 +75,7 @@ async def test_one_without_items_is_followed_at_once(user: BackfillUser) -> None
     operation = await user.start("file", await user.store([{"n": 1}]), job_type="noop", **NEXT)
     await user.storage.put_async(operation.spec["options"]["key"], b"")
     await user.run(operation)
-    await user.system.wait_for_state(then_id_of(operation.id), State.SUCCEEDED)
+    await user.system.wait_for_state(await then_id_of(user, operation), State.SUCCEEDED)
 
 
 async def test_whoever_goes_on_with_it_lets_the_job_go(
@@ -86,10 +91,10 @@ async def test_whoever_goes_on_with_it_lets_the_job_go(
         operation = await user.start("numbers", {"to": 3}, **NEXT)
         assert (await user.run(operation)).state is BulkState.FAILED
     await user.system.start_worker()
-    assert await user.system.state(then_id_of(operation.id)) is State.JOINING
+    assert await user.system.state(await then_id_of(user, operation)) is State.JOINING
     await bulk_control.resume(user.system.ledger, operation.id)
     await user.run(operation)
-    await user.system.wait_for_state(then_id_of(operation.id), State.SUCCEEDED)
+    await user.system.wait_for_state(await then_id_of(user, operation), State.SUCCEEDED)
 
 
 async def test_cancelled_it_is_not_followed(user: BackfillUser) -> None:
@@ -97,7 +102,7 @@ async def test_cancelled_it_is_not_followed(user: BackfillUser) -> None:
     async with user.running():
         await eventually(lambda: user.system.ready(QUEUE), what="it publishes")
         await user.backfills.cancel(operation.id, jobs=False)
-        assert await user.system.state(then_id_of(operation.id)) is State.CANCELLED
+        assert await user.system.state(await then_id_of(user, operation)) is State.CANCELLED
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [

@@ -9,6 +9,7 @@ from sqlalchemy import update
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.crawls.crawl_pages import found_pages
 from switchyard.services.pipeline.ledger import PipelineLedger
@@ -31,7 +32,7 @@ REGISTRY = Registry.load(["switchyard.services.pipeline.workers.ingest.crawl"])
 
 def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
     urls = [f"https://{host}/{each}" for each in paths]
-    return list(found_pages(REGISTRY, CRAWL.id, urls, 1, "parent", tags={}))
+    return list(found_pages(REGISTRY, PUBLIC_IDS, CRAWL.id, urls, 1, "parent", tags={}))
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Ti
     assert await firing.turn() == 1
     assert await firing.turn() == 0
     (fired,) = await book(system).history("tidy", 10)
-    assert fired.job_id == job_id_of("tidy", START + 30)
+    ids = await system.ledger.system.job_ids()
+    assert fired.job_id == job_id_of(ids, "tidy", START + 30)
     record = await system.record(fired.job_id)
     assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 7}, 3)
     assert (record.source, record.max_attempts) == ("schedule tidy", 5)

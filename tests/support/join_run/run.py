@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from switchyard.broker.dead.dead_letter_headers import Reason
-from switchyard.services.engine.publishing.preparing import THEN, job_id_of
+from switchyard.services.engine.publishing.preparing import THEN
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker, fresh_vhost, new_node
 from tests.support.chaos import history_of, open_chaos, wait_until_lanes_are_empty
@@ -103,7 +103,7 @@ async def _joined(system: System, leaves: int, verdict: Verdict) -> bool:
     if fan.state is State.DEAD:
         verdict.wrong.append(f"the job that makes the others is dead: {fan.error_message}")
         return False
-    then_id = job_id_of(fan_id, "gather", THEN)
+    then_id = await system.stage_id(fan_id, "gather", THEN)
     then = await system.wait_for_state(then_id, State.SUCCEEDED, State.DEAD, timeout=WITHIN)
     changes = await history_of(system.settings.ledger_url)
     verdict.wrong += faults_of(then, changes, leaves)

@@ -44,6 +44,7 @@ from switchyard.services.engine.publishing.requests import (
     routing_key_of,
 )
 from switchyard.services.engine.records.errors import UnknownJob
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.requests import (
     MAX_PAYLOAD_PATH,
     JobFilter,
@@ -131,7 +132,8 @@ async def publish(
         _check_notify_url(state, body.notify_url)
     source = source_of(asked, body.source)
     key = own_key(asked, idempotency_key)
-    request = _request(body, source, key, traceparent, state.ledger.clock.now())
+    ids = await state.ledger.system.job_ids()
+    request = _request(body, source, key, traceparent, state.ledger.clock.now(), ids)
     job = await prepared(broker, request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
     if done.duplicate:
@@ -375,6 +377,7 @@ def _request(
     idempotency_key: str | None,
     traceparent: str | None,
     now: datetime,
+    ids: JobIds,
 ) -> JobRequest:
     """Make the request. Raises InvalidRequest."""
     routing_key = routing_key_of(body.routing_key, body.lane, body.job_type)
@@ -388,7 +391,7 @@ def _request(
         delay=body.delay if body.run_at is None else delay_until(body.run_at, now),
         expires_at=body.expires_at,
         idempotency_key=idempotency_key,
-        job_id=job_id_for(idempotency_key, job_type, body.payload),
+        job_id=job_id_for(ids, idempotency_key, job_type, body.payload),
         traceparent=traceparent,
         notify_url=body.notify_url,
         tags=body.tags,

@@ -76,13 +76,14 @@ async def _published(state: Shared, delivery_job: DeliveryJob, source: str) -> P
     broker = state.require_broker()
     job_type = delivery_job.routing_key.partition(".")[2]
     key = spaced_key(source, delivery_job.key)
+    ids = await state.ledger.system.job_ids()
     request = JobRequest(
         delivery_job.routing_key,
         delivery_job.payload,
         source=source,
         idempotency_key=key,
         tags=delivery_job.tags,
-        job_id=job_id_for(key, job_type, delivery_job.payload),
+        job_id=job_id_for(ids, key, job_type, delivery_job.payload),
     )
     job = await prepared(broker, request, by_routing_key=True)
     try:

@@ -127,6 +127,7 @@ async def _ask(
     idempotency_key: str | None,
 ) -> models.AnswerOfModel:
     broker = state.require_broker()
+    ids = await state.ledger.system.job_ids()
     expires_at = None
     if body.expires_in is not None:
         expires_at = state.ledger.clock.now() + timedelta(seconds=body.expires_in)
@@ -137,7 +138,7 @@ async def _ask(
         source=source,
         expires_at=expires_at,
         idempotency_key=idempotency_key,
-        job_id=job_id_for(idempotency_key, body.type, body.payload),
+        job_id=job_id_for(ids, idempotency_key, body.type, body.payload),
     )
     job = await prepared(broker, job_request, by_routing_key=False)
     accepted = await published(broker, job)

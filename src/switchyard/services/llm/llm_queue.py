@@ -236,7 +236,8 @@ class LLMQueue:
         """Send a request whose answer is streamed as it is written. Read it with
         `AnswerStream.follow`, and close it. Raises as `submit`."""
         payload = {**payload, "stream": True}
-        job_id = job_id_for(key, job_type, payload)
+        ids = await self._ledger.system.job_ids()
+        job_id = job_id_for(ids, key, job_type, payload)
         written = AnswerStream(self._backend.hub, job_id)
         try:
             known = await self._submit(

@@ -437,11 +437,15 @@ class OpenAiBatches:
     ) -> AsyncIterator[tuple[bool, dict[str, Any]]]:
         """Yield the line of each request, in their order, and whether it has an answer. Nothing
         where the input is gone: only whoever deletes it in the storage can do that."""
+        ids = await self._ledger.system.job_ids()
         async for some in self._in_groups(batch):
-            ids = {line.custom_id: item_job_id(batch.operation_id, line.custom_id) for line in some}
-            ends = await self._repository.job_ends(list(ids.values()))
+            job_ids = {
+                line.custom_id: item_job_id(ids, batch.operation_id, line.custom_id)
+                for line in some
+            }
+            ends = await self._repository.job_ends(list(job_ids.values()))
             for line in some:
-                job_id = ids[line.custom_id]
+                job_id = job_ids[line.custom_id]
                 yield self._result(batch, outcome, line, job_id, ends.get(job_id))
 
     async def _in_groups(self, batch: OpenAiBatch) -> AsyncIterator[list[BatchLine]]:

@@ -121,7 +121,9 @@ async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_fai
     address = f"/documents/{failed['document_id']}"
     first = (await client.get(address)).json()
     async with await Ledger.open(settings.ledger_url) as ledger:
-        idle = made.new_job(made.message(run_id(failed["document_id"], after=first["job_id"])))
+        ids = await ledger.system.job_ids()
+        next_run = run_id(ids, failed["document_id"], after=first["job_id"])
+        idle = made.new_job(made.message(next_run))
         await ledger.jobs.record(idle)
         await ledger.jobs.claim(made.claim(idle.message))
         result = {"document_id": failed["document_id"], "duplicate": True}

@@ -12,6 +12,7 @@ import pytest
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
@@ -97,7 +98,8 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
             waiting = list((tmp_path / "files" / "uploads" / "incoming").iterdir())
             # Refused, it has left neither a job nor a file.
             assert (codes, listed, waiting) == ([503, 503], (), [])
-            document = prepare_pending_upload(tmp_path, text)
+            ids = await system.ledger.system.job_ids()
+            document = prepare_pending_upload(tmp_path, text, ids)
             new = prepare(system.registry, document)
             await system.ledger.jobs.record(new)
             again = await send(api.client, text, name="tide.md")
@@ -117,7 +119,7 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
         assert journal.runs(job_id) == 1
 
 
-def prepare_pending_upload(directory: Path, content: bytes) -> JobRequest:
+def prepare_pending_upload(directory: Path, content: bytes, ids: JobIds) -> JobRequest:
     """A document that was accepted before, whose job the broker has still to confirm."""
     (directory / "files" / "uploads" / "incoming" / "accepted").write_bytes(content)
     document_id = document_id_of(hashlib.sha256(content).hexdigest())
@@ -125,5 +127,5 @@ def prepare_pending_upload(directory: Path, content: bytes) -> JobRequest:
         "hot.ingest_document",
         {"key": "uploads/incoming/accepted", "filename": "tide.md"},
         source="api",
-        job_id=run_id(document_id),
+        job_id=run_id(ids, document_id),
     )

@@ -62,7 +62,8 @@ async def _run(
         set_options = {key: value for key, value in options.items() if value is not None}
         # What is wrong is said before a large file is copied.
         empty_spec = parse_spec({"source": name, "options": {}, **common.spec})
-        plan = Plan.from_spec("", empty_spec, backfills.sources.get(name), registry)
+        ids = await ledger.system.job_ids()
+        plan = Plan.from_spec("", empty_spec, backfills.sources.get(name), registry, ids)
         limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
         check_limits(limits)
         if name == "file":

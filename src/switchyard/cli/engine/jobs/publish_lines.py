@@ -117,7 +117,7 @@ async def _publish_batch(
             _failed_line(options, account, line.number, line.error)
             continue
         try:
-            job = publisher.prepare(
+            job = await publisher.prepare(
                 options.request(line.payload, publisher.clock.now(), line.number)
             )
         except (InvalidPayload, InvalidJob) as error:

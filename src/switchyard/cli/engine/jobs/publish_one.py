@@ -114,7 +114,7 @@ async def publish_one(
     not take it, or when it was waited for and did not succeed."""
     from switchyard.broker.errors import LaneFull, PublishError
 
-    job = publisher.prepare(options.request(payload, publisher.clock.now()))
+    job = await publisher.prepare(options.request(payload, publisher.clock.now()))
     try:
         published = await publisher.publish_one(job)
     except PublishError as error:

@@ -387,7 +387,8 @@ class RerunRun(ActionRun):
         )
 
     async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
-        new_ids = {job.id: rerun_id_of(self.session.id, job.id) for job in jobs}
+        ids = await self.ledger.system.job_ids()
+        new_ids = {job.id: rerun_id_of(ids, self.session.id, job.id) for job in jobs}
         known = await self.ledger.job_reads.states(list(new_ids.values()))
         records = await self.ledger.job_reads.records([job.id for job in jobs])
         prepared: dict[str, NewJob] = {}

@@ -14,6 +14,7 @@ from switchyard.services.engine.dead.changes import Change
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, NotedProgress
 from switchyard.services.engine.records.job_actions import TAKES, JobAction
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import State
@@ -243,7 +244,7 @@ async def rerun_outcomes(ledger: Ledger, operation: BulkOperation) -> dict[str, 
     return counts | {"unfinished": gone_on - sum(counts.values())}
 
 
-def rerun_id_of(operation_id: str, job_id: str) -> str:
+def rerun_id_of(ids: JobIds, operation_id: str, job_id: str) -> str:
     """Make the id of the job that does another again: the same each time, so that one operation
     publishes none twice."""
-    return str(uuid5(_NAMESPACE, f"{operation_id}/{job_id}"))
+    return ids.derive(_NAMESPACE, f"{operation_id}/{job_id}")

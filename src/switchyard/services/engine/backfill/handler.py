@@ -59,7 +59,8 @@ class BackfillHandler:
                 self._sources,
             )
             source = backfills.open_source(spec, session.operation.created_at)
-            plan = Plan.from_spec(session.id, spec, type(source), self._registry)
+            ids = await self._ledger.system.job_ids()
+            plan = Plan.from_spec(session.id, spec, type(source), self._registry, ids)
             pressure = LanePressure(
                 self._settings,
                 self._registry,

@@ -48,11 +48,8 @@ class BackfillProgress:
     """Seconds to go, at the best and the worst of its rates so far; None where not known."""
     deaths: tuple[BulkDeaths, ...]
     """Dead jobs by cause, followers included."""
-
-    @property
-    def then_id(self) -> str | None:
-        """The job that follows its end; None where none does."""
-        return then_id_of(self.operation.id) if self.operation.spec.get("then") else None
+    then_id: str | None
+    """The job that follows its end; None where none does."""
 
     @property
     def done(self) -> int:
@@ -112,6 +109,7 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
     is_dead = own.get(State.DEAD) or followers.get(State.DEAD)
     deaths = await ledger.bulk_jobs.bulk_deaths(operation.id) if is_dead else []
     samples = counts.samples
+    ids = await ledger.system.job_ids()
     left = None if counts.total is None else max(0, counts.total - counts.skipped - finished)
     if counts.exhausted:
         left = counts.published - finished
@@ -131,6 +129,7 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
         rate=_rate(samples, RECENT[0]) if runs else None,
         eta=_eta(samples, left) if runs and left else None,
         deaths=tuple(deaths),
+        then_id=then_id_of(ids, operation.id) if operation.spec.get("then") else None,
     )
 
 

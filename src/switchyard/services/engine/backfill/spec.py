@@ -33,6 +33,7 @@ from switchyard.services.engine.publishing.preparing import (
     prepare,
 )
 from switchyard.services.engine.records.bulk import MAX_WAITING, MAX_WEIGHT, notice_id_of
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.joins import Joining, WhenDead
 from switchyard.services.engine.records.requests import NewJob
 
@@ -125,6 +126,7 @@ class Plan:
     spec: BackfillSpec
     job_type: JobType
     registry: Registry
+    ids: JobIds
     source: type[Source]
     then: NewJob | None = None
     """Waits for all its jobs."""
@@ -133,7 +135,12 @@ class Plan:
 
     @classmethod
     def from_spec(
-        cls, operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
+        cls,
+        operation_id: str,
+        spec: BackfillSpec,
+        source: type[Source],
+        registry: Registry,
+        ids: JobIds,
     ) -> Plan:
         """Raises InvalidBackfill for a job type or lane that does not fit."""
         name = spec.job_type or source.job_type
@@ -148,9 +155,9 @@ class Plan:
             raise InvalidBackfill(
                 f"{name} is not worked in lane {spec.lane}: use {' or '.join(job_type.lanes)}"
             )
-        then = _then(operation_id, spec, source, registry)
-        notice = _notice(operation_id, spec, registry)
-        return cls(operation_id, spec, job_type, registry, source, then, notice)
+        then = _then(operation_id, spec, source, registry, ids)
+        notice = _notice(operation_id, spec, registry, ids)
+        return cls(operation_id, spec, job_type, registry, ids, source, then, notice)
 
     @property
     def asks_models(self) -> bool:
@@ -171,7 +178,7 @@ class Plan:
             source=item.source or self.source.name,
             # An item without a template is what the source makes of it now.
             payload_version=None if template is None else self.spec.version_of(self.job_type),
-            job_id=item_job_id(self.operation_id, item.key),
+            job_id=item_job_id(self.ids, self.operation_id, item.key),
             operation_id=self.operation_id,
             tags=self.spec.tags,
             vouched=values if self.source.vouches else None,
@@ -180,21 +187,21 @@ class Plan:
         return job if self.then is None else replace(job, join_id=self.then.message.job_id)
 
 
-def item_job_id(operation_id: str, key: str) -> str:
+def item_job_id(ids: JobIds, operation_id: str, key: str) -> str:
     """Return the id of an item's job. No key, whoever has chosen it, makes that of the job which
     follows at the end."""
     if key == _THEN or key.startswith(_ITEM):
         key = f"{_ITEM}{key}"
-    return str(uuid5(_NAMESPACE, f"{operation_id}/{key}"))
+    return ids.derive(_NAMESPACE, f"{operation_id}/{key}")
 
 
-def then_id_of(operation_id: str) -> str:
+def then_id_of(ids: JobIds, operation_id: str) -> str:
     """Return the id of the job that follows a backfill's end."""
-    return str(uuid5(_NAMESPACE, f"{operation_id}/{_THEN}"))
+    return ids.derive(_NAMESPACE, f"{operation_id}/{_THEN}")
 
 
 def _then(
-    operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
+    operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry, ids: JobIds
 ) -> NewJob | None:
     """Make the job that follows; it is held until all others are published. Raises
     InvalidBackfill."""
@@ -210,7 +217,7 @@ def _then(
             payload=spec.then_payload,
             payload_version=spec.version_of(registry.described(spec.then.rpartition(".")[2])),
             source=source.name,
-            job_id=then_id_of(operation_id),
+            job_id=then_id_of(ids, operation_id),
             tags=spec.tags,
         )
         job = prepare(registry, request, remote=spec.remote)
@@ -219,7 +226,9 @@ def _then(
     return replace(job, joins=Joining(spec.when_dead, held=True))
 
 
-def _notice(operation_id: str, spec: BackfillSpec, registry: Registry) -> NewJob | None:
+def _notice(
+    operation_id: str, spec: BackfillSpec, registry: Registry, ids: JobIds
+) -> NewJob | None:
     """Raises InvalidBackfill."""
     if spec.notify_url is None:
         return None
@@ -227,7 +236,7 @@ def _notice(operation_id: str, spec: BackfillSpec, registry: Registry) -> NewJob
         notice = notice_of(registry, spec.notify_url, backfill_id=operation_id)
     except (UnknownJobType, InvalidJob) as error:
         raise InvalidBackfill(str(error)) from error
-    message = notice.message.model_copy(update={"job_id": notice_id_of(operation_id)})
+    message = notice.message.model_copy(update={"job_id": notice_id_of(ids, operation_id)})
     return replace(notice, message=message, joins=Joining("go_on", held=True, again=True))
 
 

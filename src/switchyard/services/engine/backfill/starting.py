@@ -101,7 +101,9 @@ class Backfills:
         for name in (spec.job_type, spec.then):
             if name is not None:
                 await find_type(self.registry, self.ledger, name.rpartition(".")[2])
-        return Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
+        ids = await self.ledger.system.job_ids()
+        source = self.sources.get(spec.source)
+        return Plan.from_spec(operation_id, spec, source, self.registry, ids)
 
     async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:
         """Read the first items and make their jobs, sending nothing.
@@ -185,7 +187,8 @@ class Backfills:
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(LEASE_RENEW_INTERVAL)
         if follows:  # a backfill that is cancelled is not followed by its `then` job
-            await self.ledger.jobs.cancel(then_id_of(operation_id), self.ledger.clock.time())
+            then_id = then_id_of(await self.ledger.system.job_ids(), operation_id)
+            await self.ledger.jobs.cancel(then_id, self.ledger.clock.time())
         if not jobs:
             return 0
         cancelled = 0

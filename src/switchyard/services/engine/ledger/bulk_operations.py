@@ -25,6 +25,7 @@ from sqlalchemy import (
 from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import clock, clock_of
+from switchyard.services.engine.ledger.sql.job_id_key import read_job_ids
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
@@ -278,7 +279,7 @@ class BulkRepository(Repository):
     def _notify(self, connection: Connection, moved: Row[Any]) -> None:
         """Let its notice go, where it has one, when nothing more happens to it by itself."""
         if BulkState(moved.state) in AT_LAST:
-            notice_id, now = notice_id_of(moved.id), self.clock.time()
+            notice_id, now = notice_id_of(read_job_ids(connection), moved.id), self.clock.time()
             self._writer.joins.seal(connection, notice_id, now)
 
 

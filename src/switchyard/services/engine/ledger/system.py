@@ -6,14 +6,26 @@ import time
 
 from sqlalchemy import Connection, text
 
-from switchyard.services.engine.ledger.sql.repository import Repository, read
+from switchyard.services.engine.ledger.sql.job_id_key import read_job_ids
+from switchyard.services.engine.ledger.sql.repository import LedgerCore, Repository, read
 from switchyard.services.engine.records.errors import LedgerFull, LedgerUnavailable
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.system import SystemRecord
 
 
 class SystemRepository(Repository):
     """The one row that `upgrade` has made. All raise LedgerUnavailable when the database is
     away."""
+
+    def __init__(self, core: LedgerCore) -> None:
+        super().__init__(core)
+        self._job_ids: JobIds | None = None
+
+    async def job_ids(self) -> JobIds:
+        """Return how ids of jobs are made: always the same, so the database is asked once."""
+        if self._job_ids is None:
+            self._job_ids = await self._database.read(read_job_ids)
+        return self._job_ids
 
     @read
     def system(self, connection: Connection) -> SystemRecord:

@@ -29,6 +29,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import current_traceparent
 from switchyard.services.engine.jobs.outcomes import Job
 from switchyard.services.engine.jobs.registry import InvalidPayload, JobType, Registry
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS, JobIds
 from switchyard.services.engine.records.joins import Joining, WhenDead
 from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL, NewJob, is_spaced
 
@@ -87,14 +88,22 @@ THEN = "then"
 """The place of the job that follows when all others have ended."""
 
 
-def job_id_of(parent_id: str, job_type: str, index: int | str) -> str:
+def job_id_of(ids: JobIds, parent_id: str, job_type: str, index: int | str) -> str:
     """Make the id of a job that follows from another: the same each time, so that a repeat of the
     parent publishes the same jobs."""
-    return str(uuid5(_NAMESPACE, f"{parent_id}/{job_type}/{index}"))
+    return ids.derive(_NAMESPACE, f"{parent_id}/{job_type}/{index}")
 
 
-def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) -> NewJob:
+def prepare(
+    registry: Registry,
+    request: JobRequest,
+    *,
+    remote: bool = False,
+    ids: JobIds = PUBLIC_IDS,
+) -> NewJob:
     """Check a request against its job type and make the job.
+
+    `ids` makes the id of one that has an idempotency key and no id.
 
     With `remote` somebody outside has written the payload: see `JobType.validate_remote`.
     Raises InvalidJob, UnknownJobType or InvalidPayload; nothing is sent then.
@@ -121,7 +130,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
     message = _message(
         job_type,
         request.payload,
-        job_id=_id_for(request, job_type.name),
+        job_id=_id_for(ids, request, job_type.name),
         priority=lane.default_priority if request.priority is None else request.priority,
         created_at=moment,
         queued_at=moment + timedelta(seconds=request.delay),
@@ -207,6 +216,7 @@ def _require_lane(job_type: JobType, lane: str) -> None:
 
 def children_of(
     registry: Registry,
+    ids: JobIds,
     parent: JobMessage,
     parent_lane: str,
     jobs: Sequence[Job],
@@ -217,10 +227,12 @@ def children_of(
 
     Raises InvalidJob, UnknownJobType or InvalidPayload.
     """
-    children = [_child(registry, parent, parent_lane, job, index) for index, job in enumerate(jobs)]
+    children = [
+        _child(registry, ids, parent, parent_lane, job, index) for index, job in enumerate(jobs)
+    ]
     if then is None:
         return children
-    last = _child(registry, parent, parent_lane, then, THEN)
+    last = _child(registry, ids, parent, parent_lane, then, THEN)
     if not children:
         return [last]  # there is nothing to wait for
     joined = [replace(each, join_id=last.message.job_id) for each in children]
@@ -228,7 +240,12 @@ def children_of(
 
 
 def _child(
-    registry: Registry, parent: JobMessage, parent_lane: str, job: Job, index: int | str
+    registry: Registry,
+    ids: JobIds,
+    parent: JobMessage,
+    parent_lane: str,
+    job: Job,
+    index: int | str,
 ) -> NewJob:
     job_type = registry.described(job.job_type)
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
@@ -246,7 +263,7 @@ def _child(
     message = _message(
         job_type,
         job.payload,
-        job_id=job_id_of(parent.job_id, job_type.name, index),
+        job_id=job_id_of(ids, parent.job_id, job_type.name, index),
         priority=parent.priority if job.priority is None else job.priority,
         created_at=moment,
         queued_at=moment,
@@ -299,9 +316,9 @@ def _message(
     return message
 
 
-def _id_for(request: JobRequest, job_type: str) -> str:
+def _id_for(ids: JobIds, request: JobRequest, job_type: str) -> str:
     if request.job_id is not None:
         return request.job_id
     if request.idempotency_key is not None:
-        return str(uuid5(_KEY_NAMESPACE, f"{job_type}/{request.idempotency_key}"))
+        return ids.derive(_KEY_NAMESPACE, f"{job_type}/{request.idempotency_key}")
     return str(uuid4())

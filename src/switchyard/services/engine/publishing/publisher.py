@@ -119,19 +119,20 @@ class JobPublisher:
             fair_from = settings.fair_from
             yield cls(registry, ledger, publisher, pressure=pressure, fair_from=fair_from)
 
-    def prepare(self, request: JobRequest) -> NewJob:
+    async def prepare(self, request: JobRequest) -> NewJob:
         """Check a request and make the job, as `prepare` does; nothing is recorded or sent.
 
-        Raises InvalidJob, UnknownJobType, InvalidPayload.
+        Raises InvalidJob, UnknownJobType, InvalidPayload, LedgerUnavailable.
         """
-        return prepare(self._registry, request, remote=self._remote)
+        ids = await self._ledger.system.job_ids()
+        return prepare(self._registry, request, remote=self._remote, ids=ids)
 
     async def prepared(self, request: JobRequest) -> NewJob:
         """`prepare`, after a look in the ledger where the job type is not known here. Raises
         LedgerError besides."""
         name = request.routing_key.partition(".")[2]
         await find_type(self._registry, self._ledger, name)
-        return self.prepare(request)
+        return await self.prepare(request)
 
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.

@@ -20,6 +20,7 @@ from switchyard.services.engine.jobs.registry import (
 )
 from switchyard.services.engine.publishing.fairness import lower_priority
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.requests import MAX_DELAY
 from switchyard.services.engine.records.results import JobRecord
 
@@ -115,7 +116,9 @@ def _payload_complaints(error: InvalidPayload) -> Iterator[RequestFieldError]:
         yield RequestFieldError(("payload", *each.place), each.message)
 
 
-def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:
+def job_id_for(
+    ids: JobIds, idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]
+) -> str:
     """Return the id of a job that is asked for: a new one, or one made of key, type and payload.
 
     So two requests that ask for the same at the same time publish one job, whichever of them
@@ -125,7 +128,7 @@ def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str,
         return str(uuid4())
     content = json.dumps([job_type, payload], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return str(uuid5(_NAMESPACE, f"{idempotency_key}/{digest}"))
+    return ids.derive(_NAMESPACE, f"{idempotency_key}/{digest}")
 
 
 def delay_until(run_at: datetime, now: datetime) -> float:

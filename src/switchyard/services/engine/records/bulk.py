@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
+from switchyard.services.engine.records.job_ids import JobIds
+
 MIN_RATE = 0.001
 MAX_RATE = 1_000_000
 """Jobs a second."""
@@ -72,10 +74,10 @@ class NotedProgress:
         return cls(**{**counts, "notes": tuple(counts.get("notes", ()))})
 
 
-def notice_id_of(operation_id: str) -> str:
+def notice_id_of(ids: JobIds, operation_id: str) -> str:
     """Return the id of the job that tells of an operation's end, where somebody wants to be
     told."""
-    return str(uuid5(_NAMESPACE, f"{operation_id}/notice"))
+    return ids.derive(_NAMESPACE, f"{operation_id}/notice")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from switchyard.services.engine.jobs.secret_fields import Scrubber
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.publishing.preparing import InvalidJob, children_of
 from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.joins import JoinRecord
 from switchyard.services.engine.records.requests import FinishRequest, NewJob
 from switchyard.services.engine.records.states import AttemptOutcome, State
@@ -81,14 +82,15 @@ def classify(
     *,
     now: datetime,
     max_result_bytes: int,
+    ids: JobIds,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
     """Decide what becomes of a job whose handler has answered, or failed, with `ended`, and which
     jobs follow from it.
 
-    `now` is the ledger's time; `max_result_bytes`: of a result that is kept, as JSON; `crashes`:
-    workers that have died with the job in them. Raises what the values that a handler answers with
-    raise, where they have a mind of their own.
+    `now` is the ledger's time; `max_result_bytes`: of a result that is kept, as JSON; `ids` makes
+    those of the jobs that follow; `crashes`: workers that have died with the job in them. Raises
+    what the values that a handler answers with raise, where they have a mind of their own.
     """
     metadata = message.metadata
     # With a process of its own, it was not in the one that died.
@@ -106,7 +108,7 @@ def classify(
     try:
         _check_result(decision.result, max_result_bytes)
         following = children_of(
-            registry, message, lane, decision.jobs, decision.then, decision.when_dead
+            registry, ids, message, lane, decision.jobs, decision.then, decision.when_dead
         )
         return decision, following
     except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:

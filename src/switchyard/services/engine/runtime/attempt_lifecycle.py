@@ -155,6 +155,7 @@ class AttemptLifecycle(Generic[J]):
             self.follow_up.policy,
             now=self.ledger.clock.now(),
             max_result_bytes=self.settings.max_result_bytes,
+            ids=job.ids,
             crashes=job.crashes,
         )
 

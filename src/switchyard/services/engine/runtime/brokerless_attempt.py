@@ -23,6 +23,7 @@ from switchyard.services.engine.jobs.retry import (
     RetryPolicy,
     Succeeded,
 )
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.runtime.attempt_endings import (
@@ -97,6 +98,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
             policy,
             now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
             max_result_bytes=ctx.settings.max_result_bytes,
+            ids=PUBLIC_IDS,  # nothing of it is published
         )
     except BaseException as error:  # of what the handler has answered with
         decision, following = unwritable(message, answer, error), []

@@ -161,7 +161,9 @@ class InlineRunner(AsyncCloseable):
         if request.notify_url is not None:
             text = "notify_url needs a broker: set JOBS_AMQP_URL"
             raise InvalidJob(text, at="notify_url")
-        job = prepare(self._registry, request, remote=True).shifted(self._ledger.clock.offset)
+        ids = await self._ledger.system.job_ids()
+        job = prepare(self._registry, request, remote=True, ids=ids)
+        job = job.shifted(self._ledger.clock.offset)
         recorded = await self._ledger.jobs.record(job)
         if isinstance(recorded, Existing):
             return Published(recorded.job_id, job.routing_key, recorded.state, duplicate=True)

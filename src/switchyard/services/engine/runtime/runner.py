@@ -22,6 +22,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.registry import NewerPayload, UnknownJobType
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, decide
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.results import NEWER_PAYLOAD, UNKNOWN_TYPE
 from switchyard.services.engine.runtime.attempt_endings import Ending
 from switchyard.services.engine.runtime.attempt_lifecycle import (
@@ -76,9 +77,8 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             if is_from_outside(error) or delivery.is_settled:
                 raise
             # The claim, or the request for permits, failed for a reason of the job's own.
-            unclaimed = DeliveredJob(
-                delivery.lane, message, "", self.ledger.clock.time(), delivery=delivery
-            )
+            begun_at, ids = self.ledger.clock.time(), PUBLIC_IDS  # nothing follows from it
+            unclaimed = DeliveredJob(delivery.lane, message, "", begun_at, ids, delivery=delivery)
             await self._fail(unclaimed, error)
 
     async def _dead_letter_malformed(

@@ -11,6 +11,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.retry import Delayed, Died
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import Claimed
 from switchyard.services.engine.runtime.attempt_endings import (
@@ -48,6 +49,8 @@ class RunningJob:
     claim_id: str
     started_at: float
     """Seconds since the epoch."""
+    ids: JobIds
+    """Makes those of the jobs that follow."""
     crashes: int = 0
     """Workers that have died with the job in them."""
     has_checkpoint: bool = False
@@ -78,6 +81,7 @@ class RunningJob:
             message=message,
             claim_id=request.claim_id,
             started_at=request.now,
+            ids=await ledger.system.job_ids(),
             crashes=claim.crashes,
             has_checkpoint=claim.has_checkpoint,
             join_id=claim.join_id,

@@ -175,7 +175,8 @@ class ScheduleRunner:
         except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
             self._log_problem(name, "schedule can't be fired", str(error))
             return
-        firings = [due_firing(name, due, now) for due in passed.fired]
+        ids = await self._ledger.system.job_ids()
+        firings = [due_firing(ids, name, due, now) for due in passed.fired]
         if passed.missed is not None:
             first, times = passed.missed
             missed = Firing(name, first, FiringOutcome.MISSED, None, now, times)

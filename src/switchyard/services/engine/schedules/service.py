@@ -12,6 +12,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registered_types import find_type
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import read_file
@@ -37,14 +38,16 @@ class ScheduleConflict(ConflictError):
     """The name is taken, or the schedule is not to be changed here; the text says why."""
 
 
-def job_id_of(name: str, due_at: float) -> str:
+def job_id_of(ids: JobIds, name: str, due_at: float) -> str:
     """Return the id of the job that a due time publishes: one, however often that is tried."""
-    return str(uuid5(_NAMESPACE, f"{name}/{due_at!r}"))
+    return ids.derive(_NAMESPACE, f"{name}/{due_at!r}")
 
 
-def due_firing(name: str, due_at: float, now: float, note: str | None = None) -> Firing:
+def due_firing(
+    ids: JobIds, name: str, due_at: float, now: float, note: str | None = None
+) -> Firing:
     """Return a due time that is to be fired."""
-    return Firing(name, due_at, FiringOutcome.DUE, job_id_of(name, due_at), now, note=note)
+    return Firing(name, due_at, FiringOutcome.DUE, job_id_of(ids, name, due_at), now, note=note)
 
 
 class Schedules:
@@ -111,7 +114,8 @@ class Schedules:
         record = await self._stored(name)
         ScheduleEntry.from_record(record).check(self._registry, remote=record.remote)
         now = await self._now()
-        firing = due_firing(name, now, now, f"at once, by {by}")
+        ids = await self._ledger.system.job_ids()
+        firing = due_firing(ids, name, now, now, f"at once, by {by}")
         await self._ledger.schedules.note_firing(firing)
         return firing
 

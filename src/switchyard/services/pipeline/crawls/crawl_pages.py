@@ -9,6 +9,7 @@ from switchyard.broker.lanes import BACKFILL, queue_name
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.lane_pressure import Snapshot
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.states import Pressure, fullest
 from switchyard.services.pipeline.crawls.crawl_bounds import host_of
 from switchyard.services.pipeline.records.crawls import FoundPage
@@ -21,6 +22,7 @@ _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 
 def found_pages(
     registry: Registry,
+    ids: JobIds,
     crawl_id: str,
     urls: Iterable[str],
     depth: int,
@@ -36,7 +38,7 @@ def found_pages(
             {"crawl_id": crawl_id, "url": url},
             source=f"crawl:{crawl_id}",
             tags=tags,
-            job_id=str(uuid5(_NAMESPACE, f"{crawl_id}/{url}")),
+            job_id=ids.derive(_NAMESPACE, f"{crawl_id}/{url}"),
         )
         yield FoundPage(url, host_of(url), depth, prepare(registry, request), found_by)
 

@@ -71,7 +71,9 @@ class Crawls:
             created_at=now,
             idempotency_key=key,
         )
-        pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None, tags=tags or {}))
+        ids = await self._ledger.system.job_ids()
+        found = found_pages(self._registry, ids, crawl.id, bounds.start, 0, None, tags=tags or {})
+        pages = list(found)
         interval = self._settings.web_interval
         recorded = await self._crawls.start_crawl(crawl, pages, interval=interval)
         return _require_same_bounds(recorded, bounds)

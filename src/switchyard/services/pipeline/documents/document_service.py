@@ -367,8 +367,9 @@ class DocumentService:
                 limit=limit - len(listed),
                 cursor=cursor,
             )
+            ids = await self._ledger.system.job_ids()
             runs = await self._runs.runs_of_each(
-                {each.id: recorded_run(each) for each in page.items}
+                {each.id: recorded_run(ids, each) for each in page.items}
             )
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
             listed += await self._described(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.results import Document, JobSummary
 from switchyard.services.engine.records.states import FINISHED, REVOCABLE, State
 
@@ -47,7 +48,8 @@ class PipelineRuns:
 
     async def runs_of(self, document_id: str, document: Document | None) -> Runs:
         """Return the runs of one document, with its record if there is one yet."""
-        first = recorded_run(document) if document else run_id(document_id)
+        ids = await self._ledger.system.job_ids()
+        first = recorded_run(ids, document) if document else run_id(ids, document_id)
         return (await self.runs_of_each({document_id: first}))[document_id]
 
     async def confirmed_runs_of(self, document_id: str, document: Document | None) -> Runs:
@@ -63,6 +65,7 @@ class PipelineRuns:
     async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
         """Return the runs of each document. `first` gives the run that the document's record names;
         after a run that has ended comes the run that the same file, sent again, has started."""
+        ids = await self._ledger.system.job_ids()
         runs = {each: Runs(next_id=run) for each, run in first.items()}
         pending = dict(first)
         for _ in range(_MAX_RUNS):
@@ -71,17 +74,17 @@ class PipelineRuns:
             jobs = await self._ledger.job_reads.pipelines(pending.values())
             started = {each: run for each, run in pending.items() if run in jobs}
             for each, run in started.items():
-                runs[each].add(jobs[run], next_id=run_id(each, after=run))
+                runs[each].add(jobs[run], next_id=run_id(ids, each, after=run))
             pending = {each: runs[each].next_id for each in started if not runs[each].is_open}
         return runs
 
 
-def recorded_run(document: Document) -> str:
+def recorded_run(ids: JobIds, document: Document) -> str:
     """Return the run that a document's record names."""
-    return document.pipeline or run_id(document.id)
+    return document.pipeline or run_id(ids, document.id)
 
 
-def run_id(document_id: str, after: str | None = None) -> str:
+def run_id(ids: JobIds, document_id: str, after: str | None = None) -> str:
     """Return the id of a run's first job: the same for all who send the file at the same time, so
     that they start one pipeline."""
-    return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))
+    return ids.derive(_RUNS, f"{document_id}/{after or ''}")

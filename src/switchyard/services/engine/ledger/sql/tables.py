@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0038"
+SCHEMA_REVISION = "0039"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -285,6 +285,8 @@ system_id = Table(
     Column("created_at", Double, nullable=False),
     # Programs of this version of the tables and of later ones may use them; None: only the newest.
     Column("oldest_program", Text),
+    # Of `JobIds`, hexadecimal.
+    Column("job_id_key", Text),
 )
 
 leases = Table(

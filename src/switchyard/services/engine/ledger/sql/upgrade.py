@@ -21,6 +21,10 @@ LOCK = 0x5377697463687964
 
 ID_BYTES = 6
 """Of a system's id: its digits are twice as many."""
+KEY_BYTES = 32
+"""Of the key of its jobs' ids."""
+FIRST_WITH_KEY = "0039"
+"""Programs of earlier versions would make other ids than those with the key."""
 MAX_NAME_LENGTH = 40
 """Characters of a system's name."""
 
@@ -84,12 +88,23 @@ def _migrate(name: str, connection: Connection) -> bool:
     if connection.scalar(text("SELECT count(*) FROM system_id")) == 0:
         connection.execute(
             text(
-                "INSERT INTO system_id (id, name, generation, created_at) "
-                "VALUES (:id, :name, 0, :now)"
+                "INSERT INTO system_id (id, name, generation, created_at, job_id_key) "
+                "VALUES (:id, :name, 0, :now, :key)"
             ),
-            {"id": secrets.token_hex(ID_BYTES), "name": name, "now": time.time()},
+            {
+                "id": secrets.token_hex(ID_BYTES),
+                "name": name,
+                "now": time.time(),
+                "key": secrets.token_hex(KEY_BYTES),
+            },
         )
     migrations = ScriptDirectory.from_config(config).walk_revisions()
     oldest = max(getattr(each.module, "oldest_program", "") for each in migrations)
-    connection.execute(text("UPDATE system_id SET oldest_program = :oldest"), {"oldest": oldest})
+    connection.execute(
+        text(
+            "UPDATE system_id SET oldest_program = CASE "
+            "WHEN job_id_key IS NOT NULL AND :oldest < :keyed THEN :keyed ELSE :oldest END"
+        ),
+        {"oldest": oldest, "keyed": FIRST_WITH_KEY},
+    )
     return is_new

@@ -111,7 +111,9 @@ async def _claim_links(
         if belongs(each, crawl.hosts)
     ]
     registry = Registry([job_type_of(crawl_page)])
-    pages = list(found_pages(registry, crawl.id, urls, page.depth + 1, page.job_id, tags=ctx.tags))
+    ids = await ledger.system.job_ids()
+    depth = page.depth + 1
+    pages = list(found_pages(registry, ids, crawl.id, urls, depth, page.job_id, tags=ctx.tags))
     if not pages:
         return 0
     slower = SLOW_LANE_FACTOR if pressure is Pressure.SLOW else 1.0
