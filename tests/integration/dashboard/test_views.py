@@ -1,5 +1,6 @@
 import asyncio
 import re
+from dataclasses import replace
 from functools import partial
 
 from switchyard.api.dashboard.workers import SHOWN_JOBS
@@ -8,8 +9,10 @@ from switchyard.services.engine.records.progress import NoteRequest, ReportedPro
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.records.llm_servers import LlmMinute
 from tests.integration.dashboard.test_signing_in import sign_in
-from tests.support.api_server import RunningApi, serving
+from tests.support.api_server import RunningApi, connected, serving
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -110,6 +113,27 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
     assert "/dashboard/llm" not in (await api.client.get("/dashboard")).text
     changes = {"llm_base_url": "http://127.0.0.1:9/v1", "llm_model": "a-model"}
     async with serving(system.settings, **changes) as other:
+        await connected(other)
         page = (await other.client.get("/dashboard/llm")).text
         assert "ready" in page
         assert "/dashboard/llm" in page
+        assert "not recorded yet" in page
+        assert "Pauses of the last day" not in page
+        repositories, now = LlmLedger(system.ledger), system.ledger.clock.time()
+        slots, history = repositories.slots, repositories.history
+        await slots.take_llm_slot("default", "slot", "a test", ttl=60, keep_free=0, first=4, most=4)
+        paused = {"paused_until": now + 500, "pause_reason": "<b>no answer"}
+        await slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **paused))
+        await history.add_minute([LlmMinute(now - now % 60, "default", 4, 3)], now)
+        await system.publish("backfill.noop")
+        page = (await other.client.get("/dashboard/llm")).text
+        assert "not recorded yet" not in page
+        assert "UTC: 3 of 4 calls" in page
+        assert "Pauses of the last day" in page
+        assert page.count("&lt;b&gt;no answer") == 2  # why it is paused, and in the list
+
+        async def waits() -> bool:
+            waiting = (await other.client.get("/dashboard/llm")).text
+            return re.search(r"Waiting, backfill</p><p class=\"figure\">1 ", waiting) is not None
+
+        await eventually(waits, what="the request that waits")

@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 WIDTH, HEIGHT = 240, 44
 """Size in the units of the drawing: the page scales it to the width that it has."""
+
+MINUTES = 60
+"""How much the charts of minutes show."""
+
+
+class Minute(Protocol):
+    """What is known of a minute."""
+
+    @property
+    def at(self) -> float:
+        """When it began, in seconds since the epoch."""
+        ...
+
+
+M = TypeVar("M", bound=Minute)
+
+
+def first_minute(now: float) -> float:
+    """Return when the first of the last MINUTES minutes began."""
+    return now - now % 60 - 60 * (MINUTES - 1)
+
+
+def minute_series(
+    minutes: Iterable[M], first: float, value: Callable[[M], float | None]
+) -> list[float | None]:
+    """Return the value of each of MINUTES minutes from the first; None where it is not known."""
+    found: list[float | None] = [None] * MINUTES
+    for each in minutes:
+        index = round((each.at - first) / 60)
+        if 0 <= index < MINUTES:
+            found[index] = value(each)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

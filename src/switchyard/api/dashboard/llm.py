@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import Form, Request
 from starlette.responses import Response
 
+from switchyard.api.dashboard.charts import MINUTES, first_minute, minute_series
+from switchyard.api.dashboard.formats import clock
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
+from switchyard.api.dashboard.readings import ReadingsOf
 from switchyard.api.http.problems import Problem
 from switchyard.api.state import Shared, state_of
 from switchyard.api.views.llm import view_model_server
+from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.monitoring.lane_report import Report
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.llm.gate import all_servers, calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
 
 DAYS = 30
 """Length of the chart of costs."""
+PAUSES_FOR = 24 * 3600.0
+"""Seconds after their end for which pauses are shown."""
 
 
 def _has_servers(request: Request) -> bool:
@@ -27,11 +37,35 @@ def _has_servers(request: Request) -> bool:
 router = Pages(DashboardView("llm", "LLM", "/dashboard/llm", is_shown=_has_servers))
 
 
+@dataclass(frozen=True, slots=True)
+class ServerHistory:
+    """The last hour of a server; None for minutes that nobody has recorded."""
+
+    allowed: list[float | None]
+    in_flight: list[float | None]
+
+    @property
+    def top(self) -> float:
+        """The largest of all values."""
+        return max((each for each in (*self.allowed, *self.in_flight) if each), default=1.0)
+
+    def texts(self, times: Sequence[float]) -> list[str]:
+        """Say each minute in words."""
+        found = []
+        for at, allowed, calls in zip(times, self.allowed, self.in_flight, strict=True):
+            known = allowed is not None and calls is not None
+            found.append(
+                f"{clock(at)} UTC: {calls:g} of {allowed:g} calls" if known else "not recorded"
+            )
+        return found
+
+
 @router.get("")
-async def show_llm(state: Shared) -> DashboardPage:
-    """Show servers, costs, budgets and batches."""
+async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
+    """Show servers with their last hour, what waits for them, costs, budgets and batches."""
     settings, repositories = state.settings, LlmLedger(state.ledger)
-    today = datetime.fromtimestamp(state.ledger.clock.time(), UTC).date()
+    now = state.ledger.clock.time()
+    today = datetime.fromtimestamp(now, UTC).date()
     first = today - timedelta(days=DAYS - 1)
     rows = await repositories.spending.llm_spend(
         "day", since=first.isoformat(), until=None, limit=DAYS + 1
@@ -45,8 +79,22 @@ async def show_llm(state: Shared) -> DashboardPage:
     call_limits = {each.name: settings.most_calls(each) for each in settings.model_servers}
     servers = all_servers(await repositories.slots.llm_servers(), settings)
     counts = await repositories.batches.llm_batch_counts()
+    begin = first_minute(now)
+    minutes = await repositories.history.minutes(begin)
+    history = {}
+    for name in {each.server for each in minutes}:
+        own = [each for each in minutes if each.server == name]
+        history[name] = ServerHistory(
+            allowed=minute_series(own, begin, lambda each: each.calls_allowed),
+            in_flight=minute_series(own, begin, lambda each: each.in_flight),
+        )
     context = {
         "servers": [view_model_server(each, calls_allowed(each, call_limits)) for each in servers],
+        "history": history,
+        "minute_times": [begin + 60 * index for index in range(MINUTES)],
+        "pauses": await repositories.history.pauses(now - PAUSES_FOR),
+        "waiting": _waiting(await readings.lanes.look()),
+        "waiting_trouble": readings.lanes.trouble,
         "days": days,
         "costs": [by_day[day].cost if day in by_day else 0.0 for day in days],
         "today": by_day.get(today.isoformat()),
@@ -63,6 +111,15 @@ async def show_llm(state: Shared) -> DashboardPage:
         "currency": settings.prices.currency,
     }
     return DashboardPage("llm.html", context, title="Language models")
+
+
+def _waiting(report: Report | None) -> dict[str, int] | None:
+    """Return how many requests wait in each lane; None where the broker does not tell."""
+    if report is None:
+        return None
+    queues = {each.name: each.ready for lane in report.lanes for each in lane.queues}
+    names = {lane.name: queue_name(lane.name, LLM_WORKER) for lane in LANES}
+    return {lane: queues[name] for lane, name in names.items() if name in queues}
 
 
 @router.post("/resume", dependencies=[allows(Scope.ADMIN)])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request
+from fastapi import Request
 
+from switchyard.api.dashboard.charts import MINUTES, first_minute, minute_series
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.dashboard.pauses import pauses_in_force
-from switchyard.api.dashboard.readings import Readings
+from switchyard.api.dashboard.readings import Readings, ReadingsOf
 from switchyard.api.dashboard.remedies import actions_of
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.middleware.access import may
@@ -26,17 +27,7 @@ from switchyard.services.engine.records.states import State
 
 router = Pages(DashboardView("overview", "Overview", PATH))
 
-MINUTES = 60
-"""Length of the charts."""
 MAX_CAUSES = 5
-
-
-async def _readings(request: Request) -> Readings:
-    found: Readings = request.app.state.readings
-    return found
-
-
-ReadingsOf = Annotated[Readings, Depends(_readings)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +60,7 @@ class LaneRow:
 async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -> DashboardPage:
     """Show the doctor's findings first, then the lanes, workers and dead letters."""
     now = state.ledger.clock.time()
-    first = now - now % 60 - 60 * (MINUTES - 1)
+    first = first_minute(now)
     minutes = await state.ledger.lane_history.minutes(first)
     report = await readings.lanes.look()
     retries = await readings.retries.look()
@@ -170,19 +161,10 @@ def _lane(
         percent=None if fullest is None else fullest.percent_full,
         oldest=oldest,
         jobs=jobs,
-        published=_series(minutes, first, lambda each: each.published),
-        ended=_series(minutes, first, lambda each: each.ended),
-        dead=_series(minutes, first, lambda each: each.dead),
+        published=minute_series(minutes, first, lambda each: each.published),
+        ended=minute_series(minutes, first, lambda each: each.ended),
+        dead=minute_series(minutes, first, lambda each: each.dead),
     )
-
-
-def _series(minutes: Sequence[LaneMinute], first: float, value: Any) -> list[float | None]:
-    found: list[float | None] = [None] * MINUTES
-    for each in minutes:
-        index = round((each.at - first) / 60)
-        if 0 <= index < MINUTES:
-            found[index] = value(each)
-    return found
 
 
 def _waits(minutes: Sequence[LaneMinute], first: float) -> dict[str, Any]:
@@ -194,6 +176,6 @@ def _waits(minutes: Sequence[LaneMinute], first: float) -> dict[str, Any]:
         "p99": None if latest is None else latest.wait_p99,
         "at": None if latest is None else latest.at,
         "worst": max((each.wait_p99 or 0.0 for each in hot), default=None),
-        "p50s": _series(hot, first, lambda each: each.wait_p50),
-        "p99s": _series(hot, first, lambda each: each.wait_p99),
+        "p50s": minute_series(hot, first, lambda each: each.wait_p50),
+        "p99s": minute_series(hot, first, lambda each: each.wait_p99),
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import structlog
+from fastapi import Depends, Request
 
 from switchyard.api.state import ApiState
 from switchyard.broker.errors import BrokerError
@@ -104,3 +105,11 @@ class Readings:
         )
         found = {delay: sizes[retry_name(delay)] for delay in settings.retry_delays}
         return {delay: size.ready for delay, size in found.items() if size is not None}
+
+
+async def _readings(request: Request) -> Readings:
+    found: Readings = request.app.state.readings
+    return found
+
+
+ReadingsOf = Annotated[Readings, Depends(_readings)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -12,21 +13,28 @@ import structlog
 from switchyard.broker.lanes import queue_name
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.lane_history import MINUTE
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
-from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
+from switchyard.services.engine.scheduler.duties import (
+    HISTORY_PAUSE,
+    DutyContext,
+    PeriodicDuty,
+)
 from switchyard.services.llm.batch_sender import BatchSender
 from switchyard.services.llm.budget_account import clean_up_spending
+from switchyard.services.llm.gate import calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_batches import OpenAiBatches
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.llm_servers import (
     BRIEF_PAUSE,
     TRIAL_AFTER_FAILURES,
+    LlmMinute,
     LlmServerReport,
 )
 from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
@@ -168,6 +176,30 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty(
         "old files of clients", partial(_drop_files, batches), context.intervals.answers
     )
+    yield PeriodicDuty("model servers' history", partial(_record_minute, context), HISTORY_PAUSE)
+
+
+async def _record_minute(context: DutyContext) -> None:
+    """Wait for the end of this minute, and record what each server is allowed. Raises
+    LedgerError."""
+    await asyncio.sleep(MINUTE - context.ledger.clock.time() % MINUTE)
+    await record_minute(context.settings, context.ledger)
+
+
+async def record_minute(settings: Settings, ledger: Ledger) -> None:
+    """Record what each server is allowed, for the charts of the dashboard; nothing where none was
+    called yet. Raises LedgerError."""
+    repositories = LlmLedger(ledger)
+    reports = await repositories.slots.llm_servers()
+    if not reports:
+        return
+    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    now = ledger.clock.time()
+    minutes = [
+        LlmMinute(now - now % MINUTE, each.name, calls_allowed(each, most), each.in_flight)
+        for each in reports
+    ]
+    await repositories.history.add_minute(minutes, now)
 
 
 async def _drop_files(batches: OpenAiBatches) -> None:

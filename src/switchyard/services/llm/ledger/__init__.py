@@ -15,6 +15,7 @@ class LlmLedger:
     def __init__(self, ledger: Ledger) -> None:
         from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
         from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
+        from switchyard.services.llm.ledger.llm_history import LlmHistory
         from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
         from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
         from switchyard.services.llm.ledger.openai_batches import OpenAiBatchRepository
@@ -22,6 +23,7 @@ class LlmLedger:
         core = ledger.core
         self.answers = LlmAnswerRepository(core)
         self.batches = LlmBatchRepository(core)
+        self.history = LlmHistory(core)
         self.slots = LlmSlotRepository(core)
         self.spending = LlmSpendRepository(core)
         self.openai = OpenAiBatchRepository(core)

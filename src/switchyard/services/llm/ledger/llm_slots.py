@@ -17,6 +17,7 @@ from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
+from switchyard.services.llm.ledger.llm_history import note_pause
 from switchyard.services.llm.ledger.llm_spend import reserve_call, settle_call
 from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots
 from switchyard.services.llm.records.llm_servers import (
@@ -95,7 +96,9 @@ class LlmSlotRepository(Repository):
             state = _lock_server(connection, server, 1)
             slots = _count_slots(connection, server)
             now = slots.now
-            _store(connection, server, change(state, slots.total, now), now)
+            changed = change(state, slots.total, now)
+            _store(connection, server, changed, now)
+            note_pause(connection, server, state, changed, now)
         elif calls:
             now = db_now(connection)
         connection.execute(_DELETE_SLOT, {"id": slot})
@@ -156,7 +159,9 @@ class LlmSlotRepository(Repository):
         state, now = _lock_server(connection, server, 1), db_now(connection)
         if state.paused_until <= now:
             return PauseEnded(0.0, 0)
-        _store(connection, server, replace(state, paused_until=0.0), now)
+        changed = replace(state, paused_until=0.0)
+        _store(connection, server, changed, now)
+        note_pause(connection, server, state, changed, now)
         waiting = (
             update(jobs)
             .where(

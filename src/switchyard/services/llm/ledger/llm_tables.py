@@ -32,6 +32,24 @@ llm_slots = Table(
 )
 Index("ix_llm_slots_server", llm_slots.c.server, llm_slots.c.expires_at)
 
+llm_minutes = Table(
+    "llm_minutes",
+    metadata,
+    Column("at", Double, primary_key=True),
+    Column("server", Text, primary_key=True),
+    Column("calls_allowed", Integer, nullable=False),
+    Column("in_flight", Integer, nullable=False),
+)
+
+llm_pauses = Table(
+    "llm_pauses",
+    metadata,
+    Column("server", Text, primary_key=True),
+    Column("began_at", Double, primary_key=True),
+    Column("until", Double, nullable=False),
+    Column("reason", Text),
+)
+
 llm_answers = Table(
     "llm_answers",
     metadata,

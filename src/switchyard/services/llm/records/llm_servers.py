@@ -80,6 +80,29 @@ class LlmServerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LlmMinute:
+    """A server at the end of a minute."""
+
+    at: float
+    """When the minute began, in seconds since the epoch."""
+    server: str
+    calls_allowed: int
+    """Calls that it might get at once."""
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class LlmPause:
+    """A pause of a server. Times are the database's, in seconds since the epoch."""
+
+    server: str
+    began_at: float
+    until: float
+    """When it ended, or will."""
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PauseEnded:
     """Somebody has ended a server's pause."""
 

@@ -1,0 +1,77 @@
+"""What each model server was allowed, minute by minute, and its pauses, kept for some days."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, delete, select, text
+
+from switchyard.services.engine.ledger.lane_history import KEPT_FOR
+from switchyard.services.engine.ledger.sql.dialect import insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.llm.ledger.llm_tables import llm_minutes, llm_pauses
+from switchyard.services.llm.records.llm_servers import LlmMinute, LlmPause, LlmServerState
+
+MAX_PAUSES = 100
+
+
+class LlmHistory(Repository):
+    """All raise LedgerUnavailable when the database is away."""
+
+    @write
+    def add_minute(self, connection: Connection, minutes: Sequence[LlmMinute], now: float) -> None:
+        """Record servers at the end of a minute, and forget what is too old. The same minute again
+        changes nothing."""
+        rows = [asdict(each) for each in minutes]
+        if rows:
+            made = insert_into(connection, llm_minutes).values(rows)
+            connection.execute(made.on_conflict_do_nothing())
+        connection.execute(delete(llm_minutes).where(llm_minutes.c.at < now - KEPT_FOR))
+        connection.execute(delete(llm_pauses).where(llm_pauses.c.until < now - KEPT_FOR))
+
+    @read
+    def minutes(self, connection: Connection, since: float) -> list[LlmMinute]:
+        """Return the minutes since a time, in seconds since the epoch, the earliest first."""
+        query = select(llm_minutes).where(llm_minutes.c.at >= since)
+        rows = connection.execute(query.order_by(llm_minutes.c.at, llm_minutes.c.server))
+        return [LlmMinute(**row) for row in rows.mappings()]
+
+    @read
+    def pauses(self, connection: Connection, since: float) -> list[LlmPause]:
+        """Return pauses that had not ended at a time, in seconds since the epoch: the latest
+        MAX_PAUSES, the latest first."""
+        query = (
+            select(llm_pauses)
+            .where(llm_pauses.c.until > since)
+            .order_by(llm_pauses.c.began_at.desc(), llm_pauses.c.server)
+            .limit(MAX_PAUSES)
+        )
+        return [LlmPause(**row) for row in connection.execute(query).mappings()]
+
+
+_EXTEND = text(
+    "UPDATE llm_pauses SET until = :until, reason = COALESCE(:reason, reason) "
+    "WHERE server = :server AND until > :now"
+)
+
+
+def note_pause(
+    connection: Connection,
+    server: str,
+    before: LlmServerState,
+    after: LlmServerState,
+    now: float,
+) -> None:
+    """Keep when a server is paused, until when and why, where that changes. Its row is locked."""
+    if after.paused_until == before.paused_until:
+        return
+    if before.paused_until > now:
+        changed = {"server": server, "now": now, "until": max(now, after.paused_until)}
+        reason = after.pause_reason if after.paused_until > now else None
+        if connection.execute(_EXTEND, {**changed, "reason": reason}).rowcount:
+            return
+    if after.paused_until > now:
+        new = LlmPause(server, now, after.paused_until, after.pause_reason)
+        made = insert_into(connection, llm_pauses).values(**asdict(new))
+        connection.execute(made.on_conflict_do_nothing())
