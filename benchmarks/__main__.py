@@ -20,6 +20,7 @@ from benchmarks import (
     gateway,
     graph,
     http_api,
+    large,
     limits,
     llm,
     llm_http,
@@ -49,12 +50,19 @@ ALL = {
     **recognise.ALL,
     **vectors.ALL,
     **through.ALL,
+    **large.ALL,
 }
+GROUPS = {"large": tuple(large.ALL)}
+"""Several under one name; they are measured only where they are named."""
+_USUAL = [name for name in ALL if name not in large.ALL]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}; all")
+    choices = ", ".join([*ALL, *GROUPS])
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {choices}; all but {', '.join(GROUPS)}"
+    )
     parser.add_argument("--rounds", type=int, help="rounds of each, interleaved")
     parser.add_argument("--count", type=int, help="jobs in each round")
     parser.add_argument(
@@ -65,9 +73,10 @@ def main() -> None:
         "--collection", type=Path, metavar="DIR", help="search: public collections to search, too"
     )
     options = parser.parse_args()
-    unknown = set(options.names) - set(ALL)
+    unknown = set(options.names) - ALL.keys() - GROUPS.keys()
     if unknown:
-        parser.error(f"no measurement {', '.join(sorted(unknown))}: choose of {', '.join(ALL)}")
+        parser.error(f"no measurement {', '.join(sorted(unknown))}: choose of {choices}")
+    names = [each for name in options.names for each in GROUPS.get(name, (name,))]
     console = Console(width=None if sys.stdout.isatty() else 110)
     figures: dict[str, list[Row]] = {}
     failed: list[str] = []
@@ -76,7 +85,7 @@ def main() -> None:
             f"RabbitMQ {ground.broker_version}, Python {platform.python_version()}, "
             f"{os.cpu_count()} cores; medians of the rounds"
         )
-        for name in options.names or ALL:
+        for name in names or _USUAL:
             measure, rounds, count = ALL[name]
             console.print(f"\n[bold]{name}[/]: {measure.__doc__}")
             began = time.monotonic()

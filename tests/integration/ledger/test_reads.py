@@ -1,13 +1,16 @@
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.common.durations import DAY
+from switchyard.services.engine.ledger import Ledger, job_reads
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
-from switchyard.services.engine.records.results import Created
+from switchyard.services.engine.records.results import TIMED_OUT, Created
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from tests.support.made import NOW, claim, finish, message, new_job
+from tests.support.made import NOW, claim, finish, letter, message, new_job
 
 
 async def job_ids(ledger: Ledger, **wanted) -> list[str]:
@@ -70,6 +73,26 @@ async def test_listings_are_filtered(ledger: Ledger) -> None:
     assert await job_ids(ledger, job_type="other") == []
     assert await job_ids(ledger, since=NOW * 2) == []
     assert await job_ids(ledger, state=State.PENDING, lane="backfill") == []
+
+
+@pytest.mark.parametrize("wanted", [{"state": State.PENDING}, {"lane": "hot"}])
+async def test_a_listing_of_several_lanes_or_states_is_newest_first_page_by_page(
+    ledger: Ledger, wanted: dict[str, Any]
+) -> None:
+    for n in range(12):
+        made = f"2026-01-01T00:00:{n // 4:02}Z"
+        lane = ("hot", "backfill", "maintenance")[n % 3]
+        await ledger.jobs.record(new_job(message(f"job-{n:02}", created_at=made), lane=lane))
+        if n % 2:
+            await ledger.jobs.claim(claim(f"job-{n:02}", f"claim-{n}"))
+    fit = [n for n in range(12) if (n % 2 == 0 if "state" in wanted else n % 3 == 0)]
+    seen: list[str] = []
+    cursor, more = None, True
+    while more:
+        page = await ledger.job_reads.list_jobs(JobFilter(**wanted), limit=2, cursor=cursor)
+        seen += [job.id for job in page.items]
+        cursor, more = page.next_cursor, page.next_cursor is not None
+    assert seen == [f"job-{n:02}" for n in reversed(fit)]
 
 
 async def test_jobs_are_found_by_how_long_they_ran_and_when_they_ended(ledger: Ledger) -> None:
@@ -161,6 +184,40 @@ async def test_jobs_are_counted_by_lane_and_state(ledger: Ledger) -> None:
         "hot": {State.PENDING: 1, State.RUNNING: 1},
         "backfill": {State.PENDING: 1},
     }
+
+
+async def test_ended_jobs_are_counted_anew_when_that_was_quick_or_is_long_ago(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        await ledger.jobs.record(new_job(name))
+    await set_columns(ledger, "a", state="succeeded")
+    assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 1, State.PENDING: 2}}
+    monkeypatch.setattr(job_reads, "COUNT_SECONDS", 0.0)  # from now on no count is quick
+    monkeypatch.setattr(job_reads, "COUNT_REST_RATIO", 1e9)
+    await set_columns(ledger, "b", state="succeeded")
+    assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2, State.PENDING: 1}}
+    await set_columns(ledger, "c", state="succeeded")
+    assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2}}
+
+
+async def test_jobs_that_ran_into_their_limit_lately_are_counted_by_type(ledger: Ledger) -> None:
+    now = ledger.clock.time()
+    old, late = now - 30 * DAY, {"error_type": TIMED_OUT, "updated_at": now}
+    for name, values in {
+        "unlisted": {"state": "dead", "created_at": now, **late},
+        "retrying": {"state": "retrying", "created_at": old, **late},
+        "redriven": {"state": "dead", "created_at": old, **late},
+        "long-ago": {"state": "dead", "created_at": old, **late, "updated_at": old},
+        "other-cause": {"state": "dead", **late, "error_type": "OSError"},
+        "succeeded": {"state": "succeeded", "created_at": old, **late},
+    }.items():
+        await ledger.jobs.record(new_job(name))
+        if name not in ("unlisted", "retrying"):
+            died = values.get("updated_at")
+            await ledger.dead_letters.index_dead([letter(name, dead_at=died)])
+        await set_columns(ledger, name, **values)
+    assert await ledger.job_reads.timed_out(now - 3600) == {"summarize_content": 3}
 
 
 async def test_a_pipeline_is_its_first_job_and_those_that_follow(ledger: Ledger) -> None:

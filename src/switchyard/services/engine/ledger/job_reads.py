@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +30,7 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql
 
 from switchyard.broker.lanes import LANES
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
     among_of,
@@ -36,9 +39,10 @@ from switchyard.services.engine.ledger.sql.dialect import (
     keys_parameter,
 )
 from switchyard.services.engine.ledger.sql.paging import fetch_page
-from switchyard.services.engine.ledger.sql.repository import Repository, read
+from switchyard.services.engine.ledger.sql.repository import LedgerCore, Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
     attempts,
+    dead_letters,
     job_actions,
     job_checkpoints,
     job_progress,
@@ -56,7 +60,7 @@ from switchyard.services.engine.records.results import (
     JobSummary,
     Page,
 )
-from switchyard.services.engine.records.states import IN_QUEUES, State
+from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, State
 
 _LONG = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
@@ -78,12 +82,23 @@ _KEPT_AT = (
 )
 
 
+NEW_SECONDS = 3 * DAY
+"""Age of jobs from which a recent death is looked for among the letters."""
+COUNT_SECONDS = 0.1
+COUNT_REST_RATIO = 20.0
+"""Ended jobs take at most about a twentieth of the time to count, however often somebody looks."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
 
 
 class JobReads(Repository):
     """None of these waits for a writer. All raise LedgerUnavailable when the database is away."""
+
+    def __init__(self, core: LedgerCore) -> None:
+        super().__init__(core)
+        self._ended: dict[str, dict[State, int]] = {}
+        """Jobs that had ended when they were last counted, by lane and state."""
+        self._count_again_at = float("-inf")
 
     @read
     def get(self, connection: Connection, job_id: str) -> JobRecord | None:
@@ -133,11 +148,14 @@ class JobReads(Repository):
         """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
         that no earlier page gave."""
         job_filter = job_filter or JobFilter()
-        query = _filtered(_summaries(), job_filter, self.clock.time(), self._database.dialect)
         at, key = _place(job_filter)
+        now, dialect = self.clock.time(), self._database.dialect
 
         def work(connection: Connection) -> Page[JobSummary]:
-            page = fetch_page(connection, query, at, key, _summary, limit, cursor)
+            parts = _lanes_in_states(connection, job_filter)
+            rest = job_filter if parts is None else replace(job_filter, state=None, lane=None)
+            query = _filtered(_summaries(), rest, now, dialect)
+            page = fetch_page(connection, query, at, key, _summary, limit, cursor, parts=parts)
             return replace(page, items=_with_tags(connection, page.items))
 
         return await self._database.read(work)
@@ -184,11 +202,20 @@ class JobReads(Repository):
 
     @read
     def counts(self, connection: Connection) -> dict[str, dict[State, int]]:
-        """Count jobs by lane and state; states without jobs are left out."""
-        found: dict[str, dict[State, int]] = {}
-        query = select(jobs.c.state, jobs.c.lane, func.count())
-        for state, lane, number in connection.execute(query.group_by("state", "lane")):
-            found.setdefault(lane, {})[State(state)] = number
+        """Count jobs by lane and state; states without jobs are left out.
+
+        To count those that have ended takes seconds where there are ten million. Where it takes
+        more than COUNT_SECONDS, they are as they were up to COUNT_REST_RATIO times as long ago.
+        """
+        began = time.monotonic()
+        found = _counts(connection, [state for state in State if state not in FINISHED])
+        if began >= self._count_again_at:
+            self._ended = _counts(connection, sorted(FINISHED))
+            ended_at = time.monotonic()
+            took = ended_at - began
+            self._count_again_at = ended_at + took * COUNT_REST_RATIO * (took > COUNT_SECONDS)
+        for lane, numbers in self._ended.items():
+            found.setdefault(lane, {}).update(numbers)
         return found
 
     @read
@@ -201,22 +228,27 @@ class JobReads(Repository):
         )
         return {row[0]: row[1] for row in connection.execute(query)}
 
-    async def timed_out(self, since: float) -> dict[str, int]:
+    @read
+    def timed_out(self, connection: Connection, since: float) -> dict[str, int]:
         """Count, by type, the jobs that have exceeded their time limit since then, and that wait
-        for another attempt or are dead."""
-        query = (
-            select(jobs.c.job_type, func.count())
-            .where(
-                jobs.c.state.in_([State.RETRYING, State.DEAD]),
-                jobs.c.error_type == TIMED_OUT,
-                jobs.c.updated_at >= since,
-            )
-            .group_by(jobs.c.job_type)
-            .order_by(func.count().desc())
-        )
-        return await self._database.read(
-            lambda connection: {row[0]: row[1] for row in connection.execute(query)}
-        )
+        for another attempt or are dead; the largest number first."""
+        late = (jobs.c.error_type == TIMED_OUT) & (jobs.c.updated_at >= since)
+        # Most dead jobs have died long ago. The index of states finds those that were made lately;
+        # one that is older, as after a redrive, is found by the time of its letter.
+        is_new = jobs.c.created_at >= since - NEW_SECONDS
+        died = jobs.c.id.in_(select(dead_letters.c.id).where(dead_letters.c.dead_at >= since))
+        query = select(jobs.c.job_type, jobs.c.state, func.count()).where(late)
+        query = query.group_by(jobs.c.job_type, jobs.c.state)
+        found: Counter[str] = Counter()
+        for state, mine in (
+            (State.RETRYING, jobs.c.state == State.RETRYING),
+            (State.DEAD, (jobs.c.state == State.DEAD) & is_new),
+            (State.DEAD, died & ~is_new),
+        ):
+            for job_type, its_state, number in connection.execute(query.where(mine)):
+                if its_state == state:
+                    found[job_type] += number
+        return dict(found.most_common())
 
     async def unheeded_cancels(self, before: float, limit: int) -> list[JobSummary]:
         """Return jobs that still run although their cancellation was requested before that time;
@@ -371,6 +403,43 @@ def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
+def _counts(connection: Connection, states: Collection[State]) -> dict[str, dict[State, int]]:
+    found: dict[str, dict[State, int]] = {}
+    query = select(jobs.c.state, jobs.c.lane, func.count()).where(jobs.c.state.in_(states))
+    for state, lane, number in connection.execute(query.group_by("state", "lane")):
+        found.setdefault(lane, {})[State(state)] = number
+    return found
+
+
+def lanes_in(connection: Connection, state: State) -> list[str]:
+    """Return the lanes that have jobs of this state, by a look into the index for each."""
+    found: list[str] = []
+    query = select(func.min(jobs.c.lane)).where(jobs.c.state == state)
+    lane = connection.scalar(query)
+    while lane is not None:
+        found.append(lane)
+        lane = connection.scalar(query.where(jobs.c.lane > lane))
+    return found
+
+
+def _lanes_in_states(
+    connection: Connection, job_filter: JobFilter
+) -> list[ColumnElement[bool]] | None:
+    """Return a condition for each state and lane that the jobs may have: the index of states has
+    the jobs of each by age, few or many. None where neither is given, or where another index finds
+    the jobs."""
+    if job_filter.state is None and job_filter.lane is None:
+        return None
+    others = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
+    if any(getattr(job_filter, name) for name in others):
+        return None
+    return [
+        (jobs.c.state == state) & (jobs.c.lane == lane)
+        for state in ([job_filter.state] if job_filter.state else State)
+        for lane in ([job_filter.lane] if job_filter.lane else lanes_in(connection, state))
+    ]
+
+
 def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: str) -> Select[Any]:
     columns = ("state", "lane", "job_type", "worker", "source", "parent_id", "operation_id")
     for name in columns:
@@ -425,6 +494,10 @@ def _place(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[s
     """Return when a job was made, and its id: the columns by which `_filtered` is read in order."""
     if job_filter.tags:
         return job_tags.c.created_at, job_tags.c.job_id
+    if job_filter.operation_id is not None or job_filter.acted_by is not None:
+        # Not by the index of all jobs' ages, in which theirs may be far back: PostgreSQL expects
+        # them to lie evenly among the others.
+        return jobs.c.created_at + 0.0, jobs.c.id
     return jobs.c.created_at, jobs.c.id
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-from sqlalchemy import Connection, and_, or_, select, tuple_
+from sqlalchemy import Connection, or_, select
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
+from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
@@ -28,34 +29,32 @@ class ReferencedKeys(Repository):
         Costs as much as there are such jobs and letters.
         """
         found: set[str] = set()
-        after: tuple[float, str] | None = (since, "")
-        while after is not None:
-            after = await self._database.read(partial(self._of_jobs, after=after, found=found))
+        # All at one moment: a job that changes its state meanwhile is among them all the same.
+        ids = await self._database.read(partial(self._needed_jobs, since=since))
+        for start in range(0, len(ids), _PAGE):
+            some = ids[start : start + _PAGE]
+            await self._database.read(partial(_of_jobs, job_ids=some, found=found))
         letter: str | None = "" if not since else None
         while letter is not None:
             letter = await self._database.read(partial(_of_letters, after=letter, found=found))
         return found
 
-    def _of_jobs(
-        self, connection: Connection, after: tuple[float, str], found: set[str]
-    ) -> tuple[float, str] | None:
-        """Return where the next page begins; None behind the last."""
-        states = [state for state in State if state not in FINISHED]
-        dead = and_(
-            jobs.c.state == State.DEAD,
-            jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS,
+    def _needed_jobs(self, connection: Connection, since: float) -> list[str]:
+        states = [state for state in State if state not in FINISHED or state is State.DEAD]
+        redrivable = jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS
+        query = select(jobs.c.id).where(
+            jobs.c.state.in_(states),
+            or_(jobs.c.state != State.DEAD, redrivable),
+            jobs.c.created_at >= since,
         )
-        key = tuple_(jobs.c.created_at, jobs.c.id)
-        rows = connection.execute(
-            select(jobs.c.created_at, jobs.c.id, jobs.c.parent_id, jobs.c.pipeline, jobs.c.payload)
-            .where(or_(jobs.c.state.in_(states), dead), key > tuple_(*after))
-            .order_by(jobs.c.created_at, jobs.c.id)
-            .limit(_PAGE)
-        ).all()
-        for row in rows:
-            found.update(name for name in (row.id, row.parent_id, row.pipeline) if name)
-            found.update(texts_in(json.loads(row.payload)))
-        return (rows[-1].created_at, rows[-1].id) if len(rows) == _PAGE else None
+        return list(connection.scalars(query))
+
+
+def _of_jobs(connection: Connection, job_ids: Sequence[str], found: set[str]) -> None:
+    query = select(jobs.c.id, jobs.c.parent_id, jobs.c.pipeline, jobs.c.payload)
+    for row in connection.execute(query.where(among(connection, jobs.c.id, job_ids))):
+        found.update(name for name in (row.id, row.parent_id, row.pipeline) if name)
+        found.update(texts_in(json.loads(row.payload)))
 
 
 def _of_letters(connection: Connection, after: str, found: set[str]) -> str | None:

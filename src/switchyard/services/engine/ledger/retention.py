@@ -29,6 +29,7 @@ from sqlalchemy import (
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.archive import is_unsettled
+from switchyard.services.engine.ledger.job_reads import lanes_in
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
@@ -86,7 +87,7 @@ class RetentionRepository(Repository):
     @read
     def ended_lanes(self, connection: Connection, state: State) -> list[str]:
         """Return the lanes that have jobs of this state, by a look into the index for each."""
-        return _ended_lanes(connection, state)
+        return lanes_in(connection, state)
 
     @read
     def examine(
@@ -293,7 +294,7 @@ class RetentionRepository(Repository):
         for state in sorted(FINISHED):
             if late.shortest(state) is None:
                 continue
-            for lane in _ended_lanes(connection, state):
+            for lane in lanes_in(connection, state):
                 age = late.shortest(state, lane)
                 if age is None:
                     continue
@@ -316,16 +317,6 @@ class RetentionRepository(Repository):
         """Return when the oldest job was made; None where there is none."""
         made: float | None = connection.scalar(select(func.min(jobs.c.created_at)))
         return made
-
-
-def _ended_lanes(connection: Connection, state: State) -> list[str]:
-    found: list[str] = []
-    query = select(func.min(jobs.c.lane)).where(jobs.c.state == state)
-    lane = connection.scalar(query)
-    while lane is not None:
-        found.append(lane)
-        lane = connection.scalar(query.where(jobs.c.lane > lane))
-    return found
 
 
 def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool]:

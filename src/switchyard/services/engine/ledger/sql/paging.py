@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, select, tuple_, union_all
 
+from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.records.errors import InvalidCursor
 from switchyard.services.engine.records.results import Page
 
@@ -22,26 +23,37 @@ MAX_PAGE = 1_000
 
 def fetch_page(
     connection: Connection,
-    select: Select[Any],
+    query: Select[Any],
     at: ColumnElement[float],
     key: ColumnElement[str],
     make: Callable[[Row[Any]], Item],
     limit: int,
     cursor: str | None,
+    parts: Sequence[ColumnElement[bool]] | None = None,
 ) -> Page[Item]:
-    """Fetch one page of `select`, ordered by `at` and `key`, both descending.
+    """Fetch one page of `query`, ordered by `at` and `key`, both descending.
+
+    `parts` are conditions of which each row fits exactly one, and for each of which an index has
+    the rows in this order: what is newest is found in these, however many rows there are.
 
     Raises ValueError for a limit that is not 1 to 1,000, InvalidCursor.
     """
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}")
+    query = query.add_columns(at.label("_at"), key.label("_key"))
     if cursor is not None:
-        select = select.where(tuple_(at, key) < tuple_(*_decode(cursor)))
-    found = connection.execute(
-        select.add_columns(at.label("_at"), key.label("_key"))
-        .order_by(at.desc(), key.desc())
-        .limit(limit + 1)
-    ).all()
+        last_at, last_key = _decode(cursor)
+        query = query.where(at <= last_at, tuple_(at, key) < tuple_(last_at, last_key))
+
+    def newest(some: Select[Any]) -> Select[Any]:
+        return some.order_by(at.desc(), key.desc()).limit(limit + 1)
+
+    if parts is not None:
+        # In a statement of its own, or PostgreSQL may look for these keys among all rows.
+        each = [select(newest(query.where(part)).subquery().c._key) for part in parts]
+        keys = connection.scalars(union_all(*each)) if each else ()
+        query = query.where(among(connection, key, keys))
+    found = connection.execute(newest(query)).all()
     rows: Sequence[Row[Any]] = found[:limit]
     more = len(found) > limit
     last = rows[-1]._mapping if more else None

@@ -1,0 +1,99 @@
+"""What a year of jobs leaves in the ledger must not make it slower: counted in SQLite's own steps,
+which are the same on every machine. `make bench ARGS=large` measures both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from benchmarks.large_ledger import YEAR, fill
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.retention import RetentionAges
+from switchyard.services.engine.records.states import State
+
+SMALL, LARGE = 5_000, 20_000
+PAGE = 9
+"""Jobs of a listing: fewer than there are of each state and lane."""
+GRAIN = 100
+"""Steps of SQLite's machine that are counted as one."""
+
+Operation = Callable[[Ledger], Awaitable[object]]
+
+
+def listed(**wanted: Any) -> Operation:
+    async def list_jobs(ledger: Ledger) -> None:
+        assert (await ledger.job_reads.list_jobs(JobFilter(**wanted), limit=PAGE)).items
+
+    return list_jobs
+
+
+async def deep_page(ledger: Ledger) -> None:
+    until = JobFilter(until=ledger.clock.time() - YEAR / 2)
+    first = await ledger.job_reads.list_jobs(until, limit=1)
+    assert (await ledger.job_reads.list_jobs(cursor=first.next_cursor)).items
+
+
+async def examined(ledger: Ledger) -> None:
+    age = YEAR * 0.9
+    ages = RetentionAges({State.SUCCEEDED: age, State.CANCELLED: None, State.DEAD: None})
+    assert (
+        await ledger.retention.examine(ages, State.SUCCEEDED, "hot", before=None, limit=20)
+    ).removable
+
+
+OPERATIONS: dict[str, Operation] = {
+    "the newest": listed(),
+    "a deep page": deep_page,
+    "dead": listed(state=State.DEAD),
+    "succeeded": listed(state=State.SUCCEEDED),
+    "dead in a lane": listed(state=State.DEAD, lane="hot"),
+    "a lane": listed(lane="maintenance"),
+    "a tag": listed(tags={"team": "search"}),
+    "time-outs": lambda ledger: ledger.job_reads.timed_out(ledger.clock.time() - 60),
+    "gauges": lambda ledger: ledger.gauges.gauges(),
+    "pruning": examined,
+}
+
+
+async def test_the_past_makes_nothing_slower(tmp_path: Path) -> None:
+    small, large = [
+        await counted(f"sqlite+aiosqlite:///{tmp_path / f'{count}.db'}", count)
+        for count in (SMALL, LARGE)
+    ]
+    assert {
+        name: (before, large[name])
+        for name, before in small.items()
+        if large[name] > 1.3 * before + 10
+    } == {}
+
+
+async def counted(url: str, count: int) -> dict[str, int]:
+    """Return how many steps each operation takes with so many jobs, in hundreds."""
+    await upgrade(url)
+    async with await Ledger.open(url) as ledger:
+        await fill(ledger, count)
+        read, number = ledger.core.database.read, 0
+
+        def step() -> None:
+            nonlocal number
+            number += 1
+
+        async def counting(work: Callable[[Connection], Any]) -> Any:
+            def work_counted(connection: Connection) -> Any:
+                driver: Any = connection.connection.driver_connection
+                driver.set_progress_handler(step, GRAIN)
+                return work(connection)
+
+            return await read(work_counted)
+
+        ledger.core.database.read = counting  # type: ignore[method-assign]
+        found = {}
+        for name, operation in OPERATIONS.items():
+            number = 0
+            await operation(ledger)
+            found[name] = number
+        return found
