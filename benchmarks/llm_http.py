@@ -140,7 +140,7 @@ class _Load:
     async def _ask(self, lane: ModelClient, question: str) -> bool:
         asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 1000}
         try:
-            await lane.ask(asked, urgency=Urgency.from_priority("backfill", 1), within=600.0)
+            await lane.ask(asked, urgency=Urgency.from_priority("backfill", 1), timeout=600.0)
         except LlmTimeout:
             self.outcome.timed_out += 1
             return False

@@ -77,7 +77,7 @@ async def context(tmp_path: Path, site: Pages) -> Any:
     )
     await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
-        yield SourceContext(settings, ledger, Storage(settings.files_url), 0.0, patience=5)
+        yield SourceContext(settings, ledger, Storage(settings.files_url), 0.0, max_wait=5)
 
 
 def opened(context: SourceContext, name: str, **options: Any) -> Source:

@@ -46,7 +46,7 @@ async def answer(lane: ModelClient, n: int) -> bool:
     """Whether the question was answered already."""
     by = Requester(f"job-{n}")
     _, reused = await lane.answer(
-        chat(f"Question {n}?"), urgency=Urgency(), within=20, by=by, batch=True
+        chat(f"Question {n}?"), urgency=Urgency(), timeout=20, by=by, batch=True
     )
     return reused
 

@@ -33,7 +33,7 @@ async def ask_all(questions: list[str]) -> list[str]:
     async def ask(lane: ModelClient, question: str) -> str:
         asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         try:
-            answer, _ = await lane.answer(asked, urgency=Urgency(), within=60)
+            answer, _ = await lane.answer(asked, urgency=Urgency(), timeout=60)
         except Exception as error:
             return type(error).__name__
         return answer.text.split()[0]

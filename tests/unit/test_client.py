@@ -91,19 +91,19 @@ def test_the_last_id_outlives_what_was_cut_off() -> None:
 
 
 def test_a_stream_is_opened_again_with_growing_pauses_and_not_for_ever() -> None:
-    patience = ReconnectBackoff(most=3)
+    backoff = ReconnectBackoff(most=3)
     with pytest.raises(ApiUnavailable):
-        patience.pause(ApiUnavailable("never there"))
-    patience.restore()
-    assert [patience.pause(None) for _ in range(3)] == [0.2, 0.4, 0.8]
+        backoff.pause(ApiUnavailable("never there"))
+    backoff.restore()
+    assert [backoff.pause(None) for _ in range(3)] == [0.2, 0.4, 0.8]
     with pytest.raises(ApiUnavailable, match="again and again"):
-        patience.pause(None)
-    patience.restore()
+        backoff.pause(None)
+    backoff.restore()
     busy = Unavailable("busy")
     busy.retry_after = 3
-    assert patience.pause(busy) == 3
+    assert backoff.pause(busy) == 3
     with pytest.raises(Forbidden):
-        patience.pause(Forbidden("the key was revoked"))
+        backoff.pause(Forbidden("the key was revoked"))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def registry() -> Registry:
 async def runner(
     settings: Settings, registry: Registry, ledger: Ledger
 ) -> AsyncIterator[InlineRunner]:
-    async with InlineRunner(settings, registry, ledger, patience=0.5) as opened:
+    async with InlineRunner(settings, registry, ledger, max_wait=0.5) as opened:
         yield opened
 
 
@@ -175,7 +175,7 @@ async def test_what_keeps_failing_is_dead_with_the_workers_reason(
 async def test_a_retry_that_asks_for_more_patience_than_there_is_is_given_up(
     settings: Settings, registry: Registry, ledger: Ledger
 ):
-    async with InlineRunner(settings, registry, ledger, patience=0.005) as runner:
+    async with InlineRunner(settings, registry, ledger, max_wait=0.005) as runner:
         record = await ledger.job_reads.get(await finished(runner, "second", {"fail": 1}))
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "exhausted", 1)

@@ -40,7 +40,7 @@ def test_who_comes_first_is_never_refused(amount: int) -> None:
 
 def test_a_group_takes_its_share_as_one_client() -> None:
     whole = Shares(100)
-    group = Shares(50, within=whole, name="group")
+    group = Shares(50, parent=whole, name="group")
     for member in range(100):
         group.take(str(member), 5)
     assert whole.used == group.used <= 50

@@ -125,7 +125,7 @@ class Names:
 async def fetch(
     url: str, guard: SsrfGuard | None = None, max_bytes: int = 1000, within: float = 10
 ):
-    async with fetching(url, max_bytes=max_bytes, within=within, guard=guard) as fetched:
+    async with fetching(url, max_bytes=max_bytes, timeout=within, guard=guard) as fetched:
         return b"".join([part async for part in fetched.parts])
 
 

@@ -53,7 +53,7 @@ async def test_stop_returns_what_was_not_started_and_lets_the_rest_finish(
 ) -> None:
     lanes = lanes310
     await lanes.publish("hot", names("held", 2))
-    consumer = await lanes.consume(handler, slots=2, reserve=1, patience=60)
+    consumer = await lanes.consume(handler, slots=2, reserve=1, max_wait=60)
     await handler.started(*names("held", 2))
     await lanes.publish("backfill", names("backfill", 3))
     await eventually(lambda: consumer.waiting == 1)

@@ -68,7 +68,7 @@ async def test_two_lower_lanes_together_hold_no_more_than_their_slots(
     lanes, most = lanes310, 0
     await lanes.publish("hot", names("held-hot", 4))
     consumer = await lanes.consume(
-        handler, queues=(HOT, MAINTENANCE, BACKFILL), slots=4, reserve=1, patience=60
+        handler, queues=(HOT, MAINTENANCE, BACKFILL), slots=4, reserve=1, max_wait=60
     )
     await handler.started(*names("held-hot", 4))
     await lanes.publish("maintenance", names("maintenance", 20))

@@ -24,7 +24,7 @@ async def test_what_can_not_be_started_goes_back_and_another_worker_gets_it(
 ) -> None:
     lanes = lanes310
     await lanes.publish("hot", names("held", 2))
-    full = await lanes.consume(handler, slots=2, reserve=1, patience=0.2)
+    full = await lanes.consume(handler, slots=2, reserve=1, max_wait=0.2)
     await handler.started(*names("held", 2))
     await lanes.publish("backfill", ["backfill"])
     await eventually(lambda: full.states[BACKFILL] == "resting")
@@ -40,7 +40,7 @@ async def test_a_queue_that_rests_is_consumed_again_when_a_slot_is_free(
 ) -> None:
     lanes = lanes310
     await lanes.publish("hot", names("held", 2))
-    consumer = await lanes.consume(handler, slots=2, reserve=1, patience=0.05)
+    consumer = await lanes.consume(handler, slots=2, reserve=1, max_wait=0.05)
     await handler.started(*names("held", 2))
     await lanes.publish("backfill", names("backfill", 5))
     await eventually(lambda: consumer.states[BACKFILL] == "resting")
@@ -57,7 +57,7 @@ async def test_hot_jobs_that_went_back_still_come_before_lower_ones(
     lanes = lanes310
     await lanes.publish("backfill", names("held", 2), priority=9)
     await lanes.publish("backfill", names("backfill", 5))
-    consumer = await lanes.consume(handler, slots=2, reserve=0, patience=0.05)
+    consumer = await lanes.consume(handler, slots=2, reserve=0, max_wait=0.05)
     await handler.started(*names("held", 2))
     await lanes.publish("hot", names("hot", 2))
     await eventually(lambda: consumer.states[HOT] == "resting")
@@ -74,7 +74,7 @@ async def test_a_return_into_a_full_lane_is_not_lost(
     async with lanes_on(broker, small(hot=4, backfill=4)) as lanes:
         held = await lanes.publish(lane, names("held", 2))
         queue = f"{lane}.any"
-        consumer = await lanes.consume(handler, queues=(queue,), slots=1, patience=60)
+        consumer = await lanes.consume(handler, queues=(queue,), slots=1, max_wait=60)
         await handler.started("held-0")
         filling = await lanes.fill(lane)
         await lanes.stop(consumer)  # acknowledges held-0

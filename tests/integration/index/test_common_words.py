@@ -97,7 +97,7 @@ async def test_within_few_documents_and_within_many_the_best_are_found(
     index: ChunkIndex, documents: int
 ):
     within = [f"doc-{number:02}" for number in range(3, 3 + documents)]
-    found = await index.keyword_search("rare common", 10, within=within)
+    found = await index.keyword_search("rare common", 10, document_ids=within)
     assert "rare" in found[0].chunk.text
     assert len(found) == 10
     assert {match.chunk.document_id for match in found} <= set(within)

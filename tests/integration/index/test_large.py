@@ -56,7 +56,7 @@ async def test_as_many_as_are_wanted_are_found_within_a_few_documents(url: str):
             far = [[-value for value in made[7]]] * 20
             await put(index, "far", far)
             await index.compact()
-            found = await index.nearest(made[7], 20, within=["far"])
+            found = await index.nearest(made[7], 20, document_ids=["far"])
             assert [match.chunk.document_id for match in found] == ["far"] * 20
     finally:
         await home.close()
@@ -156,8 +156,8 @@ async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
         async with home.table(GENERATION) as index:
             within = ["far-1", "far-3"]
             for query in made[:20]:
-                found = await index.nearest(query, 12, within=within)
-                best = await index.nearest(query, 12, within=within, exact=True)
+                found = await index.nearest(query, 12, document_ids=within)
+                best = await index.nearest(query, 12, document_ids=within, exact=True)
                 assert len(best) == 12
                 assert [match.chunk.id for match in found] == [match.chunk.id for match in best]
     finally:
@@ -190,8 +190,8 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
         async with home.table(GENERATION) as index:
             missed = 0
             for query in vectors(2 * LARGE + 50)[2 * LARGE :]:
-                found = await index.nearest(query, 10, within=["left"])
-                best = await index.nearest(query, 10, within=["left"], exact=True)
+                found = await index.nearest(query, 10, document_ids=["left"])
+                best = await index.nearest(query, 10, document_ids=["left"], exact=True)
                 assert len(found) == 10
                 missed += len({each.chunk.id for each in best} - {each.chunk.id for each in found})
             assert (missed > 0) == (beyond > 0)

@@ -103,7 +103,7 @@ async def test_both_kinds_of_index_give_the_same_first_ten(tmp_path: Path, pgvec
                     for matches in (
                         await index.nearest(query, 10, exact=True),
                         await index.nearest(query, 10),
-                        await index.nearest(query, 10, exact=True, within=["a", "c"]),
+                        await index.nearest(query, 10, exact=True, document_ids=["a", "c"]),
                     )
                 ]
             )
@@ -133,4 +133,6 @@ async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
             assert quick[0].similarity == pytest.approx(1, abs=1e-6)
             shared += len({each.chunk.id for each in exact} & {each.chunk.id for each in quick})
         assert shared >= 180
-        assert (await index.nearest(vector(0), 1, within=["later"]))[0].chunk.document_id == "later"
+        assert (await index.nearest(vector(0), 1, document_ids=["later"]))[
+            0
+        ].chunk.document_id == "later"

@@ -90,7 +90,7 @@ async def test_words_are_found_however_they_are_written(url: str):
         ]
         await index.put("Title", some, [vector(1)] * len(some))
         for name, (query, text) in zip(names, WRITTEN, strict=True):
-            found = await index.keyword_search(query, 10, within=[name])
+            found = await index.keyword_search(query, 10, document_ids=[name])
             assert [match.chunk.text for match in found] == [text], query
 
 
@@ -116,8 +116,8 @@ async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_t
         assert len(asked) == 6
         lone = await index.candidates([0.0] * DIMENSIONS, "tide", 10)
         assert [each.similarity for each in lone] == [0.0] * 4
-        assert await index.candidates(vector(0), "tide", 10, within=[]) == []
-        within = await index.candidates(vector(0), "tide", 10, within=["b"])
+        assert await index.candidates(vector(0), "tide", 10, document_ids=[]) == []
+        within = await index.candidates(vector(0), "tide", 10, document_ids=["b"])
         assert within == []
 
 
@@ -180,9 +180,9 @@ async def test_words_are_looked_for_within_some_documents(url: str):
             "bread",
             "tea",
         }
-        within = await index.keyword_search("water", 10, within=["tea", "zh"])
+        within = await index.keyword_search("water", 10, document_ids=["tea", "zh"])
         assert [match.chunk.document_id for match in within] == ["tea"]
-        assert await index.keyword_search("water", 10, within=[]) == []
+        assert await index.keyword_search("water", 10, document_ids=[]) == []
         assert len(await index.keyword_search("water", 1)) == 1
         assert {match.chunk.document_id for match in await index.keyword_search("of the", 10)} >= {
             "moon"

@@ -64,7 +64,7 @@ async def ask(
     on_text = None if told is None else told.append
     async with ServerClient.connect(server, 5) as client:
         asked = {"messages": CHAT, **chat}
-        response = await client.ask(asked, within=10, on_text=on_text, keeps_all=keeps_all)
+        response = await client.ask(asked, timeout=10, on_text=on_text, keeps_all=keeps_all)
     return response.answer
 
 

@@ -64,7 +64,7 @@ def asked(text: str, most: int = 7) -> dict[str, Any]:
 
 
 async def ask(lane: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:
-    _, reused = await lane.answer(asked(text, most), urgency=Urgency(), within=60.0, by=by)
+    _, reused = await lane.answer(asked(text, most), urgency=Urgency(), timeout=60.0, by=by)
     return reused
 
 

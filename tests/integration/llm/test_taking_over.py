@@ -50,7 +50,7 @@ async def test_the_next_server_takes_over_what_its_model_may_answer(
         providers = tuple(map(Provider.model_validate, servers))
         llm.always(behaviour)
         async with ModelClient.open(Settings(llm_providers=providers), plain_ledger) as client:
-            asked = client.ask(CHAT, urgency=Urgency(), within=10, model="small")
+            asked = client.ask(CHAT, urgency=Urgency(), timeout=10, model="small")
             if error is None:
                 assert (await asked).text
             else:
@@ -73,5 +73,5 @@ async def test_what_is_declined_does_not_wait_for_a_server_that_is_away(
             for behaviour in (DECLINED, TOO_LONG):
                 llm.next(behaviour)
                 with pytest.raises(Exception, match=r"503|declines|paused") as caught:
-                    await client.ask(CHAT, urgency=Urgency(), within=10, model="small")
+                    await client.ask(CHAT, urgency=Urgency(), timeout=10, model="small")
                 assert isinstance(caught.value, LlmRefused) == (behaviour is DECLINED), caught.value

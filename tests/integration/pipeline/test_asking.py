@@ -240,7 +240,7 @@ async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     for held in ("things.connection", "things.place.1", "things.place.2"):
         assert await ledger.leases.acquire_lease(held, "killed")
-    async with opened(slow, settings, ledger, patience=10) as client:
+    async with opened(slow, settings, ledger, max_wait=10) as client:
         assert (await client.get("/thing")).json() == {"name": "thing"}
 
 
@@ -250,8 +250,8 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     monkeypatch.setattr(pace, "_MARGIN", 0.0)
     async with (
-        opened(asked, settings, ledger, patience=0.1) as slow,
-        opened(asked, settings, ledger, patience=0.6) as other,
+        opened(asked, settings, ledger, max_wait=0.1) as slow,
+        opened(asked, settings, ledger, max_wait=0.6) as other,
     ):
         async with slow.pace.turn(takes=60):
             with pytest.raises(SourceBusy, match="others are waiting"):

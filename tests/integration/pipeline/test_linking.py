@@ -100,7 +100,7 @@ def cites(work: KnownWork, **said: Any) -> Reference:
 async def linked(
     settings: Settings, ledger: Ledger, *references: Reference, within: float = 60
 ) -> list[WorkLink]:
-    async with Linker.open(settings, ledger, within=within) as linker:
+    async with Linker.open(settings, ledger, timeout=within) as linker:
         return await linker.link(references)
 
 
@@ -460,7 +460,7 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
 ):
     openalex.next(throttled(7200))
     wanted = (cites(TIDES, doi="10.1000/tides"), cites(OLD), cites(ITEM), cites(WIND))
-    async with Linker.open(linking_settings, ledger, within=60) as linker:
+    async with Linker.open(linking_settings, ledger, timeout=60) as linker:
         links = await linker.link(wanted)
     assert [each.provider for each in links] == ["crossref", "crossref", "wikidata", ""]
     assert list(linker.paused) == ["openalex"]
@@ -522,7 +522,7 @@ async def test_a_redirect_that_repeats_the_key_does_not_tell_it(
 ):
     openalex.next(moved("/gone?api_key=k-secret&x=1"), fails(404))
     keyed = linking_settings.model_copy(update={"openalex_api_key": SecretStr("k-secret")})
-    async with SourceClient.connect(OpenAlex.server(keyed), keyed, ledger, patience=10) as client:
+    async with SourceClient.connect(OpenAlex.server(keyed), keyed, ledger, max_wait=10) as client:
         with pytest.raises(SourceNotFound) as missing:
             await client.get("/works")
     assert "k-secret" not in str(missing.value)

@@ -60,7 +60,7 @@ ASKED = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
 async def ask(settings: Settings, within: float = 10) -> Completion:
     (server,) = settings.llm_servers
     async with ServerClient.connect(server, settings.llm_timeout) as client:
-        return (await client.ask(ASKED, within=within)).answer
+        return (await client.ask(ASKED, timeout=within)).answer
 
 
 async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: Settings):
@@ -132,12 +132,14 @@ async def test_reasoning_that_has_been_told_is_taken_back_and_is_not_told_again(
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(2):
-            said = await client.ask(ASKED, within=10, on_text=told.append, restart=told.clear)
+            said = await client.ask(ASKED, timeout=10, on_text=told.append, restart=told.clear)
             assert said.answer.text == "Water."
             assert "".join(told) == "Water."
             told.clear()
         never = pytest.fail
-        await client.ask(ASKED, within=10, on_text=told.append, restart=lambda: never("told again"))
+        await client.ask(
+            ASKED, timeout=10, on_text=told.append, restart=lambda: never("told again")
+        )
 
 
 @pytest.mark.parametrize("reason", [None, "", "null"])
@@ -339,9 +341,9 @@ async def test_a_parameter_that_the_model_refuses_is_sent_otherwise_from_then_on
     llm.always(behaviour)
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
-        assert (await client.ask(ASKED, within=10)).answer.text == server.ANSWER
+        assert (await client.ask(ASKED, timeout=10)).answer.text == server.ANSWER
         learning = len(llm.requests)
-        await client.ask(ASKED, within=10)
+        await client.ask(ASKED, timeout=10)
         assert len(llm.requests) == learning + 1
     names = ("max_tokens", "max_completion_tokens", "temperature")
     last = llm.requests[-1].json
@@ -388,12 +390,12 @@ async def test_a_schema_is_told_as_the_server_takes_it_from_then_on(
     llm.always(behaviour)
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
-        assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 1}'
+        assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
         assert len(llm.requests) <= 3
         for _ in range(UNCLEAR_CHANGES - 1):
-            await client.ask(SCHEMA_CHAT, within=10)
+            await client.ask(SCHEMA_CHAT, timeout=10)
         learning = len(llm.requests)
-        await client.ask(SCHEMA_CHAT, within=10)
+        await client.ask(SCHEMA_CHAT, timeout=10)
         assert len(llm.requests) == learning + 1
     assert llm.requests[-1].json.get("response_format") == expected
 
@@ -403,9 +405,9 @@ async def test_a_breakdown_of_a_moment_teaches_nothing(llm: LlmServer, asking: S
     async with ServerClient.connect(one, 5) as client:
         for _ in range(UNCLEAR_CHANGES + 1):
             llm.next(server.fails(500), server.answers('{"a": 1}'))
-            assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 1}'
+            assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
             llm.next(server.answers('{"a": 2}'))
-            assert (await client.ask(SCHEMA_CHAT, within=10)).answer.text == '{"a": 2}'
+            assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 2}'
             form = llm.requests[-1].json["response_format"]
             assert form == SCHEMA_CHAT["response_format"]
 
@@ -416,7 +418,7 @@ async def test_a_clients_own_schema_is_sent_as_it_is(llm: LlmServer, asking: Set
     form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
     async with ServerClient.connect(one, 5) as client:
         with pytest.raises(LlmRefused):
-            await client.ask({**ASKED, "response_format": form}, within=10)
+            await client.ask({**ASKED, "response_format": form}, timeout=10)
     assert [each.json["response_format"] for each in llm.requests] == [form]
 
 
@@ -429,7 +431,7 @@ async def test_the_settings_can_say_how_a_server_is_asked(llm: LlmServer):
         "extra_body": {"top_k": 3, "max_tokens": 7},
     }
     async with ServerClient.connect(Provider.model_validate(given), 5) as client:
-        await client.ask(SCHEMA_CHAT, within=10)
+        await client.ask(SCHEMA_CHAT, timeout=10)
     sent = llm.requests[-1].json
     assert sent.pop("response_format") == {"type": "json_object"}
     expected = {"model": "default", "messages": QUESTION, "max_tokens": 100, "top_k": 3}
@@ -447,7 +449,7 @@ async def test_a_server_that_does_not_stream_is_not_asked_to_again(
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(2):
-            assert (await client.ask(ASKED, within=10)).answer.text == server.ANSWER
+            assert (await client.ask(ASKED, timeout=10)).answer.text == server.ANSWER
     assert ["stream" in each.json for each in llm.requests] == [True, False, False]
 
 

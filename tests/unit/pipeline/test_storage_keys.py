@@ -98,7 +98,7 @@ def test_links_that_lead_in_a_circle_are_no_reason_to_try_again(tmp_path: Path):
 @pytest.mark.parametrize("port", [0, 65_536, 99_999])
 async def test_a_port_that_there_is_none_of_is_no_reason_to_try_again(port: int):
     with pytest.raises(FetchRefused, match="no port"):
-        async with fetching(f"http://example.org:{port}/a.pdf", max_bytes=1, within=5):
+        async with fetching(f"http://example.org:{port}/a.pdf", max_bytes=1, timeout=5):
             pass
 
 

@@ -156,14 +156,14 @@ class Client(ClientBase):
     def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
     ) -> Generator[Event, None, None]:
-        reader, patience = EventReader(last_id), ReconnectBackoff(reconnects)
+        reader, backoff = EventReader(last_id), ReconnectBackoff(reconnects)
         params = {name: value for name, value in query.items() if value is not None}
         while True:
             failure: ApiError | None = None
             try:
                 with closing(self._lines("GET", path, params, reader.last_id)) as lines:
                     for line in lines:
-                        patience.restore()
+                        backoff.restore()
                         event = reader.line(line)
                         if event is not None:
                             yield event
@@ -172,7 +172,7 @@ class Client(ClientBase):
             except ApiError as error:
                 failure = error
             reader.forget_half()
-            time.sleep(patience.pause(failure))
+            time.sleep(backoff.pause(failure))
 
     def _lines(
         self,
@@ -314,14 +314,14 @@ class AsyncClient(ClientBase):
     async def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
     ) -> AsyncGenerator[Event, None]:
-        reader, patience = EventReader(last_id), ReconnectBackoff(reconnects)
+        reader, backoff = EventReader(last_id), ReconnectBackoff(reconnects)
         params = {name: value for name, value in query.items() if value is not None}
         while True:
             failure: ApiError | None = None
             try:
                 async with aclosing(self._lines("GET", path, params, reader.last_id)) as lines:
                     async for line in lines:
-                        patience.restore()
+                        backoff.restore()
                         event = reader.line(line)
                         if event is not None:
                             yield event
@@ -330,7 +330,7 @@ class AsyncClient(ClientBase):
             except ApiError as error:
                 failure = error
             reader.forget_half()
-            await _sleep(patience.pause(failure))
+            await _sleep(backoff.pause(failure))
 
     async def _lines(
         self,

@@ -186,7 +186,7 @@ async def cancel(
 
 def _backfills(state: ApiState) -> Backfills:
     return Backfills.from_settings(
-        state.settings, state.registry, state.ledger, patience=SOURCE_TIMEOUT
+        state.settings, state.registry, state.ledger, max_wait=SOURCE_TIMEOUT
     )
 
 

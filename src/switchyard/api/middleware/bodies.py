@@ -41,7 +41,7 @@ class BodyMemory:
 
     def __init__(self, most: int) -> None:
         self.all = Shares(most)
-        self.without_key = Shares(max(1, most // 2), within=self.all, name="without a key")
+        self.without_key = Shares(max(1, most // 2), parent=self.all, name="without a key")
         """Whoever sends webhooks is known by nothing but the body. All together are one client."""
 
     def hold(self, scope: Scope) -> Held:
@@ -116,9 +116,9 @@ class _LimitedBody:
         held = self._begin()
         if self._is_streamed:
             held.release()  # the part before has been written
-        patience = min(self._settings.api_idle_timeout, self._deadline - time.monotonic())
+        timeout = min(self._settings.api_idle_timeout, self._deadline - time.monotonic())
         try:
-            async with asyncio.timeout(max(0.0, patience)):
+            async with asyncio.timeout(max(0.0, timeout)):
                 message = await self._receive()
         except TimeoutError as error:
             raise Problem(

@@ -22,7 +22,7 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import keep_listening
-from switchyard.broker.consume.slots import WAIT_TIMEOUT, LaneQueue, Slots
+from switchyard.broker.consume.slots import MAX_SLOT_WAIT, LaneQueue, Slots
 from switchyard.broker.consume.watchdog import WATCH_SECONDS, watch
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
@@ -47,7 +47,7 @@ class LaneConsumer:
         slots: int,
         reserve: int = 0,
         consumer_priority: int = 0,
-        patience: float = WAIT_TIMEOUT,
+        max_wait: float = MAX_SLOT_WAIT,
         watch_seconds: float = WATCH_SECONDS,
         tag: str = "switchyard",
     ) -> None:
@@ -65,7 +65,7 @@ class LaneConsumer:
             self._stopping,
             slots=slots,
             reserve=reserve,
-            patience=patience,
+            max_wait=max_wait,
         )
 
     # --- life -------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 - A slot goes to the most urgent delivery that waits. Lower lanes never use the reserved slots,
   so an urgent job starts at once although every other slot is busy for ten minutes.
-- What can't be started within `patience` is returned to its queue, for another worker, and that
+- What can't be started within `max_wait` is returned to its queue, for another worker, and that
   queue rests until one of its slots is free.
 - A lower lane starts nothing while a more urgent queue may hold a message that the broker could
   not send until now: then the broker is asked first. A pause of fixed length would be too short
@@ -37,7 +37,7 @@ DEFECT_PAUSE = 1.0
 """Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
 TRACEBACK_LIMIT = 12_000
 """Characters of its traceback in the log: the end, where the error is."""
-WAIT_TIMEOUT = 1.0
+MAX_SLOT_WAIT = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
 
 
@@ -97,7 +97,7 @@ class Slots:
         *,
         slots: int,
         reserve: int,
-        patience: float,
+        max_wait: float,
     ) -> None:
         if not queues:
             raise ValueError("name at least one queue")
@@ -108,7 +108,7 @@ class Slots:
         self._stopping = stopping
         self._slots = slots
         self._lower_slots = slots - (reserve if len(queues) > 1 else 0)
-        self._patience = patience
+        self._max_wait = max_wait
         self.queues = tuple(
             LaneQueue(name, rank, slots if rank == 0 else self._lower_slots)
             for rank, name in enumerate(queues)
@@ -121,7 +121,7 @@ class Slots:
         """Whether deliveries are taken at all."""
         self._sequence = 0
         self._hold_timer: asyncio.TimerHandle | None = None
-        self._patience_timer: asyncio.TimerHandle | None = None
+        self._wait_timer: asyncio.TimerHandle | None = None
 
     # --- open and closed --------------------------------------------------------------------
 
@@ -273,16 +273,14 @@ class Slots:
         return sum(each.held for each in self.queues[1:])
 
     def _start_wait_timer(self) -> None:
-        if self._patience_timer is None:
+        if self._wait_timer is None:
             oldest = min(entry[3].received_at for entry in self.waiting)
-            delay = max(oldest + self._patience - time.monotonic(), 0)
-            self._patience_timer = asyncio.get_running_loop().call_later(
-                delay, self._on_wait_timeout
-            )
+            delay = max(oldest + self._max_wait - time.monotonic(), 0)
+            self._wait_timer = asyncio.get_running_loop().call_later(delay, self._on_wait_timeout)
 
     def _on_wait_timeout(self) -> None:
-        self._patience_timer = None
-        limit = time.monotonic() - self._patience
+        self._wait_timer = None
+        limit = time.monotonic() - self._max_wait
         for entry in [entry for entry in self.waiting if entry[3].received_at <= limit]:
             self._return(entry)
         self.fill()

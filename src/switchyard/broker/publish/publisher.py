@@ -76,7 +76,7 @@ class Publisher(AsyncCloseable):
     child that was forked it connects anew, in the event loop of that.
     """
 
-    queue_patience = ANSWER_TIMEOUT
+    queue_timeout = ANSWER_TIMEOUT
     """Seconds that a job waits to hear whether its queue is there, where that is not known."""
 
     def __init__(
@@ -252,7 +252,7 @@ class Publisher(AsyncCloseable):
         connection = channel.connection
         if not isinstance(connection, Connection):
             return False
-        return await self._queues.has(connection, queue, self.queue_patience) is False
+        return await self._queues.has(connection, queue, self.queue_timeout) is False
 
     def _ready(self) -> PipelinedChannel | None:
         """Return the channel, if a publish can leave on it now."""

@@ -84,7 +84,7 @@ class Verdict:
 
 
 def decide(
-    seen: KindLoad, span: Span, memory: Memory, patience: ScalingCooldowns, now: float
+    seen: KindLoad, span: Span, memory: Memory, cooldowns: ScalingCooldowns, now: float
 ) -> Verdict:
     """Return how many processes there should be: at most one more or one less than now, within the
     bounds."""
@@ -93,17 +93,17 @@ def decide(
         processes = min(max(seen.processes, span.least), max(span.least, most))
         why = "its bounds" if most == span.most else f"its servers bear {seen.feeds:,} at once"
         return Verdict(processes, Memory(started_at=now), why)
-    if seen.waited > patience.wait:
+    if seen.waited > cooldowns.wait:
         if seen.processes >= most or now - memory.started_at < START_COOLDOWN:
             return Verdict(seen.processes, Memory(memory.started_at))
         why = f"the oldest job has waited {seen.waited:.0f} s"
         return Verdict(seen.processes + 1, Memory(started_at=now), why)
     fewer = (seen.processes - 1) * seen.slots
-    is_calm = seen.waited < patience.wait / 2 and seen.running <= fewer * EASY_RATIO
+    is_calm = seen.waited < cooldowns.wait / 2 and seen.running <= fewer * EASY_RATIO
     if seen.processes <= span.least or not is_calm:
         return Verdict(seen.processes, Memory(memory.started_at))
     since = now if memory.calm_since is None else memory.calm_since
-    if now - since < patience.calm:
+    if now - since < cooldowns.calm:
         return Verdict(seen.processes, Memory(memory.started_at, since))
     why = f"{seen.running:,} jobs run, and none has waited long for {now - since:.0f} s"
     return Verdict(seen.processes - 1, Memory(memory.started_at), why)
@@ -150,7 +150,7 @@ class Autoscaler:
         self._supervisor = supervisor
         self._spans = dict(spans)
         settings = system.settings
-        self._patience = ScalingCooldowns(settings.autoscale_wait, settings.autoscale_calm)
+        self._cooldowns = ScalingCooldowns(settings.autoscale_wait, settings.autoscale_calm)
         self._memory = dict.fromkeys(spans, Memory())
         self._next_look = 0.0
         self._running: dict[str, int] = {}
@@ -170,7 +170,7 @@ class Autoscaler:
             return []
         news = []
         for kind, span in self._spans.items():
-            verdict = decide(seen[kind], span, self._memory[kind], self._patience, now)
+            verdict = decide(seen[kind], span, self._memory[kind], self._cooldowns, now)
             self._memory[kind] = verdict.memory
             before = seen[kind].processes
             if verdict.processes != before:

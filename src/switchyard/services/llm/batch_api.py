@@ -148,7 +148,7 @@ class BatchApi:
                     options={"headers": {"Idempotency-Key": ours}},
                     cast_to=object,
                 ),
-                within=REQUEST_TIMEOUT,
+                timeout=REQUEST_TIMEOUT,
                 again=lambda: False,
             )
         )
@@ -182,7 +182,7 @@ def _upload_name(ours: str) -> str:
 
 
 async def _call_api(create: Callable[[], Awaitable[Reply]]) -> Reply:
-    return await call_with_retries(create, within=REQUEST_TIMEOUT)
+    return await call_with_retries(create, timeout=REQUEST_TIMEOUT)
 
 
 def _checked_id(answer: Any, name: str) -> str | None:

@@ -96,7 +96,7 @@ class BatchCollector:
             # The id follows from the question: collected again after a crash, it is reserved once.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
-            await self._account.reserve(call, lasts=2 * BATCH_TIMEOUT)
+            await self._account.reserve(call, ttl=2 * BATCH_TIMEOUT)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
             body = json.dumps(batch_line_of(item, self._server), ensure_ascii=False)
             await self._batches.collect_llm_question(item, by.job_id, size=len(body.encode()))

@@ -226,11 +226,11 @@ class BudgetAccount:
         cost = None if price is None else price.cost(usage, batch=call.batch)
         return replace(call, state=CallState.PAID, usage=usage, cost=cost)
 
-    async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
+    async def reserve(self, call: LlmCall, *, ttl: float | None = None) -> None:
         """Reserve what a call costs at most. Raises NoBudget, LedgerError."""
         if self._repository is None or not self.reservation(call).is_needed:
             return
-        refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
+        refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, ttl=ttl)
         if isinstance(refusal, NoBudgetLeft):
             raise self.no_budget(refusal, call.model)
 

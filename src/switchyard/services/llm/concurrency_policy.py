@@ -250,7 +250,7 @@ class AdaptivePolicy:
     steep: float = 0.8
     """Such a rise with room for far more."""
     slow: float = 3.0
-    patience: int = 3
+    max_steps_down: int = 3
     """Steps down after which there must be a gain."""
     gain: float = 0.1
     max_rest: float = 64.0
@@ -353,7 +353,7 @@ class AdaptivePolicy:
         steps = memory.get("steps", 0.0)
         if not steps:
             memory["slowness"] = slowness
-        elif steps >= self.patience or limit <= 1:
+        elif steps >= self.max_steps_down or limit <= 1:
             if slowness > memory["slowness"] * (1 - self.gain):
                 memory["first_token"] = window.first_token / window.timed
                 memory["per_token"] = window.per_token / window.timed

@@ -87,7 +87,7 @@ class DirectRequests:
             settings,
             registry,
             ledger,
-            patience=SLOT_TIMEOUT,
+            max_wait=SLOT_TIMEOUT,
             slots=MAX_REQUESTS,
             shared_ledger=True,
             hear=hear,

@@ -172,14 +172,14 @@ class LlmGate:
         self,
         urgency: Urgency,
         *,
-        patience: float,
+        timeout: float,
         without: Collection[str] = (),
         reservation: Callable[[LlmServer], Reservation | None] = lambda _: None,
     ) -> Admission:
         """Wait for room at a server that is not in `without`, and set aside what the call may cost
-        there. Raises LlmSaturated when there is none within `patience` seconds or when all servers
+        there. Raises LlmSaturated when there is none within `timeout` seconds or when all servers
         are paused for long, and LedgerError."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         with self._queue_place(urgency) as (number, turn):
             while True:
                 turn.clear()

@@ -69,7 +69,7 @@ class Hedges:
         second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
         """Return the answer of the request that begins to answer first: `first`, or `second`, which
-        is sent when `first` has not begun after `patience` seconds and there is a permit. Where one
+        is sent when `first` has not begun after `delay` seconds and there is a permit. Where one
         fails before it begins, the other's answer counts. Raises what `first` raises."""
         start = _FirstTokenRace(output)
         runs = [asyncio.create_task(first(start.runner(0)))]

@@ -39,7 +39,7 @@ MAX_SHOWN = 300
 
 
 async def answer_request(
-    request: LlmRequest, ctx: JobContext, *, within: float, batch: bool = False
+    request: LlmRequest, ctx: JobContext, *, timeout: float, batch: bool = False
 ) -> dict[str, Any]:
     """Return the result of a job that asks: `text`, `value` where there is a schema, `model`,
     `usage`, ….
@@ -47,7 +47,7 @@ async def answer_request(
     With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
     when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
     """
-    left = _time_left(ctx, within)
+    left = _time_left(ctx, timeout)
     with _expiring(ctx):
         async with model_client_of(ctx) as client:
             return await _ask_with_repair(
@@ -60,17 +60,17 @@ async def answer_whole(
     endpoint: Endpoint,
     ctx: JobContext,
     *,
-    within: float,
+    timeout: float,
 ) -> dict[str, Any]:
     """Return the result of a job that asks another endpoint than that of chats: the server's
     answer as `completion`. Raises as `answer_request`."""
-    left = _time_left(ctx, within)
+    left = _time_left(ctx, timeout)
     with _expiring(ctx):
         async with _client_for(ctx, request.model, endpoint) as client:
             answer, reused = await client.answer(
                 request.body(),
                 urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
-                within=left,
+                timeout=left,
                 fresh=request.fresh,
                 by=requester_of(ctx),
                 model=request.model,
@@ -112,22 +112,22 @@ def _now(ctx: JobContext) -> datetime:
     return now() if ctx.ledger is None else ctx.ledger.clock.now()
 
 
-def _time_left(ctx: JobContext, within: float) -> float:
+def _time_left(ctx: JobContext, timeout: float) -> float:
     expires_at = ctx.message.metadata.expires_at
     if expires_at is None:
-        return within
+        return timeout
     left = (expires_at - _now(ctx)).total_seconds()
     if left <= 0:
         raise Expired("the job expired before the model was called")
-    return min(within, left)
+    return min(timeout, left)
 
 
 async def _ask_with_repair(
-    client: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
+    client: ModelClient, request: LlmRequest, ctx: JobContext, timeout: float, *, batch: bool
 ) -> dict[str, Any]:
     question = request.question()
     urgency = Urgency.from_priority(ctx.lane, ctx.message.priority)
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + timeout
 
     async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
         left = max(0.1, deadline - time.monotonic())
@@ -135,7 +135,7 @@ async def _ask_with_repair(
         return await client.answer(
             chat,
             urgency=urgency,
-            within=left,
+            timeout=left,
             fresh=request.fresh,
             by=requester_of(ctx),
             batch=batch and not request.stream,  # somebody reads along

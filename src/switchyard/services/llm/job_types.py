@@ -64,8 +64,8 @@ async def create_embeddings(payload: EmbeddingsRequest, ctx: JobContext) -> Outc
     """Compute the vectors of texts, as a server's `/embeddings` does."""
     from switchyard.services.llm.job_answers import answer_whole
 
-    within = CALL_RATIO * LONG_ANSWER_TIMEOUT
-    return Done(await answer_whole(payload, EMBEDDINGS, ctx, within=within))
+    timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    return Done(await answer_whole(payload, EMBEDDINGS, ctx, timeout=timeout))
 
 
 @job("complete_text", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
@@ -73,8 +73,8 @@ async def complete_text(payload: TextCompletionRequest, ctx: JobContext) -> Outc
     """Continue texts, as a server's `/completions` does."""
     from switchyard.services.llm.job_answers import answer_whole
 
-    within = CALL_RATIO * LONG_ANSWER_TIMEOUT
-    return Done(await answer_whole(payload, TEXT_COMPLETIONS, ctx, within=within))
+    timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    return Done(await answer_whole(payload, TEXT_COMPLETIONS, ctx, timeout=timeout))
 
 
 @job("create_response", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
@@ -82,12 +82,12 @@ async def create_response(payload: ResponsesRequest, ctx: JobContext) -> Outcome
     """Answer by OpenAI's Responses API, as a server's `/responses` does."""
     from switchyard.services.llm.job_answers import answer_whole
 
-    within = CALL_RATIO * LONG_ANSWER_TIMEOUT
-    return Done(await answer_whole(payload, RESPONSES, ctx, within=within))
+    timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    return Done(await answer_whole(payload, RESPONSES, ctx, timeout=timeout))
 
 
 async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:
     # Imported here: it needs database and storage, which whoever only declares job types does not.
     from switchyard.services.llm.job_answers import answer_request
 
-    return Done(await answer_request(payload, ctx, within=CALL_RATIO * seconds, batch=True))
+    return Done(await answer_request(payload, ctx, timeout=CALL_RATIO * seconds, batch=True))

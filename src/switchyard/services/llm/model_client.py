@@ -156,7 +156,7 @@ class ModelClient:
         chat: Mapping[str, Any],
         *,
         urgency: Urgency,
-        within: float,
+        timeout: float,
         fresh: bool = False,
         output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
@@ -169,8 +169,8 @@ class ModelClient:
         already: what was asked before, or is being asked, is not paid for again unless it is to be
         `fresh`.
 
-        `within` is seconds, waiting for room included. `output` gets the text as it comes; the cost
-        is charged to `by`. With `batch`, the question is added to a provider batch and
+        `timeout` is in seconds, waiting for room included. `output` gets the text as it comes; the
+        cost is charged to `by`. With `batch`, the question is added to a provider batch and
         WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
         raises. With a `model`, only servers that have it are asked; with `keeps_all`, the answer
         has all that the server sends. With an `endpoint`, that one is asked, and not for a chat.
@@ -185,7 +185,7 @@ class ModelClient:
             return await self.ask(
                 chat,
                 urgency=urgency,
-                within=left,
+                timeout=left,
                 output=output,
                 by=by,
                 model=model,
@@ -193,7 +193,7 @@ class ModelClient:
                 endpoint=endpoint,
             )
 
-        answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
+        answer, reused = await self._answers.get(question, ask, timeout=timeout, fresh=fresh)
         is_own = collector is not None and await collector.finish_wait(question, by)
         if reused and not is_own:
             await self._account.record_cache_saving(
@@ -215,7 +215,7 @@ class ModelClient:
         chat: Mapping[str, Any],
         *,
         urgency: Urgency,
-        within: float,
+        timeout: float,
         output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
         model: str | None = None,
@@ -224,11 +224,10 @@ class ModelClient:
     ) -> Completion:
         """Ask the first server that can answer a chat, and pay for it in any case.
 
-        `within` is seconds, waiting for room included. Raises LlmUnavailable, InvalidLlmResponse
-        (try again later; `counts` says whether that is an attempt), LlmRefused, NoBudget, and
-        LedgerError.
-        """
-        deadline = time.monotonic() + within
+        `timeout` is in seconds, waiting for room included. Raises LlmUnavailable,
+        InvalidLlmResponse (try again later; `counts` says whether that is an attempt), LlmRefused,
+        NoBudget, and LedgerError."""
+        deadline = time.monotonic() + timeout
         serving = {each.name for each in self._serving(chat, model, endpoint)}
         tried = set(self._clients) - serving
         last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
@@ -241,8 +240,8 @@ class ModelClient:
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
-                patience = min(SLOT_TIMEOUT, left / 2)
-                admitted = await self._take_slot(urgency, patience, tried, request)
+                slot_timeout = min(SLOT_TIMEOUT, left / 2)
+                admitted = await self._take_slot(urgency, slot_timeout, tried, request)
             except LlmSaturated as error:
                 if declined is not None:  # asked again, it would be, and might cost, once more
                     raise declined from error
@@ -268,10 +267,10 @@ class ModelClient:
                 if not error.elsewhere:
                     refuser = next(x for x in self._servers if x.name == admitted.server.name)
                     tried |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
-        raise declined or last or LlmTimeout(f"no model server answered within {within:g} s")
+        raise declined or last or LlmTimeout(f"no model server answered within {timeout:g} s")
 
     async def _take_slot(
-        self, urgency: Urgency, patience: float, tried: set[str], request: _Asked
+        self, urgency: Urgency, timeout: float, tried: set[str], request: _Asked
     ) -> _Admitted:
         """Wait for room at a server, with what the call may cost there set aside."""
         estimates: dict[str, LlmCall] = {}
@@ -285,7 +284,7 @@ class ModelClient:
 
         if self._gate is not None:
             admission = await self._gate.enter(
-                urgency, patience=patience, without=tried, reservation=reservation
+                urgency, timeout=timeout, without=tried, reservation=reservation
             )
         else:
             name = next(name for name in self._clients if name not in tried)
@@ -296,7 +295,7 @@ class ModelClient:
         self,
         admitted: _Admitted,
         request: _Asked,
-        within: float,
+        timeout: float,
         output: OutputStream | None,
         urgency: Urgency,
         tried: set[str],
@@ -305,18 +304,18 @@ class ModelClient:
         to answer first counts."""
         hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
-            return await self._call(admitted, request, within, output)
-        deadline = time.monotonic() + within
+            return await self._call(admitted, request, timeout, output)
+        deadline = time.monotonic() + timeout
         others = set(self._clients) - tried - {admitted.server.name}
 
         async def first(hedged_output: OutputStream) -> Completion:
-            return await self._call(admitted, request, within, hedged_output)
+            return await self._call(admitted, request, timeout, hedged_output)
 
         async def second(hedged_output: OutputStream) -> Completion:
             without = tried | {admitted.server.name} if others else tried
             left = deadline - time.monotonic()
-            patience = min(HEDGE_SLOT_TIMEOUT, left)
-            another = await self._take_slot(urgency, patience, without, request)
+            slot_timeout = min(HEDGE_SLOT_TIMEOUT, left)
+            another = await self._take_slot(urgency, slot_timeout, without, request)
             return await self._call(another, request, deadline - time.monotonic(), hedged_output)
 
         return await self._hedges.race(hedge_delay, output, first, second)
@@ -325,7 +324,7 @@ class ModelClient:
         self,
         admitted: _Admitted,
         request: _Asked,
-        within: float,
+        timeout: float,
         output: OutputStream | None,
     ) -> Completion:
         admission, charge = admitted.admission, CallCharge()
@@ -338,7 +337,7 @@ class ModelClient:
         try:
             response = await self._clients[admission.server.name].ask(
                 request.chat,
-                within=within,
+                timeout=timeout,
                 on_text=None if output is None else output.write,
                 restart=(output or OutputStream()).begin,
                 on_broken=charge.count_broken,

@@ -111,7 +111,7 @@ class ServerClient:
         self,
         chat: Mapping[str, Any],
         *,
-        within: float,
+        timeout: float,
         on_text: Callable[[str], None] | None = None,
         restart: Callable[[], None] = lambda: None,
         on_broken: Callable[[], None] = lambda: None,
@@ -122,7 +122,7 @@ class ServerClient:
         `keeps_all`, all that the server sends with it. With another `endpoint`, `chat` is what that
         asks.
 
-        `within` is seconds for all tries together: keep it well under the job's time limit.
+        `timeout` is seconds for all tries together: keep it well under the job's time limit.
         `on_text` gets the text piece by piece, of the last try; a try that fails after the first
         piece is the last. `restart` is called when the text so far was not the answer, which begins
         anew.
@@ -171,7 +171,7 @@ class ServerClient:
             switchyard__llm__server=self._server_name,
         ) as chat_span:
             response = await call_with_retries(
-                create, within=within, again=lambda: not (on_text and has_text), broken=on_broken
+                create, timeout=timeout, again=lambda: not (on_text and has_text), broken=on_broken
             )
             chat_span.note(
                 gen_ai__usage__input_tokens=response.answer.usage.get("prompt_tokens"),
@@ -317,12 +317,12 @@ async def open_api(
 async def call_with_retries(
     create: Callable[[], Awaitable[Reply]],
     *,
-    within: float,
+    timeout: float,
     again: Callable[[], bool] = lambda: True,
     broken: Callable[[], None] = lambda: None,
 ) -> Reply:
     """Await `create()`, and repeat it after network errors while `again()` is true, at most
-    `within` seconds in all. `broken()` is called before each new try if the one before may have
+    `timeout` seconds in all. `broken()` is called before each new try if the one before may have
     cost.
 
     Raises what `services.llm.llm_errors.translate` makes of the SDK's errors.
@@ -360,7 +360,7 @@ async def call_with_retries(
     async def attempt() -> Reply:
         return await create()  # tenacity awaits nothing but coroutine functions
 
-    limit = asyncio.timeout(within)
+    limit = asyncio.timeout(timeout)
     try:
         async with limit:
             return await tries(attempt)
@@ -375,5 +375,5 @@ async def call_with_retries(
         ) from error
     except TimeoutError as error:
         if limit.expired():
-            raise LlmTimeout(f"the model server did not answer within {within:g} s") from error
+            raise LlmTimeout(f"the model server did not answer within {timeout:g} s") from error
         raise

@@ -63,7 +63,7 @@ async def probe_server(server: LlmServer, timeout: float) -> ServerProbe:
 async def _probe_text(server: LlmServer, timeout: float, probe: ServerProbe) -> None:
     question = LlmQuestion(_asking("Write one sentence about the tide."), MAX_TOKENS, 0.0)
     async with ServerClient.connect(server, timeout) as client:
-        response = await client.ask(question.request_body(), within=timeout)
+        response = await client.ask(question.request_body(), timeout=timeout)
         parameters = client.parameters
     streams = parameters.streams and response.timing.first_token is not None
     name = parameters.max_tokens_name or "max_tokens"
@@ -84,7 +84,7 @@ async def _probe_schema(server: LlmServer, timeout: float) -> str | None:
     question = LlmQuestion(_asking(text), MAX_TOKENS, 0.0, _SCHEMA)
     try:
         async with ServerClient.connect(server, timeout) as client:
-            response = await client.ask(question.request_body(), within=timeout)
+            response = await client.ask(question.request_body(), timeout=timeout)
         parse_answer_here(response.answer.text, _SCHEMA)
     except (SwitchyardError, ValueError) as error:
         return shortened(error, MAX_REASON)
@@ -100,7 +100,7 @@ async def _probe_picture(server: LlmServer, timeout: float) -> str:
     question = LlmQuestion(({"role": "user", "content": content},), MAX_TOKENS, 0.0)
     try:
         async with ServerClient.connect(server, timeout) as client:
-            response = await client.ask(question.request_body(), within=timeout)
+            response = await client.ask(question.request_body(), timeout=timeout)
     except SwitchyardError as error:
         return f"refused: {shortened(error, MAX_REASON)}"
     answer = shortened(response.answer.text, 40)

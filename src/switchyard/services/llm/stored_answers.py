@@ -77,18 +77,19 @@ class Answers:
         question: Mapping[str, Any],
         ask: Callable[[float], Awaitable[Completion]],
         *,
-        within: float,
+        timeout: float,
         fresh: bool = False,
     ) -> tuple[Completion, bool]:
-        """Return the answer, and whether it was stored already. `ask` asks within so many seconds.
+        """Return the answer, and whether it was stored already. `ask` gets the seconds that it may
+        take.
 
         `fresh` asks anew whatever is kept, and keeps the new answer. Raises what `ask` raises,
-        LlmSaturated when another asks the same for longer than `within` seconds, LedgerError.
+        LlmSaturated when another asks the same for longer than `timeout` seconds, LedgerError.
         """
         key = content_hash(question)
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + timeout
         if fresh:
-            return await self._store_or_hold(key, question, await ask(within)), False
+            return await self._store_or_hold(key, question, await ask(timeout)), False
         async with self._exclusive(key):
             if key in self._unwritten:
                 return self._unwritten[key][0], True
@@ -126,9 +127,9 @@ class Answers:
             if waiting > 1:
                 self._asking[key] = lock, waiting - 1
 
-    async def _find_or_claim(self, key: str, patience: float) -> Completion | None:
+    async def _find_or_claim(self, key: str, timeout: float) -> Completion | None:
         """Return the stored answer; None when this process is to ask."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         if self._repository is None:
             return await self._read_stored(key)
         pause, lost = FIRST_LOOK, False

@@ -263,8 +263,8 @@ async def test_requests_keep_their_distance_in_all_processes_together(
     careful = hasty.model_copy(update={"arxiv_interval": 1.0})
     async with (
         await Ledger.open(careful.ledger_url) as other,
-        ArxivClient.connect(careful, ledger, patience=30) as first,
-        ArxivClient.connect(careful, other, patience=30) as second,
+        ArxivClient.connect(careful, ledger, max_wait=30) as first,
+        ArxivClient.connect(careful, other, max_wait=30) as second,
     ):
         site.always(server.slow(0.05))
         await asyncio.gather(
@@ -284,7 +284,7 @@ async def test_requests_keep_their_distance_in_all_processes_together(
 async def test_requests_never_overlap_however_long_one_takes(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    async with ArxivClient.connect(hasty, ledger, patience=30) as client:
+    async with ArxivClient.connect(hasty, ledger, max_wait=30) as client:
         site.always(server.slow(0.1))
         await asyncio.gather(*(client.entries(["2403.00001"]) for _ in range(4)))
     assert site.most_at_once == 1
@@ -330,7 +330,7 @@ async def test_retry_after_pauses_every_process(
 async def test_a_short_pause_is_waited_for(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    async with ArxivClient.connect(hasty, ledger, patience=5) as client:
+    async with ArxivClient.connect(hasty, ledger, max_wait=5) as client:
         site.next(server.throttled(1))
         with pytest.raises(SourceBusy):
             await client.entries(["2403.00001"])

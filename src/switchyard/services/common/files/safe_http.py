@@ -196,17 +196,17 @@ async def fetching(
     url: str,
     *,
     max_bytes: int,
-    within: float,
+    timeout: float,
     guard: SsrfGuard | None = None,
     headers: Mapping[str, str] | None = None,
     max_redirects: int = MAX_REDIRECTS,
 ) -> AsyncIterator[Fetched]:
-    """Get a URL (http or https) within so many seconds in all, at most `max_bytes` of it.
+    """Get a URL (http or https) within `timeout` seconds in all, at most `max_bytes` of it.
 
     Raises FetchRefused and FetchFailed; FetchMoved behind so many redirects.
     """
     backend = GuardedBackend(guard or SsrfGuard())
-    limit = asyncio.timeout(within)
+    limit = asyncio.timeout(timeout)
     try:
         async with (
             limit,
@@ -226,7 +226,7 @@ async def fetching(
     except TimeoutError as error:
         if not limit.expired():
             raise  # the caller's own
-        raise FetchFailed(f"not answered within {within:g} s") from error
+        raise FetchFailed(f"not answered within {timeout:g} s") from error
 
 
 @asynccontextmanager

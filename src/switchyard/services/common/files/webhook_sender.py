@@ -27,9 +27,9 @@ _GONE = 410
 
 
 async def post(
-    url: str, body: bytes, *, headers: Mapping[str, str], within: float, guard: SsrfGuard
+    url: str, body: bytes, *, headers: Mapping[str, str], timeout: float, guard: SsrfGuard
 ) -> int:
-    """Post a body (http or https), and return the status, of 200 to 299, all within so many
+    """Post a body (http or https), and return the status, of 200 to 299, all within `timeout`
     seconds.
 
     Raises FetchRefused where another try is no use: the address is none of the open internet, leads
@@ -37,8 +37,8 @@ async def post(
     """
     target = checked_url(url)
     header_fields = [("Host", target.netloc.decode()), *headers.items()]
-    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), within)
-    limit = asyncio.timeout(within)
+    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
+    limit = asyncio.timeout(timeout)
     try:
         async with (
             limit,
@@ -55,7 +55,7 @@ async def post(
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise FetchFailed(f"{target.host} has not answered within {within:g} s") from error
+        raise FetchFailed(f"{target.host} has not answered within {timeout:g} s") from error
     except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
         raise FetchFailed(f"{target.host}: {type(error).__name__}") from error
 

@@ -12,13 +12,13 @@ class Shares:
     those who don't come.
     """
 
-    def __init__(self, most: int, *, within: Shares | None = None, name: str = "") -> None:
-        """`most`: the amount that there is. With `within`, all that is taken here is also taken
+    def __init__(self, most: int, *, parent: Shares | None = None, name: str = "") -> None:
+        """`most`: the amount that there is. With `parent`, all that is taken here is also taken
         there, by the client `name`."""
         if most < 1:
             raise ValueError("the amount to share must be at least 1")
         self._most = most
-        self._within = within
+        self._within = parent
         self._name = name
         self._taken: dict[str, int] = {}
         self.used = 0

@@ -129,7 +129,7 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
             return Snooze(
                 SLOT_RETRY_INTERVAL, f"{MAX_CONCURRENT} notices are on their way to {address}"
             )
-        status = await post(payload.url, body, headers=headers, within=SEND_TIMEOUT, guard=guard)
+        status = await post(payload.url, body, headers=headers, timeout=SEND_TIMEOUT, guard=guard)
     return Done({"told": True, "status": status, "state": news["state"]})
 
 

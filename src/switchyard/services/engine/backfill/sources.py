@@ -133,7 +133,7 @@ class SourceContext:
     storage: Storage
     started_at: float
     """When the backfill was started: what came later is not its."""
-    patience: float = SOURCE_TIMEOUT
+    max_wait: float = SOURCE_TIMEOUT
     """Seconds to wait for a turn, where a source lets everybody ask in turn."""
 
 

@@ -73,7 +73,7 @@ class Backfills:
     ledger: Ledger
     storage: Storage
     sources: Sources
-    patience: float = SOURCE_TIMEOUT
+    max_wait: float = SOURCE_TIMEOUT
     """Seconds to wait for a turn to ask a source."""
 
     @classmethod
@@ -84,16 +84,16 @@ class Backfills:
         ledger: Ledger,
         modules: Iterable[str] | None = None,
         *,
-        patience: float = SOURCE_TIMEOUT,
+        max_wait: float = SOURCE_TIMEOUT,
     ) -> Backfills:
         """Make one with the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
         sources = Sources.load([*settings.modules, *(modules or ())])
         storage = Storage(settings.files_url)
-        return cls(settings, registry, ledger, storage, sources, patience)
+        return cls(settings, registry, ledger, storage, sources, max_wait)
 
     def open_source(self, spec: BackfillSpec, started_at: float) -> Source:
         """Return the source of a spec. Raises InvalidBackfill."""
-        context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
+        context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.max_wait)
         return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
 
     async def _plan(self, operation_id: str, spec: BackfillSpec) -> Plan:

@@ -30,7 +30,7 @@ class TimeBoundedPublisher(Publisher):
     time may be on the broker: the outbox publishes it again, and it runs once.
     """
 
-    queue_patience = QUEUE_TIMEOUT
+    queue_timeout = QUEUE_TIMEOUT
 
     def __init__(self, settings: BrokerSettings, *, name: str, guard: Guard | None = None) -> None:
         patient = min(settings.confirm_timeout, CONFIRM_TIMEOUT)

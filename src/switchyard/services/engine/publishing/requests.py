@@ -168,7 +168,7 @@ def differs(
     return None if abs(request.delay - known_delay) <= SAME_MOMENT else "delay"
 
 
-def _same(one: float | None, other: float | None, within: float) -> bool:
+def _same(one: float | None, other: float | None, tolerance: float) -> bool:
     if one is None or other is None:
         return one is other
-    return abs(one - other) < within
+    return abs(one - other) < tolerance

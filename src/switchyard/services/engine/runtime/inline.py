@@ -76,7 +76,7 @@ class InlineRunner(AsyncCloseable):
         registry: Registry,
         ledger: Ledger,
         *,
-        patience: float = RETRY_TIMEOUT,
+        max_wait: float = RETRY_TIMEOUT,
         slots: int | None = None,
         shared_ledger: bool = False,
         hear: Callable[[str, str, int], None] | None = None,
@@ -117,7 +117,7 @@ class InlineRunner(AsyncCloseable):
             registry=registry,
             ledger=ledger,
             executor=self._executor,
-            follow_up=InlineFollowUps(self._recorder, policy, patience),
+            follow_up=InlineFollowUps(self._recorder, policy, max_wait),
             recorder=self._recorder,
             reporter=self._reporter,
             shared=self._shared,
@@ -377,7 +377,7 @@ class InlineFollowUps:
 
     recorder: Recorder
     policy: RetryPolicy
-    patience: float
+    max_wait: float
     """Seconds that one job may wait for its retries in all."""
     keeps_letters: bool = False
 
@@ -395,7 +395,7 @@ class InlineFollowUps:
             case Delayed():
                 job.pause = min(ending.seconds, _time_left(job.message, self.recorder.ledger))
                 job.waited += job.pause
-                if job.waited > self.patience:
+                if job.waited > self.max_wait:
                     return Died(Reason.EXHAUSTED, ending.attempts, ending.failure)
         return ending
 

@@ -72,12 +72,12 @@ class LlmSpendRepository(Repository):
         call: LlmCall,
         *,
         per_day: float | None,
-        lasts: float | None = None,
+        ttl: float | None = None,
     ) -> NoBudgetLeft | bool:
         """Set aside what a call costs at most (`call.cost`) in the budget of the day and that of
-        its backfill. False where it has neither: nothing is noted then. `lasts` is how long it may
-        be under way, in seconds, where that is longer than a job."""
-        return reserve_call(connection, call, db_now(connection), per_day=per_day, lasts=lasts)
+        its backfill. False where it has neither: nothing is noted then. `ttl`: seconds for
+        which the call may be under way, where that is longer than a job."""
+        return reserve_call(connection, call, db_now(connection), per_day=per_day, ttl=ttl)
 
     @write
     def settle_llm_call(self, connection: Connection, call: LlmCall) -> None:
@@ -199,7 +199,7 @@ def reserve_call(
     now: float,
     *,
     per_day: float | None,
-    lasts: float | None = None,
+    ttl: float | None = None,
 ) -> NoBudgetLeft | bool:
     """Do what `LlmSpendRepository.reserve_llm_call` does, within a transaction."""
     limits = _limits(connection, call, per_day, now)
@@ -221,7 +221,7 @@ def reserve_call(
     _add_to_accounts(connection, keys, day, {"reserved": cost})
     if any(accounts[key].short_of is not None for key in limits):
         _update_accounts(connection, limits, {"short_of": None})
-    _insert_call(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
+    _insert_call(connection, call, now + max(0.0, (ttl or 0.0) - LOST_AFTER), day)
     return True
 
 

@@ -201,17 +201,17 @@ def _opens(tokens: Sequence[Token], place: int) -> bool:
 def _reference_flags(words: Sequence[_Word], tokens: Sequence[Token], *, quoted: bool) -> str:
     """Return five flags, as 0 and 1: whether the reference has a quotation, numbers as of a volume,
     a publisher, editors, and "In"."""
-    volume = publisher = editor = within = False
+    volume = publisher = editor = is_inside = False
     for place, word in enumerate(words):
         publisher = publisher or "publisher" in word.kinds
         editor = editor or "editor" in word.kinds
         if word.text in ("In", "in") and place and tokens[place - 1].kind == "sign":
-            within = True
+            is_inside = True
         if place > 1 and words[place - 2].here[0].startswith("d") and word.here[0].startswith("d"):
             volume = volume or words[place - 1].text in "(:,"
         elif place and "volume" in words[place - 1].kinds and word.here[0].startswith("d"):
             volume = volume or len(words[place - 1].text) > 1
-    return "".join(str(int(flag)) for flag in (quoted, volume, publisher, editor, within))
+    return "".join(str(int(flag)) for flag in (quoted, volume, publisher, editor, is_inside))
 
 
 class _Clause:

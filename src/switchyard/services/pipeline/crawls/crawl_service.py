@@ -116,7 +116,7 @@ class Crawls:
 def _require_same_bounds(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
     requested = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
     is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == requested
-    within = known.deadline - known.created_at
-    if not is_same or abs(within - bounds.within) > _ROUNDING_ERROR:
+    duration = known.deadline - known.created_at
+    if not is_same or abs(duration - bounds.within) > _ROUNDING_ERROR:
         raise CrawlKeyTaken(known.idempotency_key or "", known.id)
     return known

@@ -142,11 +142,11 @@ class ChunkIndex(Protocol):
         vector: Sequence[float],
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        """Return the chunks nearest to a vector, best first; with `within`, of these documents
-        alone. With `exact`, every vector is compared, however many there are.
+        """Return the chunks nearest to a vector, best first; with `document_ids`, of these
+        documents alone. With `exact`, every vector is compared, however many there are.
 
         Nothing is near to a vector of zeros.
         """
@@ -164,10 +164,10 @@ class ChunkIndex(Protocol):
         text: str,
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
     ) -> list[WordMatch]:
-        """Return the chunks that have words of the text, the most relevant first; with `within`, of
-        these documents alone."""
+        """Return the chunks that have words of the text, the most relevant first; with
+        `document_ids`, of these documents alone."""
         ...
 
     async def candidates(
@@ -176,7 +176,7 @@ class ChunkIndex(Protocol):
         text: str,
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
         """Return what `nearest` and `keyword_search` find, each chunk once, in no order. Only what
         the rank needs is read, as most candidates are not shown."""

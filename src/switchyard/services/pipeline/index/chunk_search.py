@@ -76,14 +76,14 @@ async def search(
     limit: int = 10,
     *,
     mode: SearchMode = SearchMode.VECTOR,
-    within: Collection[str] | None = None,
+    document_ids: Collection[str] | None = None,
     per_document: int | None = None,
     at_least: float | None = None,
 ) -> list[Hit]:
     """Return the chunks that answer a query, best first.
 
-    `limit` is 1 to MAX_LIMIT; `within` leaves out all documents but these; `per_document` is how
-    many hits one document may have. Where vectors are compared, what is less similar than
+    `limit` is 1 to MAX_LIMIT; `document_ids` leaves out all documents but these; `per_document` is
+    how many hits one document may have. Where vectors are compared, what is less similar than
     `at_least` (by default the embedder's own bound) is no hit, unless a hybrid search finds it by
     words. A query without words finds nothing. Raises ValueError for a limit out of range, and what
     the embedder raises.
@@ -97,13 +97,17 @@ async def search(
     ranked: Iterable[_Ranked]
     if mode is SearchMode.VECTOR:
         vector = (await embedder.embed([query_text]))[0]
-        ranked = _similar(await index.nearest(vector, candidate_count, within=within), least)
+        ranked = _similar(
+            await index.nearest(vector, candidate_count, document_ids=document_ids), least
+        )
     elif mode is SearchMode.KEYWORD:
-        ranked = _worded(await index.keyword_search(query, candidate_count, within=within))
+        ranked = _worded(
+            await index.keyword_search(query, candidate_count, document_ids=document_ids)
+        )
     else:
         vector = (await embedder.embed([query_text]))[0]
         each = max(candidate_count, _CANDIDATES)
-        candidates = await index.candidates(vector, query, each, within=within)
+        candidates = await index.candidates(vector, query, each, document_ids=document_ids)
         fitting = list(_fitting(candidates, least))
         weighed = await _ranked(index, fitting, terms, embedder.calibration.vector_weight)
         # Of one document may be all of the first ones.

@@ -69,21 +69,27 @@ async def search_documents(
     LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. Where index and embedder
     together take longer than SEARCH_TIMEOUT seconds, raises IndexUnavailable or
     EmbedderUnavailable, for the one that was waited for."""
-    within = await _within(ledger, filters or Filters())
-    if within is not None and not within:
+    document_ids = await _within(ledger, filters or Filters())
+    if document_ids is not None and not document_ids:
         return []
     watched: _Watched | None = None
     try:
         async with (
-            answered_soon(index) as limit_of_time,
+            answered_soon(index) as timeout,
             index.searched() as (table, embedder),
         ):
             watched = _Watched(embedder)
             return await search(
-                table, watched, query, limit, mode=mode, within=within, per_document=per_document
+                table,
+                watched,
+                query,
+                limit,
+                mode=mode,
+                document_ids=document_ids,
+                per_document=per_document,
             )
     except TimeoutError as error:
-        if not limit_of_time.expired():
+        if not timeout.expired():
             raise
         reason = f"has not answered within {SEARCH_TIMEOUT:g} s"
         if watched is not None and watched.is_asked:
@@ -96,8 +102,8 @@ async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
     """Raise TimeoutError if the block takes longer than SEARCH_TIMEOUT seconds. Loading the index's
     library does not count: that is done once in a process."""
     await index.store.load()
-    async with asyncio.timeout(SEARCH_TIMEOUT) as limit_of_time:
-        yield limit_of_time
+    async with asyncio.timeout(SEARCH_TIMEOUT) as timeout:
+        yield timeout
 
 
 class _Watched:
@@ -119,21 +125,21 @@ class _Watched:
 async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
     """Return the ids of the documents that the filters leave; None for all."""
     repositories = PipelineLedger(ledger)
-    within = None if filters.document_ids is None else set(filters.document_ids)
+    document_ids = None if filters.document_ids is None else set(filters.document_ids)
     if filters.source is not None:
         page = await repositories.documents.list_documents(source=filters.source, limit=1)
         from_there = {document.id for document in page.items}
-        within = from_there if within is None else within & from_there
+        document_ids = from_there if document_ids is None else document_ids & from_there
     if filters.classes or filters.since is not None or filters.until is not None:
         document_filter = DocumentFilter(
             classes=tuple(filters.classes), since=filters.since, until=filters.until
         )
         found = await repositories.documents.document_ids(document_filter)
-        within = found if within is None else within & found
+        document_ids = found if document_ids is None else document_ids & found
     for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
         if key is not None:
             related = await repositories.graph_reads.graph_documents_by(key, cites=name == "cites")
             if related is None:
                 raise UnknownWork(name, key)
-            within = related if within is None else within & related
-    return within
+            document_ids = related if document_ids is None else document_ids & related
+    return document_ids

@@ -147,14 +147,14 @@ class LanceTable:
         vector: Sequence[float],
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        if not any(vector) or (within is not None and not within):
+        if not any(vector) or (document_ids is not None and not document_ids):
             return []
         query = await self._near(list(vector), limit, exact=exact)
-        if within is not None:
-            query = query.where(_one_of(within))
+        if document_ids is not None:
+            query = query.where(_one_of(document_ids))
         rows = await query.select([*_CHUNK_COLUMNS, "_distance"]).to_list()
         return best_first(
             [
@@ -191,9 +191,9 @@ class LanceTable:
         return query.refine_factor(_REFINED)
 
     async def keyword_search(
-        self, text: str, limit: int, *, within: Collection[str] | None = None
+        self, text: str, limit: int, *, document_ids: Collection[str] | None = None
     ) -> list[WordMatch]:
-        relevances = await self._relevances(text, limit, within)
+        relevances = await self._relevances(text, limit, document_ids)
         known = await self.read_candidates(list(relevances))
         matches = [
             WordMatch(known[key].chunk, known[key].title, relevance)
@@ -203,11 +203,11 @@ class LanceTable:
         return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
 
     async def _relevances(
-        self, text: str, limit: int, within: Collection[str] | None
+        self, text: str, limit: int, document_ids: Collection[str] | None
     ) -> dict[int, float]:
         """Return BM25 of the rows with words of a text, by their ids. Of equal ones the first in
         the table are taken, as LanceDB's own choice varies."""
-        found = await self._keyword_search(text, limit + _EQUAL, within)
+        found = await self._keyword_search(text, limit + _EQUAL, document_ids)
         if found is None:
             return {}
         rows = await found.select(["_score"]).with_row_id().to_arrow()
@@ -217,17 +217,17 @@ class LanceTable:
         return dict(sorted(scores, key=lambda each: (-each[1], each[0]))[:limit])
 
     async def _keyword_search(
-        self, text: str, limit: int, within: Collection[str] | None
+        self, text: str, limit: int, document_ids: Collection[str] | None
     ) -> Any | None:
         """Build a query for the rows with words of a text; None where there can be none. A table
         from before there was an index of words gets one."""
         query = full_text_query(text, has_stems=self._has_stems)
-        if query is None or (within is not None and not within):
+        if query is None or (document_ids is not None and not document_ids):
             return None
         if not await has_word_index(self._table, self._words):
             await retry_on_conflict(lambda: add_word_index(self._table, self._words))
         found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
-        return found if within is None else found.where(_one_of(within))
+        return found if document_ids is None else found.where(_one_of(document_ids))
 
     async def candidates(
         self,
@@ -235,21 +235,22 @@ class LanceTable:
         text: str,
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
         return await merge_candidates(
-            self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
+            self._near_keys(vector, limit, document_ids),
+            self._worded(vector, text, limit, document_ids),
         )
 
     async def _near_keys(
-        self, vector: Sequence[float], limit: int, within: Collection[str] | None
+        self, vector: Sequence[float], limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
-        if not any(vector) or (within is not None and not within):
+        if not any(vector) or (document_ids is not None and not document_ids):
             return []
         # Whoever is not among the first by a byte for each number is not among the best of both.
         query = (await self._near(list(vector), limit)).refine_factor(1)
-        if within is not None:
-            query = query.where(_one_of(within))
+        if document_ids is not None:
+            query = query.where(_one_of(document_ids))
         rows = await query.select(["_distance"]).with_row_id().to_list()
         return [
             ChunkCandidate(row["_rowid"], 1 - row["_distance"])
@@ -258,9 +259,9 @@ class LanceTable:
         ]
 
     async def _worded(
-        self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
+        self, vector: Sequence[float], text: str, limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
-        relevances = await self._relevances(text, limit, within)
+        relevances = await self._relevances(text, limit, document_ids)
         if not relevances:
             return []
         query = self._table.take_row_ids(list(relevances)).select(["text", "vector"])

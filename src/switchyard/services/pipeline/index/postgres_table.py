@@ -228,10 +228,10 @@ class PostgresTable:
         vector: Sequence[float],
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        rows = await self._near(CHUNK, vector, limit, within, exact=exact)
+        rows = await self._near(CHUNK, vector, limit, document_ids, exact=exact)
         return best_first(
             [Match(chunk_of(row), row["title"], similarity=1 - row["distance"]) for row in rows]
         )
@@ -241,22 +241,22 @@ class PostgresTable:
         columns: str,
         vector: Sequence[float],
         limit: int,
-        within: Collection[str] | None,
+        document_ids: Collection[str] | None,
         *,
         exact: bool = False,
     ) -> list[Any]:
         """Return these columns and the `distance` of the chunks nearest to a vector."""
-        if not any(vector) or (within is not None and not within):
+        if not any(vector) or (document_ids is not None and not document_ids):
             return []
         values: list[Any] = [list(vector), limit]
         where = ""
-        if within is not None:
-            values.append(list(within))
+        if document_ids is not None:
+            values.append(list(document_ids))
             where = "WHERE document_id = ANY($3) "
         query_vector = "$1::real[]::vector"
         rows: list[Any] = []
         async with self._reading(search_settings(self._lists)) as connection:
-            if not exact and not await self._are_few(connection, within):
+            if not exact and not await self._are_few(connection, document_ids):
                 rows = await connection.fetch(
                     self._nearest(columns, query_vector, "$2", where), *values
                 )
@@ -278,15 +278,15 @@ class PostgresTable:
             dimensions=self.dimensions,
         )
 
-    async def _are_few(self, connection: Any, within: Collection[str] | None) -> bool:
+    async def _are_few(self, connection: Any, document_ids: Collection[str] | None) -> bool:
         """Return whether the documents have so few chunks that comparing all of them takes less
         time than the index of neighbours, which would miss some, too."""
-        if within is None:
+        if document_ids is None:
             return False
         found = await connection.fetchval(
             f"SELECT count(*) FROM (SELECT FROM {self._name} WHERE document_id = ANY($1) "
             f"LIMIT {COMPARED + 1}) AS counted",
-            list(within),
+            list(document_ids),
         )
         return int(found) <= COMPARED
 
@@ -309,13 +309,13 @@ class PostgresTable:
         )
 
     async def keyword_search(
-        self, text: str, limit: int, *, within: Collection[str] | None = None
+        self, text: str, limit: int, *, document_ids: Collection[str] | None = None
     ) -> list[WordMatch]:
-        if within is not None and not within:
+        if document_ids is not None and not document_ids:
             return []
         async with self._reading(_BY_WORDS) as connection:
             return await keyword_search(
-                connection, self._name, self._is_counted, self._terms(text), limit, within
+                connection, self._name, self._is_counted, self._terms(text), limit, document_ids
             )
 
     async def candidates(
@@ -324,27 +324,28 @@ class PostgresTable:
         text: str,
         limit: int,
         *,
-        within: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
         return await merge_candidates(
-            self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
+            self._near_keys(vector, limit, document_ids),
+            self._worded(vector, text, limit, document_ids),
         )
 
     async def _near_keys(
-        self, vector: Sequence[float], limit: int, within: Collection[str] | None
+        self, vector: Sequence[float], limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
-        rows = await self._near("id", vector, limit, within)
+        rows = await self._near("id", vector, limit, document_ids)
         return [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
 
     async def _worded(
-        self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
+        self, vector: Sequence[float], text: str, limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
-        if within is not None and not within:
+        if document_ids is not None and not document_ids:
             return []
         async with self._reading(_BY_WORDS) as connection:
             terms = self._terms(text)
             return await word_candidates(
-                connection, self._name, self._is_counted, vector, terms, limit, within
+                connection, self._name, self._is_counted, vector, terms, limit, document_ids
             )
 
     def _terms(self, text: str) -> list[tuple[str, ...]]:

@@ -43,11 +43,11 @@ async def keyword_search(
     is_counted: bool,
     terms: Sequence[tuple[str, ...]],
     limit: int,
-    within: Collection[str] | None,
+    document_ids: Collection[str] | None,
 ) -> list[WordMatch]:
     """Return the chunks that have any of these words (`query_terms`), the most relevant first; with
-    `within`, of these documents alone. `is_counted` comes from the table's description."""
-    best = await _most_relevant(connection, table, is_counted, terms, limit, within)
+    `document_ids`, of these documents alone. `is_counted` comes from the table's description."""
+    best = await _most_relevant(connection, table, is_counted, terms, limit, document_ids)
     found = await connection.fetch(
         f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
     )
@@ -65,11 +65,11 @@ async def word_candidates(
     vector: Sequence[float],
     terms: Sequence[tuple[str, ...]],
     limit: int,
-    within: Collection[str] | None,
+    document_ids: Collection[str] | None,
 ) -> list[ChunkCandidate]:
     """Do as `keyword_search`, but return candidates, compared with the vector; the first with its
     text."""
-    best = await _most_relevant(connection, table, is_counted, terms, limit, within, vector)
+    best = await _most_relevant(connection, table, is_counted, terms, limit, document_ids, vector)
     if not best:
         return []
     first = await connection.fetchval(f"SELECT text FROM {table} WHERE id = $1", best[0][1]["id"])
@@ -85,7 +85,7 @@ async def _most_relevant(
     is_counted: bool,
     terms: Sequence[tuple[str, ...]],
     limit: int,
-    within: Collection[str] | None,
+    document_ids: Collection[str] | None,
     vector: Sequence[float] | None = None,
 ) -> list[tuple[float, Any]]:
     """Return BM25 and row of each chunk, best first. With a vector, a row has its similarity."""
@@ -99,7 +99,7 @@ async def _most_relevant(
     if not weighed:
         return []
     near = None if vector is None else list(vector)
-    rows = await _candidates(connection, table, weighed, limit * _CANDIDATES, within, near)
+    rows = await _candidates(connection, table, weighed, limit * _CANDIDATES, document_ids, near)
     at = {form: number for number, form in enumerate(_forms(weighed))}
     places = [(weight, [at[form] for form in word]) for word, weight in weighed.items()]
     return _by_relevance(rows, places)[:limit]
@@ -123,12 +123,12 @@ async def _candidates(
     table: str,
     weighed: Mapping[tuple[str, ...], float],
     limit: int,
-    within: Collection[str] | None,
+    document_ids: Collection[str] | None,
     near: list[float] | None,
 ) -> Sequence[Any]:
     """Fetch the chunks with the most telling words; of few chunks, all. A row has the chunk's
     length, how often it has each of the forms, in order, and its similarity to a vector."""
-    documents = None if within is None else list(within)
+    documents = None if document_ids is None else list(document_ids)
     together = combinations({word[0]: weight for word, weight in weighed.items()})
     together += [form for word in weighed for form in word[1:]]
     ids, values = _FOUND.format(table=table), [together, documents, limit]

@@ -106,4 +106,4 @@ class ArxivSource(Source):
 
     def _client(self) -> AbstractAsyncContextManager[ArxivClient]:
         context = self.context
-        return ArxivClient.connect(context.settings, context.ledger, patience=context.patience)
+        return ArxivClient.connect(context.settings, context.ledger, max_wait=context.max_wait)

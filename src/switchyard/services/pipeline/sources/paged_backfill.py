@@ -80,6 +80,6 @@ async def backfill_client(
     """Open a client for a backfill's source, with its errors (`backfill_errors`)."""
     with backfill_errors():
         async with SourceClient.connect(
-            server, context.settings, context.ledger, patience=context.patience
+            server, context.settings, context.ledger, max_wait=context.max_wait
         ) as client:
             yield client

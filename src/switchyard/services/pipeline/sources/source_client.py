@@ -6,7 +6,7 @@
         record = (await client.get("/records/7", {"all": "1"})).json()
 
 - Every request waits for its turn in the whole fleet (throttle.py). A job that finds no turn gets
-  SourceBusy and snoozes; a program that can wait says how long by `patience`.
+  SourceBusy and snoozes; a program that can wait says how long by `max_wait`.
 - A server that says "later" (`Retry-After`, rate limits: rate_headers.py) is left alone by the
   whole fleet until then.
 - With `conditional=True`, the last answer is kept with its ETag, and asked for again by it.
@@ -102,9 +102,9 @@ class SourceClient:
         settings: Settings,
         ledger: Ledger | None = None,
         *,
-        patience: float | None = None,
+        max_wait: float | None = None,
     ) -> AsyncIterator[SourceClient]:
-        """Open a client. `patience` is in seconds: a request whose turn is further off raises
+        """Open a client. `max_wait` is in seconds: a request whose turn is further off raises
         SourceBusy. None is for jobs: they wait for two turns at most, and not at all where others
         wait already. With a ledger, turns are those of the whole fleet; without one, of this client
         alone."""
@@ -113,18 +113,18 @@ class SourceClient:
 
         interval = server.interval
         pace: RequestPace
-        waits = min(2 * interval + 2, MAX_TURN_WAIT) if patience is None else patience
+        waits = min(2 * interval + 2, MAX_TURN_WAIT) if max_wait is None else max_wait
         if ledger is not None:
             pace = FleetThrottle(
                 ledger,
                 server.name,
                 label=server.label,
                 interval=interval,
-                patience=waits,
-                waits_for_place=patience is not None,
+                max_wait=waits,
+                waits_for_place=max_wait is not None,
             )
         else:
-            pace = LocalThrottle(label=server.label, interval=interval, patience=waits)
+            pace = LocalThrottle(label=server.label, interval=interval, max_wait=waits)
         headers = {"User-Agent": settings.user_agent}
         cache = SourceResponseCache(Storage(settings.files_url), server.name)
         async with uncompressed_client(
@@ -187,16 +187,16 @@ class SourceClient:
             await self._kept.keep(answer, asked_for, accept)
         return answer
 
-    async def download(self, url: str, *, max_bytes: int, within: float) -> bytes:
+    async def download(self, url: str, *, max_bytes: int, timeout: float) -> bytes:
         """Download a file that the server names, in turn, from the open internet or from the
         server's own host. Raises FetchRefused, FetchFailed, SourceBusy."""
         from switchyard.services.common.files.safe_http import FetchFailed, SsrfGuard, fetching
 
         guard = SsrfGuard(trusted=frozenset({_host_and_port(self.server.base_url)}))
-        async with self.pace.turn(takes=within) as turn:
+        async with self.pace.turn(takes=timeout) as turn:
             try:
                 async with fetching(
-                    url, max_bytes=max_bytes, within=within, guard=guard
+                    url, max_bytes=max_bytes, timeout=timeout, guard=guard
                 ) as fetched:
                     return b"".join([part async for part in fetched.parts])
             except FetchFailed as error:

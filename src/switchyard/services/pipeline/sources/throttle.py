@@ -52,7 +52,7 @@ class RequestPace(Protocol):
 
     def turn(self, *, takes: float) -> AbstractAsyncContextManager[RequestTurn]:
         """Wait until a request may begin that takes at most `takes` seconds. Raises SourceBusy
-        when the wait would exceed the pace's patience."""
+        when the wait would exceed the pace's max_wait."""
         ...
 
     def reserve(self, *, takes: float) -> AbstractAsyncContextManager[None]:
@@ -72,7 +72,7 @@ class FleetThrottle:
         *,
         label: str,
         interval: float,
-        patience: float,
+        max_wait: float,
         waits_for_place: bool,
     ) -> None:
         self._ledger = ledger
@@ -82,7 +82,7 @@ class FleetThrottle:
         self._label = label
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
-        self._patience = patience
+        self._max_wait = max_wait
         """Seconds that a caller is kept waiting."""
         self._waits_for_place = waits_for_place
         """Or is sent away when both places are taken."""
@@ -93,7 +93,7 @@ class FleetThrottle:
         """As in RequestPace. Raises LedgerUnavailable too."""
         holder = str(uuid4())
         # Within a reservation the interval is always waited for: else no second request would come.
-        waits = max(self._patience, self._interval + 1) if self._in_a_row else self._patience
+        waits = max(self._max_wait, self._interval + 1) if self._in_a_row else self._max_wait
         until = time.monotonic() + waits
         async with self._connected(holder, takes, until):
             await self._wait_for_interval(holder, until)
@@ -109,7 +109,7 @@ class FleetThrottle:
     @asynccontextmanager
     async def reserve(self, *, takes: float) -> AsyncIterator[None]:
         """As in RequestPace. Raises LedgerUnavailable too."""
-        async with self._connected(str(uuid4()), takes, time.monotonic() + self._patience):
+        async with self._connected(str(uuid4()), takes, time.monotonic() + self._max_wait):
             self._in_a_row = True
             try:
                 yield
@@ -123,7 +123,7 @@ class FleetThrottle:
         if self._in_a_row:
             yield
             return
-        held = self._patience + takes + _MARGIN
+        held = self._max_wait + takes + _MARGIN
         async with (
             self._holding(self._places, holder, held, until if self._waits_for_place else 0.0),
             self._holding((self._connection,), holder, held, until),
@@ -165,10 +165,10 @@ class FleetThrottle:
 class LocalThrottle:
     """Paces the requests of one client, where there is no ledger to share one."""
 
-    def __init__(self, *, label: str, interval: float, patience: float) -> None:
+    def __init__(self, *, label: str, interval: float, max_wait: float) -> None:
         self._label = label
         self._interval = interval
-        self._patience = patience
+        self._max_wait = max_wait
         self._connection = asyncio.Lock()
         self._next = 0.0
 
@@ -177,7 +177,7 @@ class LocalThrottle:
         """As in RequestPace."""
         async with self._connection:
             left = max(0.0, self._next - time.monotonic())
-            if left > self._patience:
+            if left > self._max_wait:
                 message = f"the next request to {self._label} is due in {left:.0f} s"
                 raise SourceBusy(message, wait=left)
             await asyncio.sleep(left)

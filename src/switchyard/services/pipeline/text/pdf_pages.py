@@ -227,8 +227,8 @@ def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits:
 def shrink_factor(width: float, height: float, side: int, area: int = 0) -> float:
     """Return the factor, at most 1, by which to scale a picture so that neither side is longer than
     `side`, or it has no more than `area` pixels: the larger factor of the two."""
-    within = side / max(width, height, 1.0)
-    return min(1.0, max(within, sqrt(area / max(width * height, 1.0))))
+    scale = side / max(width, height, 1.0)
+    return min(1.0, max(scale, sqrt(area / max(width * height, 1.0))))
 
 
 def has_end(data: bytes) -> bool:

@@ -245,20 +245,20 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
     found: list[_Space] = []
     for each in lines:
         pairs = list(pairwise(each.words))
-        within = [(b.x0 - a.x1) / blank for a, b in pairs]
+        gaps = [(b.x0 - a.x1) / blank for a, b in pairs]
         has_stretched = any(
             _NARROW <= blanks < _PADDED and a.text[-1] not in _SENTENCE_ENDS
-            for (a, _), blanks in zip(pairs, within, strict=True)
+            for (a, _), blanks in zip(pairs, gaps, strict=True)
         )
-        least = min(within, default=0.0)
-        for at, ((a, b), blanks) in enumerate(zip(pairs, within, strict=True), 1):
+        least = min(gaps, default=0.0)
+        for at, ((a, b), blanks) in enumerate(zip(pairs, gaps, strict=True), 1):
             if a.text in _CURRENCY:  # it stands at the left of its cell
                 continue
             is_pair = _is_number(a.text) and _is_number(b.text)
             if blanks < (_SHARED if is_pair else _NARROW):
                 continue
             is_code = _CODE_END.search(a.text) or _COMMENT.match(b.text)
-            is_wider = least >= _PADDED or blanks > _WIDER * max(least, 0.5) or len(within) == 1
+            is_wider = least >= _PADDED or blanks > _WIDER * max(least, 0.5) or len(gaps) == 1
             is_padding = blanks >= _PADDED and is_wider and not has_stretched and not is_code
             found.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
     for before, after in pairwise(lines):

@@ -230,7 +230,7 @@ async def _ask_about(
         answer, paid_before = await client.answer(
             picture_chat(pictures, caption, question),
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
-            within=ANSWER_TIMEOUT,
+            timeout=ANSWER_TIMEOUT,
             by=requester_of(ctx),
         )
     return {

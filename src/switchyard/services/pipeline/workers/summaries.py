@@ -154,7 +154,7 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
                 answer, paid_before = await client.answer(
                     chat,
                     urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
-                    within=max(0.1, deadline - time.monotonic()),
+                    timeout=max(0.1, deadline - time.monotonic()),
                     by=requester_of(ctx),
                     batch=may_batch(ctx),
                 )

@@ -58,7 +58,7 @@ class LlmEngine:
         request = ReferencesRequest(
             references=list(texts), max_tokens=200 + TOKENS_PER_REFERENCE * len(texts)
         )
-        answer = await answer_request(request, self._ctx, within=ANSWER_TIMEOUT)
+        answer = await answer_request(request, self._ctx, timeout=ANSWER_TIMEOUT)
         entries = {each["number"]: each for each in answer["value"]["references"]}
         return [
             _reference(entries[number], text) if number in entries else None

@@ -74,14 +74,14 @@ class Linker:
         catalogues: Sequence[Catalogue],
         *,
         max_age: float,
-        within: float,
+        timeout: float,
         max_pause: float = MAX_PAUSE,
     ) -> None:
         self._ledger = ledger
         self._kept_answers = PipelineLedger(ledger).catalogue_answers
         self._catalogues = catalogues
         self._max_age = max_age
-        self._deadline = time.monotonic() + within
+        self._deadline = time.monotonic() + timeout
         self._max_pause = max_pause
         self._holder = new_instance_id()
         self._log = structlog.get_logger("citations")
@@ -92,9 +92,9 @@ class Linker:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, within: float, max_pause: float = MAX_PAUSE
+        cls, settings: Settings, ledger: Ledger, *, timeout: float, max_pause: float = MAX_PAUSE
     ) -> AsyncIterator[Linker]:
-        """Open a linker for `within` seconds; its connections end with the context.
+        """Open a linker for `timeout` seconds; its connections end with the context.
 
         A catalogue that pauses for more than `max_pause` seconds is left out; for a shorter pause,
         SourceBusy is raised.
@@ -104,12 +104,12 @@ class Linker:
             for name in settings.link_catalogues:
                 kind = CATALOGUES[name]
                 opening = SourceClient.connect(
-                    kind.server(settings), settings, ledger, patience=TURN_TIMEOUT
+                    kind.server(settings), settings, ledger, max_wait=TURN_TIMEOUT
                 )
                 client = await stack.enter_async_context(opening)
                 catalogues.append(kind(client, contact=settings.contact))
             max_age = settings.link_answers_days * DAY
-            yield cls(ledger, catalogues, max_age=max_age, within=within, max_pause=max_pause)
+            yield cls(ledger, catalogues, max_age=max_age, timeout=timeout, max_pause=max_pause)
 
     async def link(self, references: Sequence[Reference]) -> list[WorkLink]:
         """Return the link of each reference, in order: by an identifier that a catalogue knows,

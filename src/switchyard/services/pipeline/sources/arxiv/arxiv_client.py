@@ -94,7 +94,7 @@ class ArxivClient:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, settings: Settings, ledger: Ledger | None = None, *, patience: float | None = None
+        cls, settings: Settings, ledger: Ledger | None = None, *, max_wait: float | None = None
     ) -> AsyncIterator[ArxivClient]:
         """Open a client for the address and the interval of the settings; the rest is as in
         `SourceClient.connect`."""
@@ -105,7 +105,7 @@ class ArxivClient:
             interval=settings.arxiv_interval,
             throttled_pause=THROTTLED_PAUSE,
         )
-        async with SourceClient.connect(server, settings, ledger, patience=patience) as client:
+        async with SourceClient.connect(server, settings, ledger, max_wait=max_wait) as client:
             yield cls(client)
 
     async def entries(self, ids: Iterable[ArxivId | str]) -> list[Entry]:

@@ -113,10 +113,10 @@ class WebFetcher:
                 raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
 
     def _fetch(
-        self, url: str, limit: int, within: float, headers: Mapping[str, str]
+        self, url: str, limit: int, timeout: float, headers: Mapping[str, str]
     ) -> _TranslatedFetch:
         request_headers = {"User-Agent": self._ctx.settings.user_agent, "Accept": "*/*", **headers}
-        return _TranslatedFetch(url, limit, within, request_headers, self._guard())
+        return _TranslatedFetch(url, limit, timeout, request_headers, self._guard())
 
     def _guard(self) -> SsrfGuard:
         from switchyard.services.common.files.safe_http import SsrfGuard
@@ -127,15 +127,15 @@ class WebFetcher:
     def _pace(self, url: str, delay: float) -> RequestPace:
         host, _ = place_of(url)
         interval = max(self._ctx.settings.web_interval, delay)
-        patience = max(TURN_TIMEOUT, interval + 1)
+        max_wait = max(TURN_TIMEOUT, interval + 1)
         if self._ctx.ledger is None:
-            return LocalThrottle(label=host, interval=interval, patience=patience)
+            return LocalThrottle(label=host, interval=interval, max_wait=max_wait)
         return FleetThrottle(
             self._ctx.ledger,
             f"web.{content_hash(host.encode())[:32]}",
             label=host,
             interval=interval,
-            patience=patience,
+            max_wait=max_wait,
             waits_for_place=False,
         )
 
@@ -215,13 +215,13 @@ class _TranslatedFetch:
     """The context `fetching`, with the errors of sources."""
 
     def __init__(
-        self, url: str, limit: int, within: float, headers: Mapping[str, str], guard: SsrfGuard
+        self, url: str, limit: int, timeout: float, headers: Mapping[str, str], guard: SsrfGuard
     ) -> None:
         from switchyard.services.common.files.safe_http import fetching
 
         self._url = url
         self._open = fetching(
-            url, max_bytes=limit, within=within, guard=guard, headers=headers, max_redirects=0
+            url, max_bytes=limit, timeout=timeout, guard=guard, headers=headers, max_redirects=0
         )
 
     async def __aenter__(self) -> Fetched:

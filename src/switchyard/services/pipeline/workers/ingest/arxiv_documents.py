@@ -134,4 +134,4 @@ async def _download_pdf(url: str, ctx: JobContext) -> bytes:
     """Download a PDF, in turn. Raises FetchRefused, FetchFailed, SourceBusy."""
     limit = ctx.settings.max_document_bytes
     async with ArxivClient.connect(ctx.settings, ctx.ledger) as arxiv:
-        return await arxiv.client.download(url, max_bytes=limit, within=DOWNLOAD_TIMEOUT)
+        return await arxiv.client.download(url, max_bytes=limit, timeout=DOWNLOAD_TIMEOUT)

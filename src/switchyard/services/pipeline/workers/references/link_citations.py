@@ -115,7 +115,7 @@ async def _link(
     # The older the job, the shorter: else one pause after the other would make it expire.
     max_pause = max(MAX_PAUSE - age, MIN_PAUSE)
     async with Linker.open(
-        ctx.settings, ctx.ledger, within=TIME_BUDGET, max_pause=max_pause
+        ctx.settings, ctx.ledger, timeout=TIME_BUDGET, max_pause=max_pause
     ) as linker:
         try:
             links = await linker.link(references)
