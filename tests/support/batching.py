@@ -12,7 +12,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.batch_collector import WaitingForBatch
-from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_spend import Requester
@@ -51,9 +51,9 @@ async def answer(lane: ModelClient, n: int) -> bool:
     return reused
 
 
-def new_sender(ledger: Ledger, settings: Settings) -> BatchSender:
+def new_batch_runner(ledger: Ledger, settings: Settings) -> BatchRunner:
     """As of a scheduler that has just become active."""
-    return BatchSender(settings, ledger, Publisher(settings, name="batches"))
+    return BatchRunner(settings, ledger, Publisher(settings, name="batches"))
 
 
 async def fence_is_over(ledger: Ledger) -> None:

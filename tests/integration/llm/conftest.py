@@ -8,7 +8,7 @@ import pytest
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.settings.llm import LlmServer as Provider
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_sender
+from switchyard.services.llm import batch_runner
 from tests.support.brokers import TestBroker
 from tests.support.ledgers import make_ledger
 from tests.support.llm_batches import with_batches
@@ -40,7 +40,7 @@ def llm() -> Iterator[LlmServer]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are looked at in each turn, and failed requests repeated at once."""
-    monkeypatch.setattr(batch_sender, "BATCH_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 

@@ -21,7 +21,7 @@ from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated, LlmUnavailable
 from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired, LeaseHeld
-from switchyard.services.llm.stored_answers import Answers, drop_old_answers
+from switchyard.services.llm.stored_answers import StoredAnswers, drop_old_answers
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server
@@ -46,23 +46,23 @@ class Asked:
 
 
 @pytest.fixture
-def open_answers(ledger: Ledger, tmp_path: Path) -> Callable[..., Answers]:
+def open_answers(ledger: Ledger, tmp_path: Path) -> Callable[..., StoredAnswers]:
     """The answers of one more process."""
 
-    def open_(max_age: float = 3600.0) -> Answers:
-        return Answers(Storage(tmp_path.as_uri()), ledger, max_age=max_age)
+    def open_(max_age: float = 3600.0) -> StoredAnswers:
+        return StoredAnswers(Storage(tmp_path.as_uri()), ledger, max_age=max_age)
 
     return open_
 
 
 async def get(
-    answers: Answers, ask: Callable[[float], Awaitable[Completion]], **options: Any
+    answers: StoredAnswers, ask: Callable[[float], Awaitable[Completion]], **options: Any
 ) -> str:
     answer, reused = await answers.get(QUESTION, ask, **{"within": 20.0, **options})
     return f"{answer.text}{' again' if reused else ''}"
 
 
-async def test_a_question_is_paid_for_once(open_answers: Callable[..., Answers]) -> None:
+async def test_a_question_is_paid_for_once(open_answers: Callable[..., StoredAnswers]) -> None:
     ask = Asked()
     assert await get(open_answers(), ask) == "answer 1"
     assert await get(open_answers(), ask) == "answer 1 again"
@@ -81,13 +81,15 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., Answers])
     ids=["with reasoning", "reasoning alone", "a stream without an end"],
 )
 async def test_what_earlier_versions_kept_wrongly_is_not_reused(
-    open_answers: Callable[..., Answers], kept: Completion, found: str
+    open_answers: Callable[..., StoredAnswers], kept: Completion, found: str
 ) -> None:
     await open_answers().keep(QUESTION, kept)
     assert await get(open_answers(), Asked()) == found
 
 
-async def test_equal_questions_at_once_are_one_call(open_answers: Callable[..., Answers]) -> None:
+async def test_equal_questions_at_once_are_one_call(
+    open_answers: Callable[..., StoredAnswers],
+) -> None:
     until = asyncio.Event()
     ask = Asked(until=until)
     one, other = open_answers(), open_answers()
@@ -102,7 +104,7 @@ async def test_equal_questions_at_once_are_one_call(open_answers: Callable[..., 
 
 
 async def test_a_question_that_failed_is_asked_by_the_next(
-    open_answers: Callable[..., Answers],
+    open_answers: Callable[..., StoredAnswers],
 ) -> None:
     ask = Asked()
 
@@ -115,7 +117,7 @@ async def test_a_question_that_failed_is_asked_by_the_next(
 
 
 async def test_a_cancelled_question_is_asked_by_the_next(
-    open_answers: Callable[..., Answers],
+    open_answers: Callable[..., StoredAnswers],
 ) -> None:
     held = Asked(until=asyncio.Event())
     first = asyncio.create_task(get(open_answers(), held))
@@ -129,7 +131,7 @@ async def test_a_cancelled_question_is_asked_by_the_next(
 
 
 async def test_the_question_of_a_killed_worker_is_asked_by_another(
-    open_answers: Callable[..., Answers], ledger: Ledger
+    open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
     key = content_hash(QUESTION)
     claim = await LlmLedger(ledger).answers.claim_llm_answer(key, "killed", ttl=0.4, max_age=60)
@@ -138,7 +140,7 @@ async def test_the_question_of_a_killed_worker_is_asked_by_another(
 
 
 async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
-    open_answers: Callable[..., Answers], ledger: Ledger
+    open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
     """Killed between the file and the ledger's word of it."""
     answers = open_answers()
@@ -170,7 +172,7 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
                 return await ask(within)
 
             url = f"s3://{CONTAINER}/files"
-            one, other = [Answers(Storage(url), ledger, max_age=3600.0) for _ in range(2)]
+            one, other = [StoredAnswers(Storage(url), ledger, max_age=3600.0) for _ in range(2)]
             assert await get(one, ask_as_it_goes_away) == "answer 1"
             assert await get(one, ask) == "answer 1 again"
             waiting = asyncio.create_task(get(other, ask, within=60.0))
@@ -182,7 +184,7 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
 
 
 async def test_who_waits_too_long_for_anothers_answer_goes_back(
-    open_answers: Callable[..., Answers], ledger: Ledger
+    open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
     await LlmLedger(ledger).answers.claim_llm_answer(
         content_hash(QUESTION), "slow", ttl=60, max_age=60
@@ -193,7 +195,7 @@ async def test_who_waits_too_long_for_anothers_answer_goes_back(
 
 
 async def test_a_deleted_or_spoiled_file_is_asked_for_again(
-    open_answers: Callable[..., Answers], tmp_path: Path
+    open_answers: Callable[..., StoredAnswers], tmp_path: Path
 ) -> None:
     ask = Asked()
     await get(open_answers(), ask)

@@ -13,13 +13,13 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_sender
+from switchyard.services.llm import batch_runner
 from switchyard.services.llm.batch_collector import MAX_BATCH_WAIT, WaitingForBatch
-from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_batches import ItemState
-from tests.support.batching import answer, collect, new_sender
+from tests.support.batching import answer, collect, new_batch_runner
 from tests.support.llm_server import LlmServer
 from tests.support.made import new_job
 from tests.support.site import Exchange
@@ -29,8 +29,8 @@ QUESTIONS = 3
 
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sender, "FENCE_TTL", 0.0)
-    monkeypatch.setattr(batch_sender, "SENDING_TIMEOUT", 60.0)
+    monkeypatch.setattr(batch_runner, "FENCE_TTL", 0.0)
+    monkeypatch.setattr(batch_runner, "SENDING_TIMEOUT", 60.0)
 
 
 async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
@@ -53,7 +53,7 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
 ) -> None:
     await collect(ledger, given.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
     without = given.model_copy(update={"llm_batch": False})
-    await new_sender(ledger, without).turn()
+    await new_batch_runner(ledger, without).turn()
     assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
     assert await LlmLedger(ledger).spending.llm_spend("model") == [], (
         "nothing is set aside for a batch any more"
@@ -67,10 +67,10 @@ async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_g
 ) -> None:
     await collect(plain_ledger, given, QUESTIONS)
     llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     llm.batches.fail_next = []
-    await new_sender(plain_ledger, given.model_copy(update={"llm_batch": False})).turn()
+    await new_batch_runner(plain_ledger, given.model_copy(update={"llm_batch": False})).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
     assert llm.batches.batches == {}
 
@@ -80,11 +80,11 @@ async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have
 ) -> None:
     await collect(plain_ledger, given, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
-    monkeypatch.setattr(batch_sender, "MAX_SENDING_AGE", 0.0)
-    await new_sender(plain_ledger, given).turn()
+    monkeypatch.setattr(batch_runner, "MAX_SENDING_AGE", 0.0)
+    await new_batch_runner(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
-    monkeypatch.setattr(batch_sender, "BATCH_TIMEOUT", 0.0)
-    await new_sender(plain_ledger, given).turn()
+    monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", 0.0)
+    await new_batch_runner(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 
 
@@ -95,7 +95,7 @@ async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_liv
     """The scheduler may have been away since it was collected."""
     ends = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
     await collect(plain_ledger, given, QUESTIONS, expires_at=ends)
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     assert await states(plain_ledger) == {goes: QUESTIONS}
 
 
@@ -114,9 +114,9 @@ class Killer:
         self._plain = llm.batches.answer
         llm.batches.answer = self._answer  # type: ignore[method-assign]
 
-    async def turns(self, sender: BatchSender) -> bool:
+    async def turns(self, batch_runner: BatchRunner) -> bool:
         """Whether it was killed in a turn, and not through before."""
-        self._task = asyncio.create_task(sender.turn())
+        self._task = asyncio.create_task(batch_runner.turn())
         try:
             await self._task
         except asyncio.CancelledError:
@@ -192,13 +192,13 @@ async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int
             with pytest.raises(WaitingForBatch):
                 await answer(lane, n)
     killer = Killer(llm, step)
-    killed = await killer.turns(new_sender(ledger, settings))
-    await new_sender(ledger, settings).turn()
+    killed = await killer.turns(new_batch_runner(ledger, settings))
+    await new_batch_runner(ledger, settings).turn()
     (remote,) = llm.batches.batches.values()
     if remote.status != "completed":
         llm.batches.finish(remote)
-    killed = await killer.turns(new_sender(ledger, settings)) or killed
+    killed = await killer.turns(new_batch_runner(ledger, settings)) or killed
     killer.end()
     for _ in range(2):
-        await new_sender(ledger, settings).turn()
+        await new_batch_runner(ledger, settings).turn()
     return killed

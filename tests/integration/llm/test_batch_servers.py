@@ -11,10 +11,10 @@ import pytest
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_api, batch_sender
+from switchyard.services.llm import batch_api, batch_runner
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
-from tests.support.batching import answer, collect, list_of_none, new_sender, only, refusal
+from tests.support.batching import answer, collect, list_of_none, new_batch_runner, only, refusal
 from tests.support.llm_server import LlmServer
 
 
@@ -23,10 +23,10 @@ async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
     plain_ledger: Ledger, given: Settings, llm: LlmServer, status: str
 ) -> None:
     await collect(plain_ledger, given, 2)
-    sender = new_sender(plain_ledger, given)
-    await sender.turn()
+    batch_runner = new_batch_runner(plain_ledger, given)
+    await batch_runner.turn()
     only(llm).status = status
-    await sender.turn()
+    await batch_runner.turn()
     async with ModelClient.open(given, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [False] * 2
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
@@ -38,20 +38,20 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
 ) -> None:
     await collect(plain_ledger, given, 1)
     llm.batches.fail_next = [list_of_none, list_of_none, refusal(400)]
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, 0) is False
     await collect(plain_ledger, given, 1, 77)
-    await new_sender(plain_ledger, given).turn()
-    monkeypatch.setattr(batch_sender, "BATCH_TIMEOUT", -1.0)
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
+    monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", -1.0)
+    await new_batch_runner(plain_ledger, given).turn()
     assert only(llm).status == "cancelling"
     assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
         "what it has answered may come yet"
     )
-    monkeypatch.setattr(batch_sender, "CANCEL_TIMEOUT", 0.0)
-    await new_sender(plain_ledger, given).turn()
+    monkeypatch.setattr(batch_runner, "CANCEL_TIMEOUT", 0.0)
+    await new_batch_runner(plain_ledger, given).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, 77) is False
@@ -62,12 +62,12 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
 ) -> None:
     settings = given.model_copy(update={"llm_batch_size": 1})
     await collect(plain_ledger, settings, 2)
-    sender = new_sender(plain_ledger, settings)
-    await sender.turn()
-    await sender.turn()
+    batch_runner = new_batch_runner(plain_ledger, settings)
+    await batch_runner.turn()
+    await batch_runner.turn()
     for each in llm.batches.batches.values():
         llm.batches.finish(each)
-    keep, refused = sender._answers.keep, 0
+    keep, refused = batch_runner._answers.keep, 0
 
     async def refused_once(*args: Any) -> None:
         nonlocal refused
@@ -76,11 +76,11 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
             raise StorageUnavailable("the file storage does not answer")
         await keep(*args)
 
-    monkeypatch.setattr(sender._answers, "keep", refused_once)
-    await sender.turn()
+    monkeypatch.setattr(batch_runner._answers, "keep", refused_once)
+    await batch_runner.turn()
     (waiting,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert waiting.note == "the file storage does not answer"
-    await sender.turn()
+    await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
@@ -90,15 +90,15 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:
     await collect(plain_ledger, given, 2)
-    sender = new_sender(plain_ledger, given)
-    await sender.turn()
+    batch_runner = new_batch_runner(plain_ledger, given)
+    await batch_runner.turn()
     keys = [each["custom_id"] for each in llm.batches.questions(only(llm))]
     lines = []
     for key, text in zip(keys, ["half \ud83d", "both \ud83d\ude00"], strict=True):
         body = {"model": "m\ud800", "choices": [{"message": {"content": text}}]}
         lines.append({"custom_id": key, "response": {"status_code": 200, "body": body}})
     llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
-    await sender.turn()
+    await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(given, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
@@ -109,7 +109,7 @@ async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
 ) -> None:
     await collect(plain_ledger, given, 1)
     llm.batches.fail_next = [refusal(404)]
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, 0) is False
 
@@ -123,7 +123,7 @@ async def test_ids_of_a_server_are_no_addresses(
         list_of_none,
         lambda exchange: exchange.send_json(200, {"id": "../../admin", "object": "file"}),
     ]
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     (ours,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert ours.remote_id is None
     assert "an invalid id" in (ours.note or "")
@@ -141,7 +141,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
 
     monkeypatch.setattr(batch_api, "_json_or_none", noted)
     await collect(plain_ledger, given, 2)
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     llm.batches.finish(only(llm), without=1)
     asked = llm.batches.questions(only(llm))  # in any order
     first = 0 if "Question 0?" in json.dumps(asked[0]) else 1
@@ -150,7 +150,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
     output = only(llm).output_file_id
     assert output is not None
     llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     assert len(read) == 3  # of four lines for two questions, one is too long
     async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, first) is True  # kept
@@ -164,6 +164,6 @@ async def test_a_list_of_batches_without_an_end_holds_nobody_up(
     page = {"object": "list", "has_more": True, "data": [{}] * 200_000}
     llm.batches.fail_next = [lambda exchange: exchange.send_json(200, page)]
     began = time.monotonic()
-    await new_sender(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, given).turn()
     assert time.monotonic() - began < 5
     assert only(llm).status == "in_progress"

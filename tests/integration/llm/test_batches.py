@@ -11,7 +11,7 @@ import pytest
 
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.ledger import LlmLedger
 from tests.support.batching import chat, only
 from tests.support.brokers import TestBroker
@@ -31,9 +31,9 @@ async def system(
 
 
 @pytest.fixture
-async def sender(system: System) -> AsyncIterator[BatchSender]:
+async def batch_runner(system: System) -> AsyncIterator[BatchRunner]:
     async with Publisher(system.settings, name="batches") as publisher:
-        yield BatchSender(system.settings, system.ledger, publisher)
+        yield BatchRunner(system.settings, system.ledger, publisher)
 
 
 async def collected(system: System, number: int) -> list[str]:
@@ -51,20 +51,20 @@ async def collected(system: System, number: int) -> list[str]:
 
 
 async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half_the_price(
-    system: System, sender: BatchSender, llm: LlmServer
+    system: System, batch_runner: BatchRunner, llm: LlmServer
 ) -> None:
     job_ids = await collected(system, 3)
-    await sender.turn()
+    await batch_runner.turn()
     asked = llm.batches.questions(only(llm))
     assert len({each["custom_id"] for each in asked}) == 3
     assert asked[0]["body"]["model"] == "m"
     hot = await system.publish("hot.chat_completion", chat("Question 0?"))
     await system.wait_for_state(hot, State.SUCCEEDED)
     assert len(llm.requests) == 1, "who is in a hurry does not wait for a batch"
-    await sender.turn()
+    await batch_runner.turn()
     assert await system.state(job_ids[1]) is State.RETRYING
     llm.batches.finish(only(llm))
-    await sender.turn()
+    await batch_runner.turn()
     for each in job_ids[1:]:
         record = await system.wait_for_state(each, State.SUCCEEDED)
         assert record.result is not None
@@ -79,10 +79,10 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
 
 
 async def test_what_a_batch_does_not_answer_is_asked_live(
-    system: System, sender: BatchSender, llm: LlmServer
+    system: System, batch_runner: BatchRunner, llm: LlmServer
 ) -> None:
     job_ids = await collected(system, 4)
-    await sender.turn()
+    await batch_runner.turn()
     asked = llm.batches.questions(only(llm))
     known = {"custom_id": asked[1]["custom_id"], "response": {"status_code": 200, "body": {}}}
     foreign = {"custom_id": "../../x", "response": {"status_code": 200, "body": {}}}
@@ -90,7 +90,7 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
     more = b"\n".join([*odd, json.dumps(known).encode()])
     failed = {asked[0]["custom_id"]: 500}
     llm.batches.finish(only(llm), "expired", without=2, failed=failed, more=more)
-    await sender.turn()
+    await batch_runner.turn()
     for each in job_ids:
         await system.wait_for_state(each, State.SUCCEEDED)
     assert len(llm.requests) == 3
@@ -99,7 +99,7 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
 
 
 async def test_who_is_near_its_end_or_cancelled_is_not_sent(
-    system: System, sender: BatchSender, llm: LlmServer
+    system: System, batch_runner: BatchRunner, llm: LlmServer
 ) -> None:
     (first, second) = await collected(system, 2)
     await system.ledger.jobs.cancel(first, system.ledger.clock.time())
@@ -107,9 +107,9 @@ async def test_who_is_near_its_end_or_cancelled_is_not_sent(
     near = await system.publish("backfill.chat_completion", chat("When?"), expires_at=soon)
     await system.wait_for_state(near, State.SUCCEEDED)
     assert len(llm.requests) == 1
-    await sender.turn()
+    await batch_runner.turn()
     (asked,) = llm.batches.questions(only(llm))
     assert asked["body"]["messages"][0]["content"] == "Question 1?"
     llm.batches.finish(only(llm))
-    await sender.turn()
+    await batch_runner.turn()
     await system.wait_for_state(second, State.SUCCEEDED)

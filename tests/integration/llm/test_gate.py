@@ -7,6 +7,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.concurrency_policy import Bounds, Ended, Fixed
 from switchyard.services.llm.gate import (
+    Admission,
     CallOutcome,
     FleetCall,
     LlmGate,
@@ -34,6 +36,12 @@ from tests.support.eventually import eventually
 
 HOT, BACKFILL = Urgency.from_priority("hot", 5), Urgency.from_priority("backfill", 5)
 SERVER = LlmServer(base_url="http://there/v1")
+
+
+async def admit(gate: LlmGate, urgency: Urgency, **options: Any) -> Admission:
+    admission = await gate.enter(urgency, **options)
+    assert isinstance(admission, Admission)
+    return admission
 
 
 def settings(**values: object) -> Settings:
@@ -90,7 +98,7 @@ async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> No
 
 async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency_max=1), ledger) as frozen:
-        entry = await frozen.enter(HOT, timeout=1)
+        entry = await admit(frozen, HOT, timeout=1)
         await LlmLedger(ledger).slots.end_llm_slot(
             "default", entry.slot, None
         )  # as one that has run out
@@ -122,11 +130,11 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
         LlmGate.open(settings(), ledger) as one,
         LlmGate.open(settings(), ledger) as other,
     ):
-        entry = await one.enter(HOT, timeout=1)
+        entry = await admit(one, HOT, timeout=1)
         await one.leave(entry, CallOutcome(Ended.REFUSED, pause=60, reason="429"))
         began = time.monotonic()
         with pytest.raises(LlmSaturated, match="429") as raised:
-            await other.enter(HOT, timeout=30)
+            await admit(other, HOT, timeout=30)
         assert time.monotonic() - began < 15, "nobody waits here for his patience"
         assert raised.value.after is not None
         assert 55 < raised.value.after < 70
@@ -135,20 +143,20 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
 
 async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(), plain_ledger) as gate:
-        entry = await gate.enter(HOT, timeout=1)
+        entry = await admit(gate, HOT, timeout=1)
         began = time.monotonic()
         await gate.leave(entry, CallOutcome(Ended.REFUSED, pause=0.4))
-        await gate.enter(HOT, timeout=30)
+        await admit(gate, HOT, timeout=30)
         assert 0.4 <= time.monotonic() - began < 5
 
 
 async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
-        held = await gate.enter(HOT, timeout=1)
+        held = await admit(gate, HOT, timeout=1)
         order: list[str] = []
 
         async def ask(name: str, urgency: Urgency) -> None:
-            entry = await gate.enter(urgency, timeout=30)
+            entry = await admit(gate, urgency, timeout=30)
             order.append(name)
             await gate.leave(entry, None)
 
@@ -165,18 +173,18 @@ async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
 
 async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=3), plain_ledger) as gate:
-        await gate.enter(BACKFILL, timeout=1)
-        await gate.enter(BACKFILL, timeout=1)
+        await admit(gate, BACKFILL, timeout=1)
+        await admit(gate, BACKFILL, timeout=1)
         with pytest.raises(LlmSaturated):
-            await gate.enter(BACKFILL, timeout=0.3)
-        await gate.enter(HOT, timeout=1)
+            await admit(gate, BACKFILL, timeout=0.3)
+        await admit(gate, HOT, timeout=1)
 
 
 async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
-        held = await gate.enter(HOT, timeout=1)
-        first = asyncio.create_task(gate.enter(HOT, timeout=30))
-        second = asyncio.create_task(gate.enter(HOT, timeout=30))
+        held = await admit(gate, HOT, timeout=1)
+        first = asyncio.create_task(admit(gate, HOT, timeout=30))
+        second = asyncio.create_task(admit(gate, HOT, timeout=30))
         await eventually(lambda: len(gate._waiting) == 2)
         first.cancel()
         await asyncio.wait([first])
@@ -186,9 +194,9 @@ async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: L
 
 async def test_slots_are_given_back_at_the_end(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
-        await gate.enter(HOT, timeout=1)
+        await admit(gate, HOT, timeout=1)
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
-        await gate.enter(HOT, timeout=1)
+        await admit(gate, HOT, timeout=1)
 
 
 async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
@@ -201,12 +209,12 @@ async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
     async with AsyncExitStack() as stack:
         opening = LlmGate.open(settings(llm_providers=providers), plain_ledger)
         gate = await stack.enter_async_context(opening)
-        entries = [await gate.enter(HOT, timeout=1) for _ in range(5)]
+        entries = [await admit(gate, HOT, timeout=1) for _ in range(5)]
         assert {each.server.name for each in entries} == {"own"}
         await gate.leave(entries[0], CallOutcome(Ended.REFUSED, pause=60))
-        assert (await gate.enter(HOT, timeout=1)).server.name == "cloud"
+        assert (await admit(gate, HOT, timeout=1)).server.name == "cloud"
         with pytest.raises(LlmSaturated):
-            await gate.enter(HOT, timeout=1, without={"cloud"})
+            await admit(gate, HOT, timeout=1, without={"cloud"})
 
 
 async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
@@ -216,7 +224,7 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
     ]
     given = settings(llm_providers=providers, llm_concurrency=100, llm_concurrency_max=100)
     async with LlmGate.open(given, plain_ledger) as gate:
-        names = [(await gate.enter(HOT, timeout=1)).server.name for _ in range(90)]
+        names = [(await admit(gate, HOT, timeout=1)).server.name for _ in range(90)]
         assert names.count("large") > 60
         assert names.count("small") > 0
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from switchyard.api.http.problems import Problem
 from switchyard.api.models.base import is_finite
+from switchyard.services.common.json_values import dict_in, list_in
 from switchyard.services.engine.jobs.secret_fields import HIDDEN, MARK
 
 PREFIX = "f."
@@ -47,7 +48,7 @@ def fields_of(
     """Return the fields of a form for values of the schema, filled with `values`, or with the texts
     that were `sent` in this form, where it is shown again."""
     properties = _properties(schema)
-    required = _list(schema.get("required"))
+    required = list_in(schema.get("required"))
     found = [
         _field(name, each, schema, values.get(name, NOT_GIVEN), required=name in required)
         for name, each in properties.items()
@@ -137,27 +138,17 @@ def _resolved(own: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str,
     """Return what a schema refers to, and the one way of several that is not null."""
     for _ in range(5):
         if isinstance(reference := own.get("$ref"), str):
-            own = _mapping(_mapping(schema.get("$defs")).get(reference.rpartition("/")[2]))
+            own = dict_in(dict_in(schema.get("$defs")).get(reference.rpartition("/")[2]))
             continue
         ways = [
             each
-            for each in _list(own.get("anyOf", own.get("oneOf", own.get("allOf"))))
+            for each in list_in(own.get("anyOf", own.get("oneOf", own.get("allOf"))))
             if isinstance(each, Mapping) and each.get("type") != "null"
         ]
         if len(ways) != 1 or "type" in own:
             break
         own = ways[0]
     return own
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return what a keyword says; nothing where a schema, which any worker may have registered,
-    says nonsense."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
 
 
 def _is_plain(value: Any, python_type: type | tuple[type, ...] | None) -> bool:

@@ -1,7 +1,7 @@
 """Collect questions that may wait for a server's Batch API, instead of asking at once.
 
 The job of a collected question waits, which uses up no attempt, and is published again when its
-batch has ended. It then finds the answer among the stored ones, or asks live. `batch_sender` sends
+batch has ended. It then finds the answer among the stored ones, or asks live. `batch_runner` sends
 the batches and takes their answers in.
 """
 

@@ -98,12 +98,18 @@ class Urgency:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A call that may be made."""
+    """A slot at a server: the call may be made."""
 
     server: LlmServer
     slot: str
-    refusal: NoBudgetLeft | None = None
-    """Why it may not: then it has no slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRefusal:
+    """A server has room, and no budget has enough for the call there: it has no slot."""
+
+    server: LlmServer
+    no_budget: NoBudgetLeft
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +181,8 @@ class LlmGate:
         timeout: float,
         without: Collection[str] = (),
         reservation: Callable[[LlmServer], Reservation | None] = lambda _: None,
-    ) -> Admission:
-        """Wait for room at a server that is not in `without`, and set aside what the call may cost
+    ) -> Admission | BudgetRefusal:
+        """Wait for room at a server that is not in `without`, and reserve what the call may cost
         there. Raises LlmSaturated when there is none within `timeout` seconds or when all servers
         are paused for long, and LedgerError."""
         deadline = time.monotonic() + timeout
@@ -188,7 +194,7 @@ class LlmGate:
                     await self._wait_for_turn(turn, left)
                     continue
                 slot_answer = await self._take_slot(urgency, without, reservation)
-                if isinstance(slot_answer, Admission):
+                if isinstance(slot_answer, Admission | BudgetRefusal):
                     return slot_answer
                 if isinstance(slot_answer, ServerPaused):
                     if slot_answer.seconds > min(BRIEF_PAUSE, left):
@@ -274,7 +280,7 @@ class LlmGate:
         urgency: Urgency,
         without: Collection[str],
         reservation: Callable[[LlmServer], Reservation | None],
-    ) -> Admission | SlotsFull | ServerPaused:
+    ) -> Admission | BudgetRefusal | SlotsFull | ServerPaused:
         """Take a slot at a server of the lowest order that is not paused; servers with more weight
         are tried first more often."""
         pauses: list[ServerPaused] = []
@@ -304,7 +310,7 @@ class LlmGate:
                 if isinstance(answer, SlotsFull):
                     full = answer
                 elif isinstance(answer, NoBudgetLeft):
-                    return Admission(server, "", refusal=answer)
+                    return BudgetRefusal(server, answer)
                 elif isinstance(answer, ServerPaused):
                     pauses.append(self._with_server_name(server, answer))
                 else:

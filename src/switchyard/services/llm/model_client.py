@@ -18,7 +18,14 @@ from switchyard.services.llm.batch_collector import BatchCollector
 from switchyard.services.llm.budget_account import BudgetAccount, CallCharge, NoBudget
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
-from switchyard.services.llm.gate import SHORT_PAUSE, Admission, CallOutcome, LlmGate, Urgency
+from switchyard.services.llm.gate import (
+    SHORT_PAUSE,
+    Admission,
+    BudgetRefusal,
+    CallOutcome,
+    LlmGate,
+    Urgency,
+)
 from switchyard.services.llm.hedges import Hedges
 from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
@@ -38,7 +45,7 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.records.llm_spend import LlmCall, Requester, Reservation
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
-from switchyard.services.llm.stored_answers import Answers
+from switchyard.services.llm.stored_answers import StoredAnswers
 from switchyard.services.llm.whole_answers import EMBEDDINGS, Endpoint
 
 SLOT_TIMEOUT = 30.0
@@ -64,7 +71,7 @@ class _Asked:
 class _Admitted:
     """A call that a server has room for, and the most that it can cost."""
 
-    admission: Admission
+    admission: Admission | BudgetRefusal
     call: LlmCall
 
     @property
@@ -80,7 +87,7 @@ class ModelClient:
         servers: Sequence[LlmServer],
         clients: Mapping[str, ServerClient],
         gate: LlmGate | None,
-        answers: Answers,
+        answers: StoredAnswers,
         account: BudgetAccount,
         hedges: Hedges,
         collector: BatchCollector | None = None,
@@ -147,7 +154,7 @@ class ModelClient:
             account = BudgetAccount.from_settings(settings, ledger)
             collector = BatchCollector.from_settings(settings, ledger, account)
             hedges = Hedges(settings.llm_hedge_share)
-            answers = Answers.from_settings(settings, ledger)
+            answers = StoredAnswers.from_settings(settings, ledger)
             stack.push_async_callback(answers.close)
             yield cls(servers, clients, gate, answers, account, hedges, collector)
 
@@ -283,7 +290,7 @@ class ModelClient:
             return self._account.reservation(estimates[server.name])
 
         if self._gate is not None:
-            admission = await self._gate.enter(
+            admission: Admission | BudgetRefusal = await self._gate.enter(
                 urgency, timeout=timeout, without=tried, reservation=reservation
             )
         else:
@@ -328,8 +335,8 @@ class ModelClient:
         output: OutputStream | None,
     ) -> Completion:
         admission, charge = admitted.admission, CallCharge()
-        if admission.refusal is not None:
-            raise self._account.no_budget(admission.refusal, admitted.call.model)
+        if isinstance(admission, BudgetRefusal):
+            raise self._account.no_budget(admission.no_budget, admitted.call.model)
         outcome: CallOutcome | None = None
         failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:

@@ -25,7 +25,7 @@ from switchyard.services.engine.scheduler.duties import (
     DutyContext,
     PeriodicDuty,
 )
-from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.budget_account import clean_up_spending
 from switchyard.services.llm.gate import calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
@@ -168,8 +168,8 @@ def _spending_samples(
 
 def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     """Return the duties: send and collect batches, delete what is too old."""
-    sender = BatchSender(context.settings, context.ledger, context.publisher)
-    yield PeriodicDuty("batches", sender.run)
+    batch_runner = BatchRunner(context.settings, context.ledger, context.publisher)
+    yield PeriodicDuty("batches", batch_runner.run)
     yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
     batches = OpenAiBatches(context.settings, context.ledger, context.registry)
     yield PeriodicDuty("client batches", batches.turn, context.intervals.client_batches)

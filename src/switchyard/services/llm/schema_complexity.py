@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from switchyard.services.common.json_values import dict_in, list_in
+
 MAX_SCHEMA = 64 * 1024
 """Bytes of a schema, as JSON."""
 MAX_PARTS = 5_000
@@ -113,7 +115,7 @@ class _SchemaComplexity:
     def _add_up(self, part: Mapping[str, Any], parts: int) -> None:
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             self._unevaluated += parts
-        self._patterns += ("pattern" in part) + len(_values(part.get("patternProperties")))
+        self._patterns += ("pattern" in part) + len(dict_in(part.get("patternProperties")).values())
         if self._unevaluated > MAX_UNEVALUATED:
             raise ValueError(
                 "the JSON Schema applies unevaluatedProperties or unevaluatedItems to more than "
@@ -129,12 +131,12 @@ class _SchemaComplexity:
         if "$dynamicRef" in part or "$recursiveRef" in part:
             raise ValueError("$dynamicRef is not taken: refer to parts of it as #/$defs/NAME")
         for name in _LISTS:
-            yield from _listed(part.get(name))
+            yield from list_in(part.get(name))
         for name in _SINGLE:
             if name in part:
                 yield part[name]
         for name in _NAMED:
-            yield from _values(part.get(name))
+            yield from dict_in(part.get(name)).values()
         if "$ref" in part:
             yield self._target(part["$ref"])
 
@@ -154,7 +156,7 @@ class _SchemaComplexity:
 def _deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
     yield from _used_deeper_parts(part)
     for name in _DEFINED:
-        yield from _values(part.get(name))
+        yield from dict_in(part.get(name)).values()
 
 
 def _used_deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
@@ -162,12 +164,4 @@ def _used_deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
         if name in part:
             yield from part[name] if isinstance(part[name], list) else [part[name]]
     for name in _NAMED_DEEPER:
-        yield from _values(part.get(name))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _values(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else []
+        yield from dict_in(part.get(name)).values()

@@ -45,7 +45,7 @@ MAX_UNWRITTEN = 1_000
 MIB = 1024 * 1024
 
 
-class Answers:
+class StoredAnswers:
     """The stored answers, as one process uses them. Without a ledger, only what is stored is
     found."""
 
@@ -63,7 +63,7 @@ class Answers:
         self._writing: TaskSupervisor | None = None
 
     @classmethod
-    def from_settings(cls, settings: Settings, ledger: Ledger | None) -> Answers:
+    def from_settings(cls, settings: Settings, ledger: Ledger | None) -> StoredAnswers:
         max_age = settings.llm_answers_days * DAY
         return cls(Storage(settings.files_url), ledger, max_age=max_age)
 

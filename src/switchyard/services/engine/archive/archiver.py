@@ -54,7 +54,8 @@ class ArchiveFileDamaged(StorageError, Misconfigured):
     """A registered file is not in the storage, or is not what was registered; the text says what to
     do."""
 
-    def __init__(self, file: ArchiveFile, wrong: str) -> None:
+    def __init__(self, file: ArchiveFile, *, missing: bool) -> None:
+        wrong = "is not in the storage" if missing else "is not what was written"
         super().__init__(
             f"file {file.number} of the archive, {file.key}, {wrong}: is JOBS_STORAGE_URL right? "
             "Put it back from a backup of the storage; if it is lost for good, remove what is left "
@@ -174,9 +175,9 @@ async def copy_file(storage: Storage, file: ArchiveFile, path: Path) -> None:
                 digest.update(part)
                 await asyncio.to_thread(target.write, part)
     except NotStored as error:
-        raise ArchiveFileDamaged(file, "is not in the storage") from error
+        raise ArchiveFileDamaged(file, missing=True) from error
     if (size, digest.hexdigest()) != (file.bytes, file.sha256):
-        raise ArchiveFileDamaged(file, "is not what was written")
+        raise ArchiveFileDamaged(file, missing=False)
 
 
 async def _parts(path: Path) -> AsyncIterator[bytes]:

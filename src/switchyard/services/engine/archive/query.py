@@ -160,9 +160,7 @@ async def _path_of(file: ArchiveFile, storage: Storage, folder: Path) -> Path:
         return path
     found = await storage.stat_async(file.key)
     if found is None or found.size != file.bytes:
-        raise ArchiveFileDamaged(
-            file, "is not in the storage" if found is None else "is not what was written"
-        )
+        raise ArchiveFileDamaged(file, missing=found is None)
     return directory / file.key
 
 

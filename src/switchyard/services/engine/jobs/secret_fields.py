@@ -28,6 +28,8 @@ from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema, from_json
 
+from switchyard.services.common.json_values import dict_in
+
 MARK = "writeOnly"
 OTHER_NAMES = "x-other-names"
 """In the JSON Schema of an object: schemas of the names under which its fields may come as well,
@@ -462,7 +464,7 @@ def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterab
         elif isinstance(schema, dict) and id(schema) not in found:
             found[id(schema)] = schema
             left.extend(schema[way] for way in _WAYS if way in schema)
-            left.extend(_mapping(schema.get("dependentSchemas")).values())
+            left.extend(dict_in(schema.get("dependentSchemas")).values())
             if isinstance(reference := schema.get("$ref"), str):
                 left.append(_resolved(root, reference))
     return found.values()
@@ -500,12 +502,12 @@ def _is_shaped(value: Any, shape: Any) -> bool:
 def _of_member(name: str, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     """Return the schemas of a member; none where no schema knows it."""
     for schema in schemas:
-        properties = _mapping(schema.get("properties"))
+        properties = dict_in(schema.get("properties"))
         if name in properties:
             yield properties[name]
             continue
         # Without a look at the patterns: rather hidden once too often.
-        yield from _mapping(schema.get("patternProperties")).values()
+        yield from dict_in(schema.get("patternProperties")).values()
         for keyword in ("additionalProperties", "unevaluatedProperties"):
             others = schema.get(keyword, False)
             if others is not False:
@@ -521,8 +523,3 @@ def _of_item(place: int, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
             yield schema.get("items")
             yield schema.get("unevaluatedItems")
         yield schema.get("contains")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return what a keyword says; nothing where a schema says nonsense."""
-    return value if isinstance(value, Mapping) else {}

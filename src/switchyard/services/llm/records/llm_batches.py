@@ -32,7 +32,7 @@ class BatchItem:
     state: ItemState
     provider: str
     question: Mapping[str, Any]
-    """As `Answers` knows it: `servers`, `asked`."""
+    """As `StoredAnswers` knows it: `servers`, `asked`."""
     call: LlmCall
     """For whom it is asked first, and what is set aside for it."""
 

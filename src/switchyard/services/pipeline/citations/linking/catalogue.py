@@ -163,11 +163,3 @@ def text_in(value: Any) -> str:
     return (
         without_markup(clean(value[:_MAX_MARKED_UP]))[:_MAX_TEXT] if isinstance(value, str) else ""
     )
-
-
-def dict_in(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def list_in(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

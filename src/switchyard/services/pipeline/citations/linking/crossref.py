@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from switchyard.services.common.json_values import dict_in, list_in
 from switchyard.services.pipeline.citations.cited_works import CitedWork
 from switchyard.services.pipeline.citations.linking.catalogue import (
     BATCH_SIZE,
     MAX_AUTHORS,
     MAX_RESULTS,
     Catalogue,
-    dict_in,
     doi_in,
     keys_by_doi,
-    list_in,
     text_in,
     work_or_none,
     works_by_key,

@@ -57,7 +57,7 @@ longer is left out: the others link the references."""
 READ_BATCH_SIZE = 500
 """Answers that are read from the ledger at once."""
 
-Answers = dict[str, list[Any]]
+WorksByQuestion = dict[str, list[Any]]
 """By a question's key: `provider` and `work` of each work that was found."""
 
 
@@ -134,10 +134,10 @@ class Linker:
             )
         return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
 
-    async def _answers(self, questions: Mapping[str, WorkQuestion]) -> Answers:
+    async def _answers(self, questions: Mapping[str, WorkQuestion]) -> WorksByQuestion:
         """Return the answer to each question, by its key: from the ledger, asked here, or asked by
         another process."""
-        answers: Answers = {}
+        answers: WorksByQuestion = {}
         keys = list(questions)
         for start in range(0, len(keys), READ_BATCH_SIZE):
             answers |= await self._kept_answers.find_catalogue_answers(
@@ -161,7 +161,7 @@ class Linker:
                 await asyncio.sleep(CLAIM_POLL_INTERVAL)
         return answers
 
-    async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
+    async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> WorksByQuestion:
         """Ask the questions that this process has claimed, and keep the answers; give the claims up
         where there are none."""
         keys = [each.key for each in questions]
@@ -183,13 +183,13 @@ class Linker:
                 self._log.warning("claims not released", error=str(error))
             raise
 
-    async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[Answers, set[str]]:
+    async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[WorksByQuestion, set[str]]:
         """Ask the catalogues in their order, each for what the ones before it do not know.
 
         Returns the answers, and the keys of those that are not to be kept, as a catalogue failed or
         was left out that may know more.
         """
-        answers: Answers = {each.key: [] for each in questions}
+        answers: WorksByQuestion = {each.key: [] for each in questions}
         left = list(questions)
         failed: SourceUnavailable | InvalidSourceResponse | None = None
         answered = is_incomplete = False
@@ -303,7 +303,7 @@ def _updated_links(
     links: Sequence[WorkLink | None],
     references: Sequence[Reference],
     open_questions: Mapping[int, WorkQuestion],
-    answers: Answers,
+    answers: WorksByQuestion,
 ) -> list[WorkLink | None]:
     """Return the links after these questions are answered."""
     linked = list(links)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from switchyard.services.common.json_values import dict_in, list_in
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.cited_works import CitedWork
 from switchyard.services.pipeline.citations.linking.catalogue import (
     MAX_AUTHORS,
     MAX_RESULTS,
     Catalogue,
-    dict_in,
     doi_in,
     keys_by_doi,
     last_part,
-    list_in,
     person_of,
     text_in,
     work_or_none,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.services.common.json_values import dict_in, list_in
 from switchyard.services.pipeline.citations.cited_works import CitedWork
 from switchyard.services.pipeline.citations.linking.catalogue import (
     ARXIV_DOI,
@@ -19,12 +20,10 @@ from switchyard.services.pipeline.citations.linking.catalogue import (
     MAX_AUTHORS,
     MAX_RESULTS,
     Catalogue,
-    dict_in,
     doi_in,
     is_arxiv,
     keys_by_doi,
     last_part,
-    list_in,
     person_of,
     text_in,
     work_or_none,

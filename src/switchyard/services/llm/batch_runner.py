@@ -47,7 +47,7 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.llm.records.llm_spend import CallState
-from switchyard.services.llm.stored_answers import Answers
+from switchyard.services.llm.stored_answers import StoredAnswers
 
 TURN_INTERVAL = 5.0
 """Seconds between turns."""
@@ -68,11 +68,11 @@ CLEANUP_INTERVAL = 600.0
 RETENTION = 7 * 24 * 3600.0
 """Seconds after which batches that are done, and questions that no job asks for, are deleted."""
 
-Trouble = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
+MODEL_SERVER_ERRORS = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
 
 
-class BatchSender:
-    """Sends and concludes the batches of one system; used by the active scheduler."""
+class BatchRunner:
+    """Sends and concludes the batches of one system; a duty of the active scheduler."""
 
     def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class BatchSender:
         self._servers = {each.name: each for each in batch_servers(settings)}
         self._known = {each.name: each for each in settings.llm_servers}
         self._account = BudgetAccount.from_settings(settings, ledger)
-        self._answers = Answers.from_settings(settings, ledger)
+        self._answers = StoredAnswers.from_settings(settings, ledger)
         self._looked_at: dict[str, float] = {}
         self._log = structlog.get_logger("llm")
 
@@ -120,7 +120,7 @@ class BatchSender:
         for batch in await self._batches.llm_batches():
             try:
                 await self._advance(batch)
-            except (*Trouble, StorageError) as error:
+            except (*MODEL_SERVER_ERRORS, StorageError) as error:
                 self._log.warning(
                     "batch not advanced; it is tried again",
                     batch=batch.id,
@@ -218,7 +218,7 @@ class BatchSender:
         answer: they may be cut off, or made with other settings."""
         try:
             file_ids = await api.uploads(batch.id)
-        except Trouble as error:
+        except MODEL_SERVER_ERRORS as error:
             self._log.warning("uploads not listed", batch=batch.id, error=str(error))
             return
         await self._remove(api, file_ids)
@@ -244,7 +244,7 @@ class BatchSender:
         assert batch.remote_id is not None
         try:
             remote = await api.get(batch.remote_id)
-        except Trouble as error:
+        except MODEL_SERVER_ERRORS as error:
             if not late:
                 raise
             await self._give_up(batch, f"nothing is known of it after its time: {error}")
@@ -304,7 +304,7 @@ class BatchSender:
             keeps_all = bool(item.question.get("keeps_all"))
             reader = CompletionReader(server.model, keeps_all=keeps_all)
             answer = reader.read_whole(body)
-        except Trouble:
+        except MODEL_SERVER_ERRORS:
             await self._account.settle(replace(item.call, state=CallState.UNSURE))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
@@ -330,7 +330,7 @@ class BatchSender:
     async def _cancel(self, api: BatchApi, remote_id: str) -> None:
         try:
             await api.cancel(remote_id)
-        except Trouble as error:
+        except MODEL_SERVER_ERRORS as error:
             self._log.warning("batch not cancelled", remote=remote_id, error=str(error))
 
     async def _remove(self, api: BatchApi, files: Iterable[str]) -> None:
@@ -338,7 +338,7 @@ class BatchSender:
         for file_id in files:
             try:
                 await api.delete(file_id)
-            except Trouble as error:
+            except MODEL_SERVER_ERRORS as error:
                 self._log.warning("batch file not deleted", file=file_id, error=str(error))
 
     async def _wake_jobs(self) -> None:

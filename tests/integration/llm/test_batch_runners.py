@@ -9,7 +9,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_sender
+from switchyard.services.llm import batch_runner
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
 from switchyard.services.llm.model_client import ModelClient
@@ -19,20 +19,20 @@ from tests.support.batching import (
     fence_is_over,
     killed_here,
     list_of_none,
-    new_sender,
+    new_batch_runner,
     only,
     refusal,
 )
 from tests.support.llm_server import LlmServer
 
 
-async def test_two_senders_at_once_send_each_question_once(
+async def test_two_batch_runners_at_once_send_each_question_once(
     ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
 ) -> None:
     await collect(ledger, given, 5)
     async with await Ledger.open(database_url) as second:
-        senders = [new_sender(each, given) for each in (ledger, second, ledger)]
-        await asyncio.gather(*(each.turn() for each in senders))
+        batch_runners = [new_batch_runner(each, given) for each in (ledger, second, ledger)]
+        await asyncio.gather(*(each.turn() for each in batch_runners))
     sent = [q for each in llm.batches.batches.values() for q in llm.batches.questions(each)]
     assert all(llm.batches.questions(each) for each in llm.batches.batches.values())
     assert len(sent) == 5
@@ -47,9 +47,9 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
-    monkeypatch.setattr(batch_sender, "FENCE_TTL", 600.0)
+    monkeypatch.setattr(batch_runner, "FENCE_TTL", 600.0)
     await collect(ledger, given, 2)
-    killed = new_sender(ledger, given)
+    killed = new_batch_runner(ledger, given)
     if point == "before":
         monkeypatch.setattr(killed, "_send", killed_here)
     elif point == "upload":
@@ -67,11 +67,11 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     except asyncio.CancelledError:
         monkeypatch.undo()
     llm.batches.fail_next = []
-    await new_sender(ledger, given).turn()
+    await new_batch_runner(ledger, given).turn()
     (ours,) = await LlmLedger(ledger).batches.llm_batches()
     assert ours.remote_id is None, "the other may be sending it yet"
     await fence_is_over(ledger)
-    await new_sender(ledger, given).turn()
+    await new_batch_runner(ledger, given).turn()
     (ours,) = await LlmLedger(ledger).batches.llm_batches()
     assert ours.remote_id == only(llm).id
     assert len(llm.batches.questions(only(llm))) == 2
@@ -100,13 +100,13 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
 ) -> None:
     await collect(ledger, given, 2)
     async with await Ledger.open(database_url) as other:
-        frozen = new_sender(other, given)
+        frozen = new_batch_runner(other, given)
         await LlmLedger(other).batches.open_llm_batch(
             "ours", "default", wait=0, most=9, most_bytes=10_000
         )
         as_read = await LlmLedger(other).batches.llm_batches()
         items_read = [await LlmLedger(other).batches.llm_batch_items(as_read[0])]
-        await new_sender(ledger, given).turn()
+        await new_batch_runner(ledger, given).turn()
         await fence_is_over(ledger)
 
         async def read_before(*_: Any) -> Any:
@@ -133,7 +133,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         }[found]
         if found == "an ending":
             llm.batches.finish(only(llm))
-            await new_sender(ledger, given).turn()
+            await new_batch_runner(ledger, given).turn()
         await frozen.turn()
     first, *second = llm.batches.batches.values()
     assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
@@ -141,7 +141,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
     assert left == ([] if found == "an ending" else [(first.id, "sent")])
     if left:
         llm.batches.finish(first)
-        await new_sender(ledger, given).turn()
+        await new_batch_runner(ledger, given).turn()
     async with ModelClient.open(given, ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
@@ -153,7 +153,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(ledger, given, 3)
-    killed = new_sender(ledger, given)
+    killed = new_batch_runner(ledger, given)
     await killed.turn()
     llm.batches.finish(only(llm))
     conclude, done = LlmBatchRepository.conclude_llm_item, 0
@@ -167,8 +167,8 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     with pytest.raises(asyncio.CancelledError):
         await killed.turn()
     monkeypatch.setattr(LlmBatchRepository, "conclude_llm_item", conclude)
-    monkeypatch.setattr(batch_sender, "BATCH_POLL_INTERVAL", 0.0)
-    await new_sender(ledger, given).turn()
+    monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
+    await new_batch_runner(ledger, given).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []
     async with ModelClient.open(given, ledger) as lane:
         assert [await answer(lane, n) for n in range(3)] == [True] * 3
