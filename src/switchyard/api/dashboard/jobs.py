@@ -24,13 +24,8 @@ from switchyard.api.dashboard.pages import (
 )
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.engine import events
-from switchyard.api.engine.jobs import (
-    JobIdInPath,
-    PlainText,
-    cancel_job,
-    prepared,
-    published,
-)
+from switchyard.api.engine.job_publishing import prepared, published
+from switchyard.api.engine.jobs import JobIdInPath, PlainText, cancel_job
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Cursor
 from switchyard.api.middleware.access import source_of

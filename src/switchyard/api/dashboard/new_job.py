@@ -14,7 +14,7 @@ from switchyard.api.dashboard.jobs import JOBS_PATH
 from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
 from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
 from switchyard.api.dashboard.sessions import form_fields
-from switchyard.api.engine.jobs import prepared, published
+from switchyard.api.engine.job_publishing import prepared, published
 from switchyard.api.http.problems import Problem
 from switchyard.api.middleware.access import may, source_of
 from switchyard.api.state import ApiState, Shared

@@ -10,14 +10,22 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import StringConstraints
 
 from switchyard.api.dependencies import ReferenceDeskOf
+from switchyard.api.engine.job_publishing import (
+    ACCEPTED_HEADERS,
+    IdempotencyKey,
+    check_same,
+    prepared,
+    published,
+    tell_pressure,
+)
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
-from switchyard.api.http.problems import Problem, invalid, lane_full, responses, try_later
+from switchyard.api.http.problems import Problem, invalid, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs, own_key, source_of
 from switchyard.api.models import jobs as models
 from switchyard.api.models.base import Moment
-from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.jobs import (
     view_accepted_job,
     view_job_details,
@@ -25,20 +33,17 @@ from switchyard.api.views.jobs import (
     view_job_progress,
 )
 from switchyard.broker import patterns
-from switchyard.broker.errors import LaneFull, PublishError
-from switchyard.broker.lanes import LANES, queue_name
+from switchyard.broker.errors import PublishError
+from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.monitoring.job_events import announce
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, check_notify_url
-from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.releasing import release as release_join
 from switchyard.services.engine.publishing.requests import (
     RequestFieldError,
     delay_until,
-    differs,
     job_id_for,
     refused,
     routing_key_of,
@@ -48,7 +53,6 @@ from switchyard.services.engine.records.job_ids import JobIds
 from switchyard.services.engine.records.requests import (
     MAX_PAYLOAD_PATH,
     JobFilter,
-    NewJob,
     PayloadField,
     parse_tag,
 )
@@ -58,7 +62,6 @@ from switchyard.services.engine.records.results import (
     JobRecord,
     NoSuchJob,
 )
-from switchyard.services.engine.records.states import Pressure
 from switchyard.services.engine.records.states import State as JobState
 from switchyard.services.engine.runtime.worker_commands import send_cancel
 from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
@@ -83,27 +86,6 @@ JobIdInPath = Annotated[str, Depends(_full_job_id)]
 
 router = Routes(prefix="/jobs", tags=["jobs"])
 
-ACCEPTED_HEADERS: dict[str, Any] = {
-    "Location": {"description": "The job.", "schema": {"type": "string"}},
-    "X-Lane-Pressure": {
-        "description": "How full the job's queue is: publish less when it is slow.",
-        "schema": {"type": "string", "enum": [each.value for each in Pressure]},
-    },
-    "Idempotency-Replayed": {
-        "description": "`true` when the key was known: nothing was made anew.",
-        "schema": {"type": "string"},
-    },
-}
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=200,
-        pattern=patterns.NO_SPACE,
-        description="Makes repeating safe: a request with a known key and the same content "
-        "is answered with what the first one made.",
-    ),
-]
 LaneName = Annotated[str | None, Query(pattern=patterns.NAME, examples=[LANES[0].name])]
 TypeName = Annotated[str | None, Query(pattern=patterns.NAME)]
 PlainText = Annotated[str | None, Query(pattern=patterns.PLAIN, max_length=200)]
@@ -121,7 +103,7 @@ PlainText = Annotated[str | None, Query(pattern=patterns.PLAIN, max_length=200)]
 async def publish(
     body: models.JobToPublish,
     state: Shared,
-    asked: Request,
+    request: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
     traceparent: Annotated[str | None, Header(pattern=patterns.TRACEPARENT)] = None,
@@ -130,32 +112,18 @@ async def publish(
     broker = state.require_broker()
     if body.notify_url is not None:
         _check_notify_url(state, body.notify_url)
-    source = source_of(asked, body.source)
-    key = own_key(asked, idempotency_key)
+    source = source_of(request, body.source)
+    key = own_key(request, idempotency_key)
     ids = await state.ledger.system.job_ids()
-    request = _request(body, source, key, traceparent, state.ledger.clock.now(), ids)
-    job = await prepared(broker, request, by_routing_key=body.routing_key is not None)
+    job_request = _request(body, source, key, traceparent, state.ledger.clock.now(), ids)
+    job = await prepared(broker, job_request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
     if done.duplicate:
-        await check_same(state, request, done)
+        await check_same(state, job_request, done)
         response.headers["Idempotency-Replayed"] = "true"
     pressure = await tell_pressure(broker, job, done, response)
     response.headers["Location"] = f"/jobs/{done.job_id}"
     return view_accepted_job(replace(done, pressure=pressure))
-
-
-async def tell_pressure(
-    broker: BrokerSide, job: NewJob, done: Published, response: Response
-) -> Pressure | None:
-    """Say in the header how full the queue of a published job is, and return it; None where that
-    is not known."""
-    pressure = done.pressure
-    if pressure is None and done.state is JobState.QUEUED:
-        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
-        pressure = None if depth is None else depth.pressure
-    if pressure is not None:
-        response.headers["X-Lane-Pressure"] = pressure
-    return pressure
 
 
 async def _job_filter(
@@ -404,42 +372,6 @@ def _check_notify_url(state: ApiState, url: str) -> None:
         check_notify_url(url, state.settings)
     except InvalidJob as error:
         raise refused(error, by_routing_key=True) from error
-
-
-async def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
-    """Prepare the job of a request. Raises InvalidRequest."""
-    try:
-        return await broker.jobs.prepared(request)
-    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
-        raise refused(error, by_routing_key=by_routing_key) from error
-
-
-async def published(broker: BrokerSide, job: NewJob) -> Published:
-    """Record the job and publish it, or record it alone. Raises Problem."""
-    try:
-        return await broker.jobs.publish_one(job)
-    except LaneFull as error:
-        raise lane_full(error, job_id=job.message.job_id) from error
-
-
-async def check_same(
-    state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
-) -> None:
-    """Raise Problem where the key belongs to a job that was asked for in another way."""
-    record = await state.ledger.job_reads.get(published.job_id)
-    field = None if record is None else differs(request, record, expires_in=expires_in)
-    if field is None and record is not None:
-        notice = (
-            None if record.join_id is None else await state.ledger.job_reads.get(record.join_id)
-        )
-        first_url = None if notice is None else notice.payload.get("url")
-        field = None if first_url == request.notify_url else "notify_url"
-    if field is not None:
-        raise Problem(
-            "idempotency-conflict",
-            f"the key belongs to job {published.job_id}, which has another {field}",
-            job_id=published.job_id,
-        )
 
 
 async def _announce_cancelled(state: ApiState, job_id: str) -> None:

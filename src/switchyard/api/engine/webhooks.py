@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Path, Request, Response
 from pydantic import SecretStr
 
-from switchyard.api.engine.jobs import prepared
+from switchyard.api.engine.job_publishing import prepared
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.service import DeliveryView

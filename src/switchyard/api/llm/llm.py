@@ -11,15 +11,15 @@ from typing import Annotated, Any
 import structlog
 from fastapi import Header, Query, Request, Response
 
-from switchyard.api.engine.jobs import (
+from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
-    JobIdInPath,
     check_same,
     prepared,
     published,
     tell_pressure,
 )
+from switchyard.api.engine.jobs import JobIdInPath
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses
 from switchyard.api.http.routing import Routes

@@ -7,52 +7,44 @@ not about the lanes goes to the model server, and back, as it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, ExitStack, aclosing
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from contextlib import ExitStack
+from typing import Annotated, Any
 
-import structlog
-from fastapi import Depends, Header, Path, Request, Response
+from fastapi import Depends, Path, Request, Response
 
-from switchyard.api.engine.jobs import IdempotencyKey, cancel_job
 from switchyard.api.http.event_stream import (
-    HEARTBEAT,
     MEDIA_TYPE,
-    EventStream,
-    wait_for_disconnect,
 )
 from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.llm.key_limits import (
     NO_RETRY,
-    AdmittedRequest,
     Counted,
     LimitsOf,
-    admit,
-    allowed_priority,
     check_model_allowed,
     limits_of,
 )
-from switchyard.api.llm.llm import refusals, request_queue
-from switchyard.api.llm.openai_chunks import ChunkWriter, response_events, text_chunks
-from switchyard.api.middleware.access import Place, needs, own_key, source_of
+from switchyard.api.llm.openai_chunks import response_events, text_chunks
+from switchyard.api.llm.openai_requests import (
+    RequestWishes,
+    admit_request,
+    answer_headers,
+    payload_of,
+    run_request,
+    run_whole_request,
+    shows_usage_of,
+    start_stream,
+    wishes_of,
+)
+from switchyard.api.llm.served_models import check_model, served_models
+from switchyard.api.middleware.access import Place, needs
 from switchyard.api.models import openai as models
-from switchyard.api.state import ApiState, Shared
+from switchyard.api.state import Shared
 from switchyard.broker import patterns
-from switchyard.broker.message import MAX_PRIORITY
-from switchyard.broker.task_supervisor import end_tasks
-from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.results import JobRecord
-from switchyard.services.llm.answer_follower import LlmText
-from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, result_of
 from switchyard.services.llm.openai_form import (
     CHATS,
     EMBEDDINGS,
-    ENDPOINTS,
-    REFUSALS,
     RESPONSES,
     TEXTS,
     completion_of,
@@ -64,10 +56,6 @@ from switchyard.services.llm.whole_answers import NEEDS_RESPONSES
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
-MAX_TIME = 7 * 24 * 3600.0
-"""Seconds that a request may ask for."""
-DEFAULT_TIME = 600.0
-"""Seconds in which a request is answered, or not at all: as long as OpenAI's clients wait."""
 STREAMED = (
     'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
     '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
@@ -88,78 +76,6 @@ ANSWER_HEADERS: dict[str, Any] = {
         "schema": {"type": "string"},
     },
 }
-
-_Body = (
-    models.ChatCompletionRequest
-    | models.EmbeddingsBody
-    | models.CompletionRequest
-    | models.ResponsesBody
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wishes:
-    """How a request is to be run."""
-
-    lane: str
-    priority: int
-    expires_in: float
-    is_background: bool
-    """Whether it goes on when its client has gone."""
-    is_fresh: bool
-    """Whether a stored answer will not do."""
-    source: str
-    idempotency_key: str | None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return what the queue of requests takes."""
-        return {
-            "lane": self.lane,
-            "priority": self.priority,
-            "expires_in": self.expires_in,
-            "key": self.idempotency_key,
-            "source": self.source,
-        }
-
-
-async def wishes_of(
-    request: Request,
-    x_job_lane: Annotated[
-        Literal["hot", "backfill"], Header(description="Lane of the request's job.")
-    ] = "hot",
-    x_job_priority: Annotated[
-        int | None,
-        Header(
-            ge=0,
-            le=MAX_PRIORITY,
-            description="A higher number is answered first. Default: 5; in the lane backfill 1.",
-        ),
-    ] = None,
-    x_job_expires_in: Annotated[
-        float,
-        Header(gt=0, le=MAX_TIME, description="Seconds after which nobody wants the answer."),
-    ] = DEFAULT_TIME,
-    x_job_background: Annotated[
-        bool, Header(description="Go on when the client has gone.")
-    ] = False,
-    cache_control: Annotated[
-        str | None,
-        Header(max_length=200, description="`no-cache`: ask anew although an answer is stored."),
-    ] = None,
-    idempotency_key: IdempotencyKey = None,
-) -> _Wishes:
-    """Return how a request is to be run, by its headers."""
-    return _Wishes(
-        lane=x_job_lane,
-        priority=allowed_priority(limits_of(request), x_job_priority, x_job_lane),
-        expires_in=x_job_expires_in,
-        is_background=x_job_background,
-        is_fresh="no-cache" in (cache_control or "").lower(),
-        source=source_of(request, None),
-        idempotency_key=own_key(request, idempotency_key),
-    )
-
 
 _PROBLEMS = (
     "forbidden",
@@ -195,24 +111,26 @@ async def create_chat_completion(
     body: models.ChatCompletionRequest,
     state: Shared,
     request: Request,
-    wishes: Annotated[_Wishes, Depends(wishes_of)],
+    wishes: Annotated[RequestWishes, Depends(wishes_of)],
 ) -> Any:
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
     chat = {"messages": body.messages}
-    admission = await _admit(body, chat, state, request)
-    payload = _payload_of(CHATS, body, chat, wishes)
+    admission = await admit_request(body, chat, state, request)
+    payload = payload_of(CHATS, body, chat, wishes)
     place = Place(request)
     with ExitStack() as leaving:
         leaving.callback(place.leave)
         if not body.stream:
-            result = await _finished("chat_completion", payload, wishes, state, request, admission)
+            result = await run_request(
+                "chat_completion", payload, wishes, state, request, admission
+            )
             if result is None:
                 return Response()  # nobody reads it
             headers = answer_headers(result, state.settings)
             return JsonResponse(completion_of(result), headers=headers)
-        stream = await _start_stream(
-            payload, wishes, state, request, place, admission, shows_usage=_shows_usage(body)
+        stream = await start_stream(
+            payload, wishes, state, request, place, admission, shows_usage=shows_usage_of(body)
         )
         if stream is None:
             return Response()  # nobody reads it
@@ -233,11 +151,11 @@ async def create_embeddings(
     body: models.EmbeddingsBody,
     state: Shared,
     request: Request,
-    wishes: Annotated[_Wishes, Depends(wishes_of)],
+    wishes: Annotated[RequestWishes, Depends(wishes_of)],
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
     texts = {"input": body.input}
-    result = await _answered_whole(EMBEDDINGS, body, texts, wishes, state, request)
+    result = await run_whole_request(EMBEDDINGS, body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     is_packed = body.encoding_format == "base64"
@@ -262,18 +180,18 @@ async def create_completion(
     body: models.CompletionRequest,
     state: Shared,
     request: Request,
-    wishes: Annotated[_Wishes, Depends(wishes_of)],
+    wishes: Annotated[RequestWishes, Depends(wishes_of)],
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
     texts = {"prompt": body.prompt}
-    result = await _answered_whole(TEXTS, body, texts, wishes, state, request)
+    result = await run_whole_request(TEXTS, body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
     answer = text_completion_of(result)
     if not body.stream:
         return JsonResponse(answer, headers=headers)
-    chunks = text_chunks(answer, shows_usage=_shows_usage(body))
+    chunks = text_chunks(answer, shows_usage=shows_usage_of(body))
     return Response(b"".join(chunks), headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -294,7 +212,7 @@ async def create_response(
     body: models.ResponsesBody,
     state: Shared,
     request: Request,
-    wishes: Annotated[_Wishes, Depends(wishes_of)],
+    wishes: Annotated[RequestWishes, Depends(wishes_of)],
 ) -> Any:
     """Answer as OpenAI's Responses API does, by a server that has it."""
     check_model_allowed(limits_of(request), body.model)
@@ -303,7 +221,7 @@ async def create_response(
         code = "responses_not_supported"
         raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
     request_input = {"input": body.input}
-    result = await _answered_whole(RESPONSES, body, request_input, wishes, state, request)
+    result = await run_whole_request(RESPONSES, body, request_input, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
@@ -341,253 +259,3 @@ async def show_model(
     check_model_allowed(limits, model)
     check_model(state.settings, model, embeds=True)
     return next(each for each in served_models(state.settings) if each.id == model)
-
-
-def served_models(settings: Settings) -> list[models.ServedModel]:
-    """Return the models of all servers, each once."""
-    owners: dict[str, list[str]] = {}
-    search = settings.for_embeddings
-    for server in (*settings.llm_servers, *(search.llm_servers if search else ())):
-        for name in (server.model, *server.aliases):
-            owners.setdefault(name, []).append(server.name)
-    return [
-        models.ServedModel(id=name, owned_by=", ".join(dict.fromkeys(servers)))
-        for name, servers in owners.items()
-    ]
-
-
-def check_model(settings: Settings, model: str, *, embeds: bool = False) -> None:
-    """Raise Problem where no server has the model; with `embeds`, that for search may have it."""
-    servers = settings.llm_servers
-    if embeds and settings.for_embeddings is not None:
-        servers += settings.for_embeddings.llm_servers
-    if any(each.serves(model) for each in servers):
-        return
-    known = ", ".join(each.id for each in served_models(settings)[:10])
-    advice = f"one of: {known}" if known else "the operator has to set JOBS_LLM_BASE_URL"
-    raise Problem("unknown-model", f"no server has the model {model!r}; {advice}")
-
-
-# --- the whole answer -----------------------------------------------------------------------------
-
-
-async def _finished(
-    job_type: str,
-    payload: Mapping[str, Any],
-    wishes: _Wishes,
-    state: ApiState,
-    request: Request,
-    admission: AdmittedRequest,
-) -> LlmResult | None:
-    """Run a request, and return its result; None when the client has gone. Raises Problem."""
-    queue = request_queue(state)
-    with refusals():
-        job_id = await queue.submit(job_type, payload, **wishes.options)
-    ending = asyncio.create_task(queue.wait_for_end(job_id, timeout=wishes.expires_in))
-    if not await _ends_while_connected(request, ending):
-        await _abandon(state, job_id, wishes)
-        return None
-    result = _result(await ending, job_id, state)
-    await admission.settle(result.result)
-    check_answered(result)
-    return result
-
-
-async def _answered_whole(
-    url: str,
-    body: models.EmbeddingsBody | models.CompletionRequest | models.ResponsesBody,
-    texts: Mapping[str, Any],
-    wishes: _Wishes,
-    state: ApiState,
-    request: Request,
-) -> LlmResult | None:
-    """Run a request whose job asks another endpoint than that of chats. As `_finished`."""
-    admission = await _admit(body, texts, state, request, embeds=url == EMBEDDINGS)
-    payload = _payload_of(url, body, texts, wishes)
-    with Place(request):
-        return await _finished(ENDPOINTS[url].job_type, payload, wishes, state, request, admission)
-
-
-async def _admit(
-    body: _Body,
-    question: Mapping[str, Any],
-    state: ApiState,
-    request: Request,
-    *,
-    embeds: bool = False,
-) -> AdmittedRequest:
-    """Let a request in whose model there is, within the limits of its key. Raises Problem (403,
-    404, 429)."""
-    check_model_allowed(limits_of(request), body.model)
-    check_model(state.settings, body.model, embeds=embeds)
-    named = {**(body.model_extra or {}), "model": body.model, **question}
-    return await admit(state, request, body=named)
-
-
-def _payload_of(
-    url: str,
-    body: _Body,
-    question: Mapping[str, Any],
-    wishes: _Wishes,
-) -> dict[str, Any]:
-    named = {"model": body.model, **question, **(body.model_extra or {})}
-    return ENDPOINTS[url].payload(named, fresh=wishes.is_fresh)
-
-
-def _shows_usage(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
-    """Return whether the stream is to end with the tokens that were used."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
-
-
-def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
-    """Return what the lanes say of an answer."""
-    found = result.result or {}
-    is_reused = bool(found.get("answer_reused"))
-    headers = {"X-Job-Id": result.job_id, "X-Cache": "HIT" if is_reused else "MISS"}
-    prices = settings.prices
-    price = prices.of(found.get("model", ""))
-    if price is not None:
-        cost = 0.0 if is_reused else price.cost(found.get("usage", {}))
-        headers["X-Job-Cost"] = f"{cost:.8f} {prices.currency}".rstrip()
-    return headers
-
-
-def check_answered(result: LlmResult) -> None:
-    """Raise Problem where a request has ended, or its time is over, without an answer."""
-    headers = {"X-Job-Id": result.job_id, **NO_RETRY}
-    error = result.error or ""
-    match result.status:
-        case LlmStatus.COMPLETED:
-            return
-        case LlmStatus.TIMEOUT | LlmStatus.WAITING:
-            text = error or "no answer in the time that the request had (X-Job-Expires-In)"
-            raise Problem("not-answered", text, headers=headers)
-        case LlmStatus.CANCELLED:
-            raise Problem("request-cancelled", "somebody has cancelled it", headers=headers)
-        case LlmStatus.FAILED:
-            code = REFUSALS.get(result.error_type)
-            if code is None:
-                raise Problem("model-failed", error, headers=headers)
-            raise Problem("model-refused", error, headers=headers, error_code=code)
-
-
-def _result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult:
-    if record is None:
-        return LlmResult(job_id, LlmStatus.WAITING)
-    return result_of(record, state.ledger.clock.time())
-
-
-async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> bool:
-    """Wait for a result. Returns False, and cancels it, when the client goes before it is there."""
-    leaving = asyncio.create_task(wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait((result, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return result.done()
-    finally:
-        await end_tasks(leaving)
-        if not result.done():
-            await end_tasks(result)
-
-
-async def _abandon(state: ApiState, job_id: str, wishes: _Wishes) -> None:
-    """Cancel the request of a client that has gone, unless it is to go on."""
-    if wishes.is_background:
-        return
-    try:
-        await cancel_job(state, job_id)
-    except (Problem, LedgerError) as error:
-        structlog.get_logger("api").info("request not cancelled", job_id=job_id, why=str(error))
-
-
-# --- the answer as it is written ------------------------------------------------------------------
-
-
-async def _start_stream(
-    payload: Mapping[str, Any],
-    wishes: _Wishes,
-    state: ApiState,
-    request: Request,
-    place: Place,
-    admission: AdmittedRequest,
-    *,
-    shows_usage: bool,
-) -> EventStream | None:
-    """Return the stream once something has come, so that a request that fails before is answered
-    with an error; None when the client has gone. Raises Problem."""
-    queue = request_queue(state)
-    with refusals():
-        written = await queue.open_stream("chat_completion", payload, **wishes.options)
-    ending = queue.wait_for_end(written.job_id, timeout=wishes.expires_in)
-    events = written.follow(ending, heartbeat=state.settings.api_heartbeat)
-    async with AsyncExitStack() as leaving:
-        leaving.callback(written.close)
-        leaving.push_async_callback(events.aclose)
-        coming = asyncio.create_task(_next(events))
-        if not await _ends_while_connected(request, coming):
-            await _abandon(state, written.job_id, wishes)
-            return None
-        first = await coming
-        if isinstance(first, JobRecord):
-            await admission.settle(first.result)
-            check_answered(_result(first, written.job_id, state))
-        leaving.pop_all()
-    chunks = ChunkWriter(written.job_id, str(payload["model"]), shows_usage=shows_usage)
-    frames = _frames(state, written.job_id, chunks, _with_first(first, events), wishes, admission)
-
-    def close() -> None:
-        written.close()
-        place.leave()
-
-    return EventStream(frames, closing=close)
-
-
-async def _next(
-    events: AsyncGenerator[LlmText | JobRecord | None, None],
-) -> LlmText | JobRecord | None:
-    return await anext(events, None)
-
-
-async def _with_first(
-    first: LlmText | JobRecord | None, events: AsyncGenerator[LlmText | JobRecord | None, None]
-) -> AsyncGenerator[LlmText | JobRecord | None, None]:
-    yield first
-    async with aclosing(events):
-        async for each in events:
-            yield each
-
-
-async def _frames(
-    state: ApiState,
-    job_id: str,
-    chunks: ChunkWriter,
-    events: AsyncGenerator[LlmText | JobRecord | None, None],
-    wishes: _Wishes,
-    admission: AdmittedRequest,
-) -> AsyncGenerator[bytes, None]:
-    is_ended = False
-    record: JobRecord | None = None
-    try:
-        async with aclosing(events):
-            async for each in events:
-                if each is None:
-                    yield HEARTBEAT
-                elif isinstance(each, LlmText):
-                    for frame in chunks.text(each):
-                        yield frame
-                else:
-                    record = each
-        is_ended = True
-        result = _result(record, job_id, state)
-        await admission.settle(result.result)
-        check_answered(result)
-        for frame in chunks.end(completion_of(result)):
-            yield frame
-    except LedgerError as error:
-        structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
-        is_ended = True
-        yield chunks.error(Problem("ledger-away", "ask again: a stored answer is not paid again"))
-    except Problem as problem:
-        yield chunks.error(problem)
-    finally:
-        if not is_ended:
-            await _abandon(state, job_id, wishes)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Path, Query, Request
 from fastapi.responses import StreamingResponse
 
-from switchyard.api.engine.jobs import IdempotencyKey
+from switchyard.api.engine.job_publishing import IdempotencyKey
 from switchyard.api.http.problems import OPENAI_PREFIX, invalid, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.llm.key_limits import Counted

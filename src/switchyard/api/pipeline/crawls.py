@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Request, Response
 
-from switchyard.api.engine.jobs import ACCEPTED_HEADERS, IdempotencyKey
+from switchyard.api.engine.job_publishing import ACCEPTED_HEADERS, IdempotencyKey
 from switchyard.api.http.problems import Problem, invalid, responses
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs, own_key, receipt, starter_of

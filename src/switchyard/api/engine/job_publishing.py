@@ -1,0 +1,97 @@
+"""What every endpoint that publishes a job does: headers, refusals, idempotency keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Header, Response
+
+from switchyard.api.http.problems import Problem, lane_full
+from switchyard.api.state import BrokerSide, Shared
+from switchyard.broker import patterns
+from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import queue_name
+from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.publishing.requests import (
+    differs,
+    refused,
+)
+from switchyard.services.engine.records.requests import (
+    NewJob,
+)
+from switchyard.services.engine.records.states import Pressure
+from switchyard.services.engine.records.states import State as JobState
+
+ACCEPTED_HEADERS: dict[str, Any] = {
+    "Location": {"description": "The job.", "schema": {"type": "string"}},
+    "X-Lane-Pressure": {
+        "description": "How full the job's queue is: publish less when it is slow.",
+        "schema": {"type": "string", "enum": [each.value for each in Pressure]},
+    },
+    "Idempotency-Replayed": {
+        "description": "`true` when the key was known: nothing was made anew.",
+        "schema": {"type": "string"},
+    },
+}
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=patterns.NO_SPACE,
+        description="Makes repeating safe: a request with a known key and the same content "
+        "is answered with what the first one made.",
+    ),
+]
+
+
+async def tell_pressure(
+    broker: BrokerSide, job: NewJob, done: Published, response: Response
+) -> Pressure | None:
+    """Say in the header how full the queue of a published job is, and return it; None where that
+    is not known."""
+    pressure = done.pressure
+    if pressure is None and done.state is JobState.QUEUED:
+        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
+        pressure = None if depth is None else depth.pressure
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
+    return pressure
+
+
+async def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
+    """Prepare the job of a request. Raises InvalidRequest."""
+    try:
+        return await broker.jobs.prepared(request)
+    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+        raise refused(error, by_routing_key=by_routing_key) from error
+
+
+async def published(broker: BrokerSide, job: NewJob) -> Published:
+    """Record the job and publish it, or record it alone. Raises Problem."""
+    try:
+        return await broker.jobs.publish_one(job)
+    except LaneFull as error:
+        raise lane_full(error, job_id=job.message.job_id) from error
+
+
+async def check_same(
+    state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
+) -> None:
+    """Raise Problem where the key belongs to a job that was asked for in another way."""
+    record = await state.ledger.job_reads.get(published.job_id)
+    field = None if record is None else differs(request, record, expires_in=expires_in)
+    if field is None and record is not None:
+        notice = (
+            None if record.join_id is None else await state.ledger.job_reads.get(record.join_id)
+        )
+        first_url = None if notice is None else notice.payload.get("url")
+        field = None if first_url == request.notify_url else "notify_url"
+    if field is not None:
+        raise Problem(
+            "idempotency-conflict",
+            f"the key belongs to job {published.job_id}, which has another {field}",
+            job_id=published.job_id,
+        )
