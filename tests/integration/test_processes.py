@@ -272,8 +272,8 @@ def test_a_job_ends_with_the_worker_that_is_killed(tmp_path: Path) -> None:
         until(lambda: not is_running(child))
 
 
-def until(holds: Callable[[], bool], within: float = 30) -> None:
-    deadline = time.monotonic() + within
+def until(holds: Callable[[], bool], timeout: float = 30) -> None:
+    deadline = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < deadline
         os.sched_yield()

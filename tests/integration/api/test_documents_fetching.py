@@ -123,9 +123,9 @@ class Names:
 
 
 async def fetch(
-    url: str, guard: SsrfGuard | None = None, max_bytes: int = 1000, within: float = 10
+    url: str, guard: SsrfGuard | None = None, max_bytes: int = 1000, timeout: float = 10
 ):
-    async with fetching(url, max_bytes=max_bytes, timeout=within, guard=guard) as fetched:
+    async with fetching(url, max_bytes=max_bytes, timeout=timeout, guard=guard) as fetched:
         return b"".join([part async for part in fetched.parts])
 
 
@@ -237,7 +237,7 @@ async def test_a_server_that_dribbles_is_given_up():
         server.endless, server.pause = b".", 0.05
         began = time.monotonic()
         with pytest.raises(FetchFailed, match=r"0\.5 s"):
-            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN, within=0.5)
+            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN, timeout=0.5)
         assert time.monotonic() - began < 20, "it has no end"
 
 

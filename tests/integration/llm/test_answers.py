@@ -37,7 +37,7 @@ class Asked:
         self.times = 0
         self._until = until
 
-    async def __call__(self, within: float) -> Completion:
+    async def __call__(self, timeout: float) -> Completion:
         self.times += 1
         number = self.times
         if self._until is not None:
@@ -58,7 +58,7 @@ def open_answers(ledger: Ledger, tmp_path: Path) -> Callable[..., StoredAnswers]
 async def get(
     answers: StoredAnswers, ask: Callable[[float], Awaitable[Completion]], **options: Any
 ) -> str:
-    answer, reused = await answers.get(QUESTION, ask, **{"within": 20.0, **options})
+    answer, reused = await answers.get(QUESTION, ask, **{"timeout": 20.0, **options})
     return f"{answer.text}{' again' if reused else ''}"
 
 
@@ -108,7 +108,7 @@ async def test_a_question_that_failed_is_asked_by_the_next(
 ) -> None:
     ask = Asked()
 
-    async def fail(within: float) -> Completion:
+    async def fail(timeout: float) -> Completion:
         raise LlmUnavailable("no luck")
 
     with pytest.raises(LlmUnavailable):
@@ -166,16 +166,16 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
                 monkeypatch.setenv(name, value)
             ask = Asked()
 
-            async def ask_as_it_goes_away(within: float) -> Completion:
+            async def ask_as_it_goes_away(timeout: float) -> Completion:
                 proxy.refuse()
                 proxy.cut()
-                return await ask(within)
+                return await ask(timeout)
 
             url = f"s3://{CONTAINER}/files"
             one, other = [StoredAnswers(Storage(url), ledger, max_age=3600.0) for _ in range(2)]
             assert await get(one, ask_as_it_goes_away) == "answer 1"
             assert await get(one, ask) == "answer 1 again"
-            waiting = asyncio.create_task(get(other, ask, within=60.0))
+            waiting = asyncio.create_task(get(other, ask, timeout=60.0))
             await proxy.accept()
             assert await waiting == "answer 1 again"
             await eventually(lambda: not one._unwritten)
@@ -190,7 +190,7 @@ async def test_who_waits_too_long_for_anothers_answer_goes_back(
         content_hash(QUESTION), "slow", ttl=60, max_age=60
     )
     with pytest.raises(LlmSaturated, match="already sending this request") as raised:
-        await get(open_answers(), Asked(), within=0.3)
+        await get(open_answers(), Asked(), timeout=0.3)
     assert not raised.value.counts
 
 

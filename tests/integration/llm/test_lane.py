@@ -53,7 +53,7 @@ def asked(text: str) -> dict[str, Any]:
 
 
 async def ask(lane: ModelClient, text: str, **options: Any) -> str:
-    given = {"urgency": Urgency(), "within": 30.0, **options}
+    given = {"urgency": Urgency(), "timeout": 30.0, **options}
     return (await lane.ask(asked(text), **given)).text
 
 
@@ -120,7 +120,7 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
     with serving(machine) as (url, app):
         given = settings(url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2)
         async with ModelClient.open(given, plain_ledger, rule=rule) as lane:
-            await asyncio.gather(*(ask(lane, str(n), within=240.0) for n in range(80)))
+            await asyncio.gather(*(ask(lane, str(n), timeout=240.0) for n in range(80)))
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert report.in_flight == 0
         assert app.counts.answered == 80
@@ -222,7 +222,7 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
                 "default", "another's", "somebody", ttl=1.5, keep_free=0, first=1, most=1
             )
             with pytest.raises(LlmSaturated) as refused:
-                await ask(lane, "too late", within=2.0)
+                await ask(lane, "too late", timeout=2.0)
     assert not refused.value.counts
     assert not app.counts.by_question
 

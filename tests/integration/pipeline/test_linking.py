@@ -98,9 +98,9 @@ def cites(work: KnownWork, **said: Any) -> Reference:
 
 
 async def linked(
-    settings: Settings, ledger: Ledger, *references: Reference, within: float = 60
+    settings: Settings, ledger: Ledger, *references: Reference, timeout: float = 60
 ) -> list[WorkLink]:
-    async with Linker.open(settings, ledger, timeout=within) as linker:
+    async with Linker.open(settings, ledger, timeout=timeout) as linker:
         return await linker.link(references)
 
 
@@ -348,7 +348,7 @@ async def test_a_job_whose_time_is_over_goes_on_later(
     monkeypatch: pytest.MonkeyPatch,
 ):
     with pytest.raises(OutOfTime):
-        await linked(linking_settings, ledger, cites(WIND), within=-1)
+        await linked(linking_settings, ledger, cites(WIND), timeout=-1)
     made = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(made).encode())
     monkeypatch.setattr(
@@ -422,7 +422,7 @@ async def test_ten_thousand_references_of_a_catalogue_that_is_throttled_half_the
     links: list[WorkLink] = []
     for _ in range(100):
         try:
-            links = await linked(linking_settings, ledger, *references, within=60)
+            links = await linked(linking_settings, ledger, *references, timeout=60)
             break
         except (SourceBusy, OutOfTime):
             continue  # as the job would, later

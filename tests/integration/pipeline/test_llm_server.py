@@ -57,10 +57,10 @@ def asking(llm: LlmServer) -> Settings:
 ASKED = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
 
 
-async def ask(settings: Settings, within: float = 10) -> Completion:
+async def ask(settings: Settings, timeout: float = 10) -> Completion:
     (server,) = settings.llm_servers
     async with ServerClient.connect(server, settings.llm_timeout) as client:
-        return (await client.ask(ASKED, timeout=within)).answer
+        return (await client.ask(ASKED, timeout=timeout)).answer
 
 
 async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: Settings):
@@ -595,7 +595,7 @@ async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: LlmServer, askin
 async def test_all_tries_together_keep_to_their_limit(llm: LlmServer, asking: Settings):
     llm.next(cut(), slow(30))
     with pytest.raises(LlmUnavailable, match=r"within 0\.5 s"):
-        await ask(asking, within=0.5)
+        await ask(asking, timeout=0.5)
 
 
 async def test_a_cancelled_job_stops_asking(llm: LlmServer, asking: Settings):
