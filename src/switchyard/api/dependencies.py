@@ -19,8 +19,8 @@ from switchyard.services.pipeline.documents.reference_orders import ReferenceSer
 
 
 def _document_services(request: Request) -> DocumentServices:
-    found: DocumentServices = request.app.state.desks
-    return found
+    services: DocumentServices = request.app.state.desks
+    return services
 
 
 async def _documents(request: Request) -> DocumentService:

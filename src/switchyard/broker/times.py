@@ -34,8 +34,8 @@ def moment_of(text: str) -> datetime | None:
     """Return the moment that a text in ISO 8601 says, such as a header's; None where it says none,
     has no zone, or is beyond the calendar."""
     try:
-        found = datetime.fromisoformat(text)
-        return None if found.tzinfo is None else bounded(found)
+        moment = datetime.fromisoformat(text)
+        return None if moment.tzinfo is None else bounded(moment)
     except ValueError:
         return None
 

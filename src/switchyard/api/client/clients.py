@@ -97,9 +97,9 @@ class Client(ClientBase):
     def wait_for_document(self, document_id: str, *, timeout: float | None = None) -> DocumentView:
         """Return the document once it is finished or has failed. Raises WaitTimeout."""
         for pause in poll_intervals(f"document {document_id}", timeout):
-            found = self.document(document_id)
-            if _has_ended(found):
-                return found
+            document = self.document(document_id)
+            if _has_ended(document):
+                return document
             time.sleep(pause)
         raise AssertionError
 
@@ -262,9 +262,9 @@ class AsyncClient(ClientBase):
     ) -> DocumentView:
         """As Client.wait_for_document."""
         for pause in poll_intervals(f"document {document_id}", timeout):
-            found = await self.document(document_id)
-            if _has_ended(found):
-                return found
+            document = await self.document(document_id)
+            if _has_ended(document):
+                return document
             await _sleep(pause)
         raise AssertionError
 

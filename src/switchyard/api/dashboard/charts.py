@@ -77,15 +77,15 @@ class Chart:
     @property
     def bars(self) -> list[Bar]:
         """Return a bar for each value that is known and not zero."""
-        found = []
+        bars = []
         for index, value in enumerate(self.values):
             if value:
                 y = self.y(value)
                 x = round(index * self.step, 1)
-                found.append(
+                bars.append(
                     Bar(x, y, round(max(0.8, self.step - 0.8), 1), round(self.height - y, 1))
                 )
-        return found
+        return bars
 
     @property
     def line(self) -> str:

@@ -128,12 +128,12 @@ async def show_dead(
     letter_filter = DeadLetterFilter(
         reason=reason, job_type=job_type, lane=lane, state=DeadLetterState.WAITING
     )
-    found = await state.ledger.dead_letters.dead_groups(
+    groups = await state.ledger.dead_letters.dead_groups(
         letter_filter=letter_filter, limit=MAX_GROUPS
     )
     context = {
-        "groups": [_cause(each) for each in found],
-        "is_capped": len(found) == MAX_GROUPS,
+        "groups": [_cause(each) for each in groups],
+        "is_capped": len(groups) == MAX_GROUPS,
         "waiting": await state.ledger.dead_letters.count_dead(letter_filter),
         "chosen": {name: value for name, value in chosen.items() if value is not None},
         "reasons": [str(each) for each in Reason],
@@ -157,8 +157,8 @@ async def show_group(
     reads = state.ledger.dead_letters
     waiting = DeadLetterFilter(group=group_id, state=DeadLetterState.WAITING)
     anything = DeadLetterFilter(group=group_id)
-    found = await reads.dead_groups(letter_filter=waiting, limit=1)
-    known = found or await reads.dead_groups(letter_filter=anything, limit=1)
+    groups = await reads.dead_groups(letter_filter=waiting, limit=1)
+    known = groups or await reads.dead_groups(letter_filter=anything, limit=1)
     if not known:
         raise Problem("not-found", f"no dead letter is of group {group_id}")
     page = await reads.list_dead(
@@ -167,7 +167,7 @@ async def show_group(
     older = f"?letters={letters}&cursor={page.next_cursor}" if page.next_cursor else None
     context = {
         "group": _cause(known[0]),
-        "waiting": found[0].count if found else 0,
+        "waiting": groups[0].count if groups else 0,
         "which": letters,
         "letters": page.items,
         "older": older,

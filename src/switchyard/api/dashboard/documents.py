@@ -258,8 +258,8 @@ async def _costs(state: ApiState, run: Sequence[JobSummary]) -> dict[str, float]
 
 
 async def _references(documents: DocumentService, document_id: str) -> list[dict[str, Any]]:
-    found = await _if_made(documents.references(document_id))
-    listed = [] if found is None else found["references"][:MAX_REFERENCES]
+    result = await _if_made(documents.references(document_id))
+    listed = [] if result is None else result["references"][:MAX_REFERENCES]
     return [{**each, "links": _links_of(each)} for each in listed]
 
 
@@ -316,8 +316,8 @@ def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
     words = passage.rstrip(" …").split()
     if not words:
         return None
-    found = re.search(r"\s+".join(map(re.escape, words)), text[:MAX_PAGE_TEXT])
-    return None if found is None else found.span()
+    match = re.search(r"\s+".join(map(re.escape, words)), text[:MAX_PAGE_TEXT])
+    return None if match is None else match.span()
 
 
 def _marked(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:

@@ -20,15 +20,15 @@ async def show_limits(
 ) -> DashboardPage:
     """Show the limits that were used in the last hour, those that jobs wait for first."""
     every = await state.ledger.limits.limit_reports()
-    found = [
+    reports = [
         each
         for each in every
         if (each.waiting or not waiting) and name.lower() in f"{each.name} {each.key}".lower()
     ]
-    found.sort(key=lambda each: (-each.waiting, each.name, each.key))
+    reports.sort(key=lambda each: (-each.waiting, each.name, each.key))
     context = {
-        "limits": found[:MAX_SHOWN],
-        "number": len(found),
+        "limits": reports[:MAX_SHOWN],
+        "number": len(reports),
         "name": name,
         "waiting": waiting,
     }

@@ -88,11 +88,13 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
 async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
     """The doctor names hosts and files: only who may change things is told the words."""
     answers = await readings.doctor.look()
-    found: list[Diagnostic] = [] if answers is None else [e for e in answers if e.status != "ok"]
-    found.sort(key=lambda each: each.status != "wrong")
+    diagnostics: list[Diagnostic] = (
+        [] if answers is None else [e for e in answers if e.status != "ok"]
+    )
+    diagnostics.sort(key=lambda each: each.status != "wrong")
     return {
-        "findings": found,
-        "actions": [actions_of(each.remedy) for each in found],
+        "findings": diagnostics,
+        "actions": [actions_of(each.remedy) for each in diagnostics],
         "checked": None if answers is None else len(answers),
         "checked_age": readings.doctor.age,
         "may_see_findings": may(request, Scope.ADMIN),

@@ -201,8 +201,8 @@ class Dashboard:
 
 
 def dashboard_of(request: Request) -> Dashboard:
-    found: Dashboard = request.app.state.dashboard
-    return found
+    dashboard: Dashboard = request.app.state.dashboard
+    return dashboard
 
 
 class PageRoute(GuardedRoute):

@@ -38,8 +38,8 @@ From = Annotated[Literal["overview", "workers"], Form(alias="from")]
 
 async def pauses_in_force(ledger: Ledger) -> dict[tuple[str, str], PauseView]:
     """Return the pauses with the jobs that each holds, by scope and target."""
-    found = await view_pauses(ledger, ended=False, limit=MAX_PAUSES)
-    return {(each.scope.value, each.target): each for each in found.pauses}
+    pauses = await view_pauses(ledger, ended=False, limit=MAX_PAUSES)
+    return {(each.scope.value, each.target): each for each in pauses.pauses}
 
 
 @router.post("", dependencies=ADMIN)

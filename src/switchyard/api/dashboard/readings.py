@@ -103,13 +103,13 @@ class Readings:
         sizes = await ask_queues(
             settings.require_amqp_url(), [retry_name(delay) for delay in settings.retry_delays]
         )
-        found = {delay: sizes[retry_name(delay)] for delay in settings.retry_delays}
-        return {delay: size.ready for delay, size in found.items() if size is not None}
+        sizes_by_delay = {delay: sizes[retry_name(delay)] for delay in settings.retry_delays}
+        return {delay: size.ready for delay, size in sizes_by_delay.items() if size is not None}
 
 
 async def _readings(request: Request) -> Readings:
-    found: Readings = request.app.state.readings
-    return found
+    readings: Readings = request.app.state.readings
+    return readings
 
 
 ReadingsOf = Annotated[Readings, Depends(_readings)]

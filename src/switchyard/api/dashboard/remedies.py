@@ -30,12 +30,12 @@ class RemedyAction:
 
 def actions_of(remedy: str) -> list[RemedyAction]:
     """Return what can be done here of what a remedy says to do, in its order."""
-    found: dict[str, RemedyAction] = {}
+    actions: dict[str, RemedyAction] = {}
     for part, is_code in code_parts(remedy):
         action = _action_of(part) if is_code else None
         if action is not None:
-            found.setdefault(action.address, action)
-    return list(found.values())[:MAX_ACTIONS]
+            actions.setdefault(action.address, action)
+    return list(actions.values())[:MAX_ACTIONS]
 
 
 def _action_of(command: str) -> RemedyAction | None:

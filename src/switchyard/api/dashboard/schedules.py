@@ -27,8 +27,8 @@ MAX_FIRINGS = 100
 @router.get("")
 async def show_schedules(state: Shared) -> DashboardPage:
     """List the schedules by name, each with the result of its last due time."""
-    found = await _schedules_of(state).all()
-    return DashboardPage("schedules.html", {"schedules": found}, title="Schedules")
+    schedules = await _schedules_of(state).all()
+    return DashboardPage("schedules.html", {"schedules": schedules}, title="Schedules")
 
 
 @router.get("/{name}")

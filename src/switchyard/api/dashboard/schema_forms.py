@@ -49,17 +49,17 @@ def fields_of(
     that were `sent` in this form, where it is shown again."""
     properties = _properties(schema)
     required = list_in(schema.get("required"))
-    found = [
+    fields = [
         _field(name, each, schema, values.get(name, NOT_GIVEN), required=name in required)
         for name, each in properties.items()
     ]
     others = {name: value for name, value in values.items() if name not in properties}
     if others or not properties:
         hint = "What the schema does not name, as JSON."
-        found.append(FormField(OTHERS, "json", _json(others), "Other fields", hint, False))
+        fields.append(FormField(OTHERS, "json", _json(others), "Other fields", hint, False))
     if sent is not None:
-        return [replace(each, value=sent.get(PREFIX + each.name, each.value)) for each in found]
-    return found
+        return [replace(each, value=sent.get(PREFIX + each.name, each.value)) for each in fields]
+    return fields
 
 
 def read_fields(
@@ -129,8 +129,8 @@ def _field(
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = _resolved(schema, schema).get("properties")
-    known = found.items() if isinstance(found, Mapping) else ()
+    properties = _resolved(schema, schema).get("properties")
+    known = properties.items() if isinstance(properties, Mapping) else ()
     return {name: each for name, each in known if isinstance(each, Mapping) and name != OTHERS}
 
 

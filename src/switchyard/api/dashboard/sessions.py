@@ -120,8 +120,8 @@ def signed_out() -> Problem:
 
 
 def sessions_of(request: Request) -> SessionStore:
-    found: SessionStore = request.app.state.sessions
-    return found
+    sessions: SessionStore = request.app.state.sessions
+    return sessions
 
 
 class SessionGuard:
@@ -190,10 +190,10 @@ async def form_fields(request: Request) -> dict[str, str]:
     MAX_FIELDS."""
     text = (await request.body()).decode("utf-8", "replace")
     try:
-        found = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        lists = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError as error:
         raise Problem("malformed-request", "the form has too many fields") from error
-    return {name: values[0] for name, values in found.items()}
+    return {name: values[0] for name, values in lists.items()}
 
 
 def set_cookie(request: Request, response: Response, token: str) -> None:

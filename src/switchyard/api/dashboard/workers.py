@@ -30,8 +30,8 @@ MAX_SOURCES = 8
 async def show_workers(state: Shared, everything: bool = False) -> DashboardPage:
     """Show the workers that are current, or all that the ledger knows."""
     now = state.ledger.clock.time()
-    found = await state.ledger.workers.list_workers()
-    listed = [each for each in found if everything or is_current(each, now)]
+    workers = await state.ledger.workers.list_workers()
+    listed = [each for each in workers if everything or is_current(each, now)]
     running: defaultdict[str | None, list[JobSummary]] = defaultdict(list)
     page = await state.ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=MAX_RUNNING)
     for job in page.items:
@@ -54,6 +54,6 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
         "everything": everything,
         "pauses": await pauses_in_force(state.ledger),
         "types": sorted(each.name for each in state.registry),
-        "hidden": len(found) - len(listed),
+        "hidden": len(workers) - len(listed),
     }
     return DashboardPage("workers.html", context, title="Workers")

@@ -57,13 +57,13 @@ async def lanes(state: Shared) -> LaneList:
 @router.get("/workers")
 async def workers(state: Shared) -> WorkerList:
     """List workers, latest start first."""
-    found = view_workers(
+    view = view_workers(
         await state.ledger.workers.list_workers(),
         await state.ledger.workers.lacking(),
         takeover_after=state.settings.takeover_after,
         now=state.ledger.clock.time(),
     )
-    return WorkerList(workers=found)
+    return WorkerList(workers=view)
 
 
 @router.get("/index", responses=responses("search-away"))

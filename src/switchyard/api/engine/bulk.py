@@ -101,8 +101,8 @@ class BulkRoutes(Generic[V]):
             page = await state.ledger.bulk.list_bulk(
                 *self.kinds, states=states, limit=limit, cursor=cursor
             )
-            found = [await self._view(state, each) for each in page.items]
-            return self.page.model_validate({plural: found, "next_cursor": page.next_cursor})
+            views = [await self._view(state, each) for each in page.items]
+            return self.page.model_validate({plural: views, "next_cursor": page.next_cursor})
 
         @router.get(
             one,

@@ -64,8 +64,8 @@ async def dead_groups(
 ) -> DeadGroupList:
     """List dead letters by cause, most frequent first, as indexed by the scheduler."""
     letter_filter = DeadLetterFilter(state=letter_state)
-    found = await state.ledger.dead_letters.dead_groups(letter_filter=letter_filter, limit=limit)
-    return DeadGroupList(groups=[view_group(group) for group in found])
+    groups = await state.ledger.dead_letters.dead_groups(letter_filter=letter_filter, limit=limit)
+    return DeadGroupList(groups=[view_group(group) for group in groups])
 
 
 @router.post(

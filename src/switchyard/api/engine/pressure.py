@@ -54,8 +54,8 @@ async def list_limits(
     waiting: Annotated[bool, Query(description="Only limits that jobs are waiting for.")] = False,
 ) -> LimitList:
     """Show named limits: current use, waiting jobs, and when there is room again."""
-    found = await state.ledger.limits.limit_reports()
-    return LimitList(limits=[view_limit(each) for each in found if each.waiting or not waiting])
+    reports = await state.ledger.limits.limit_reports()
+    return LimitList(limits=[view_limit(each) for each in reports if each.waiting or not waiting])
 
 
 @router.get("/usage", tags=["health"], dependencies=[needs(Scope.ADMIN)], responses=responses())
@@ -64,8 +64,8 @@ async def usage(state: Shared) -> UsageView:
 
     It reads all of them. A part that takes more than 10 s, or is away, is null.
     """
-    found = await measure_usage(state.settings, state.ledger, timeout=USAGE_TIMEOUT)
-    return UsageView.model_validate(found)
+    system_usage = await measure_usage(state.settings, state.ledger, timeout=USAGE_TIMEOUT)
+    return UsageView.model_validate(system_usage)
 
 
 @router.get(

@@ -35,8 +35,8 @@ READS, CHANGES = [needs(Scope.READ)], [needs(Scope.ADMIN)]
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
 async def list_schedules(state: Shared) -> models.ScheduleList:
     """List schedules by name, with the result of the last due time."""
-    found = await _schedules_of(state).all()
-    return models.ScheduleList(schedules=[view_schedule(record, last) for record, last in found])
+    records = await _schedules_of(state).all()
+    return models.ScheduleList(schedules=[view_schedule(record, last) for record, last in records])
 
 
 @router.post(
@@ -113,8 +113,8 @@ async def history(
     name: Name, state: Shared, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> models.ScheduleHistory:
     """List the results of a schedule's due times, newest first."""
-    found = await _schedules_of(state).history(name, limit)
-    return models.ScheduleHistory(firings=[view_firing(each) for each in found])
+    firings = await _schedules_of(state).history(name, limit)
+    return models.ScheduleHistory(firings=[view_firing(each) for each in firings])
 
 
 def _schedules_of(state: ApiState) -> Schedules:

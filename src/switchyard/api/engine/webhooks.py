@@ -51,10 +51,10 @@ async def of_source(
     response: Response,
 ) -> DeliveryView:
     """Take a delivery of a system that the file of JOBS_WEBHOOKS names."""
-    found = state.webhooks.get(source)
-    if found is None:
+    webhook_source = state.webhooks.get(source)
+    if webhook_source is None:
         raise Problem("not-found", f"there is no webhook {source!r}")
-    about, secret = found
+    about, secret = webhook_source
     body = await _signed_body(request, secret, about.signature, about.prefix)
     delivery_id = request.headers.get(about.delivery) if about.delivery is not None else None
     return await _done(state, response, about.job(source, body, delivery_id), source)

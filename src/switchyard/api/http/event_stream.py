@@ -36,8 +36,8 @@ class StreamAdmission(Protocol):
 
 def admission_of(scope: Scope) -> StreamAdmission | None:
     """Return what let this request in; None where nothing was asked for."""
-    found: StreamAdmission | None = scope.get("state", {}).get("admission")
-    return found
+    admission: StreamAdmission | None = scope.get("state", {}).get("admission")
+    return admission
 
 
 def frame(event: str, data: Any, *, event_id: str | None = None) -> bytes:

@@ -125,10 +125,10 @@ def responses(*names: str) -> dict[int | str, dict[str, Any]]:
 
 
 def _by_status(names: Iterable[str]) -> list[tuple[int, list[Kind]]]:
-    found: dict[int, list[Kind]] = {}
+    kinds_by_status: dict[int, list[Kind]] = {}
     for name in dict.fromkeys(names):
-        found.setdefault(KINDS[name].status.value, []).append(KINDS[name])
-    return sorted(found.items())
+        kinds_by_status.setdefault(KINDS[name].status.value, []).append(KINDS[name])
+    return sorted(kinds_by_status.items())
 
 
 def _example(kind: Kind) -> dict[str, Any]:

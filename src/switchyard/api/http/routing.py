@@ -76,14 +76,16 @@ class GuardedRoute(APIRoute):
 
     @property
     def guards(self) -> list[RouteGuard]:
-        found: list[Any] = [each.dependency for each in self.dependencies]
-        return [each for each in found if isinstance(each, RouteGuard)]
+        guards: list[Any] = [each.dependency for each in self.dependencies]
+        return [each for each in guards if isinstance(each, RouteGuard)]
 
     @cached_property
     def max_body(self) -> int | None:
         """Bytes that it takes, where it takes less than other routes."""
-        found = [each.dependency for each in self.dependencies]
-        return min((each.most for each in found if isinstance(each, BodyBound)), default=None)
+        dependencies = [each.dependency for each in self.dependencies]
+        return min(
+            (each.most for each in dependencies if isinstance(each, BodyBound)), default=None
+        )
 
     @cached_property
     def takes_files(self) -> bool:

@@ -132,11 +132,11 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Files of a page.")] = 1_000,
 ) -> models.OpenAiFileList:
     """List the files of this key."""
-    found = await batches.files(
+    files = await batches.files(
         asks.id, purpose=purpose, newest_first=order == "desc", after=after, limit=limit + 1
     )
-    page = [view_file(each) for each in found[:limit]]
-    return models.OpenAiFileList(data=page, **_page_ends(page), has_more=len(found) > limit)
+    page = [view_file(each) for each in files[:limit]]
+    return models.OpenAiFileList(data=page, **_page_ends(page), has_more=len(files) > limit)
 
 
 @router.get(
@@ -234,9 +234,9 @@ async def list_batches(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Batches of a page.")] = 20,
 ) -> models.OpenAiBatchList:
     """List the batches of this key, newest first."""
-    found = await batches.batches(asks.id, after=after, limit=limit + 1)
-    page = [view_batch(each) for each in found[:limit]]
-    return models.OpenAiBatchList(data=page, **_page_ends(page), has_more=len(found) > limit)
+    batch_page = await batches.batches(asks.id, after=after, limit=limit + 1)
+    page = [view_batch(each) for each in batch_page[:limit]]
+    return models.OpenAiBatchList(data=page, **_page_ends(page), has_more=len(batch_page) > limit)
 
 
 @router.get(

@@ -199,13 +199,13 @@ def shows_usage_of(body: models.ChatCompletionRequest | models.CompletionRequest
 
 def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
     """Return what the lanes say of an answer."""
-    found = result.result or {}
-    is_reused = bool(found.get("answer_reused"))
+    completion = result.result or {}
+    is_reused = bool(completion.get("answer_reused"))
     headers = {"X-Job-Id": result.job_id, "X-Cache": "HIT" if is_reused else "MISS"}
     prices = settings.prices
-    price = prices.of(found.get("model", ""))
+    price = prices.of(completion.get("model", ""))
     if price is not None:
-        cost = 0.0 if is_reused else price.cost(found.get("usage", {}))
+        cost = 0.0 if is_reused else price.cost(completion.get("usage", {}))
         headers["X-Job-Cost"] = f"{cost:.8f} {prices.currency}".rstrip()
     return headers
 

@@ -231,11 +231,11 @@ async def document_references(
     places in the text; or only the references in another format. 404 until a job
     `process_references` has run for it.
     """
-    found = await documents.references(document_id)
+    result = await documents.references(document_id)
     return (
-        found
+        result
         if reference_format is ReferenceFormat.JSON
-        else in_format(found["references"], reference_format)
+        else in_format(result["references"], reference_format)
     )
 
 
@@ -262,8 +262,8 @@ async def document_figures(document_id: DocumentIdOf, documents: DocumentsOf) ->
     """List the figures and tables of a document with descriptions. 404 until a job
     `describe_figures` has run for it.
     """
-    found = await documents.figures(document_id)
-    return FigureList(figures=[FigureView.model_validate(each) for each in found])
+    figures = await documents.figures(document_id)
+    return FigureList(figures=[FigureView.model_validate(each) for each in figures])
 
 
 @router.get(

@@ -54,15 +54,15 @@ async def summary(state: Shared) -> models.GraphView:
     """Show the numbers of nodes and edges by kind, and the age of the ranking. Each request counts
     them again.
     """
-    found = await PipelineLedger(state.ledger).graph_reads.graph_summary()
-    return models.GraphView.from_record(found)
+    graph_summary = await PipelineLedger(state.ledger).graph_reads.graph_summary()
+    return models.GraphView.from_record(graph_summary)
 
 
 @router.get("/node", responses=NODE_PROBLEMS)
 async def show_node(node: NodeKey, state: Shared) -> models.NodeDetailView:
     """Show a node with all its keys."""
-    found = _require(await PipelineLedger(state.ledger).graph_reads.graph_node(node), node)
-    return models.NodeDetailView.from_record(found)
+    graph_node = _require(await PipelineLedger(state.ledger).graph_reads.graph_node(node), node)
+    return models.NodeDetailView.from_record(graph_node)
 
 
 @router.get("/neighbours", responses=NODE_PROBLEMS)
@@ -95,7 +95,7 @@ async def neighbourhood(
     limit: Annotated[int, Query(ge=1, le=MAX_NEARBY)] = 100,
 ) -> models.NeighbourhoodView:
     """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
-    found = _require(
+    near = _require(
         await PipelineLedger(state.ledger).graph_walks.graph_neighbourhood(
             node, depth=depth, kinds=kind or (), direction=direction, limit=limit
         ),
@@ -103,9 +103,9 @@ async def neighbourhood(
     )
     nodes = [
         models.NearNodeView.from_record(each, distance=distance)
-        for each, distance in zip(found.nodes, found.distances, strict=True)
+        for each, distance in zip(near.nodes, near.distances, strict=True)
     ]
-    return models.NeighbourhoodView.from_record(found, nodes=nodes)
+    return models.NeighbourhoodView.from_record(near, nodes=nodes)
 
 
 @router.get("/paths", responses=NODE_PROBLEMS)
@@ -121,24 +121,24 @@ async def paths(
     """List the shortest paths from one node to another. By default edges are followed in both
     directions.
     """
-    found = await PipelineLedger(state.ledger).graph_walks.graph_paths(
+    graph_paths = await PipelineLedger(state.ledger).graph_walks.graph_paths(
         start, end, kinds=kind or (), direction=direction, longest=longest, limit=limit
     )
-    return models.PathsView.from_record(_require(found, f"{start}, or {end}"))
+    return models.PathsView.from_record(_require(graph_paths, f"{start}, or {end}"))
 
 
 @router.get("/cocited", responses=NODE_PROBLEMS)
 async def cocited(node: NodeKey, state: Shared, limit: Limit = 20) -> models.RelatedList:
     """List works that are cited together with a work, most frequent first."""
-    found = await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit)
-    return models.RelatedList.from_record(_require(found, node))
+    works = await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit)
+    return models.RelatedList.from_record(_require(works, node))
 
 
 @router.get("/coupled", responses=NODE_PROBLEMS)
 async def coupled(node: NodeKey, state: Shared, limit: Limit = 20) -> models.RelatedList:
     """List works that share references with a work, by number of shared references."""
-    found = await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit)
-    return models.RelatedList.from_record(_require(found, node))
+    works = await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit)
+    return models.RelatedList.from_record(_require(works, node))
 
 
 @router.get("/cited", responses=PROBLEMS)

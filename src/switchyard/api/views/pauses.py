@@ -21,8 +21,8 @@ async def view_pauses(ledger: Ledger, *, ended: bool, limit: int) -> PauseList:
     """Show the pauses in force with the jobs that each holds, or those that have ended. Raises
     LedgerUnavailable."""
     if ended:
-        found = await ledger.pauses.history(limit)
-        return PauseList(pauses=[view_pause(each) for each in found])
+        records = await ledger.pauses.history(limit)
+        return PauseList(pauses=[view_pause(each) for each in records])
     held = await ledger.pauses.held_by_pause()
     return PauseList(pauses=[view_pause(each, number) for each, number in held[:limit]])
 

@@ -45,10 +45,10 @@ def view_lane_details(lane: LaneDepth, jobs: Mapping[State, int]) -> LaneDetails
 
 def view_lane_reports(report: Report, snapshot: Snapshot) -> list[LaneReportView]:
     """Show the lanes with what only the management API knows, and the dead letters."""
-    found = []
+    views = []
     for lane in report.lanes:
         queues = [_view_queue_report(each, snapshot.queue(each.name)) for each in lane.queues]
-        found.append(
+        views.append(
             LaneReportView.from_record(
                 lane,
                 lane=lane.name,
@@ -56,7 +56,7 @@ def view_lane_reports(report: Report, snapshot: Snapshot) -> list[LaneReportView
                 pressure=fullest(each.pressure for each in queues),
             )
         )
-    return found
+    return views
 
 
 def _view_queue_report(queue: QueueReport, depth: QueueDepth | None) -> QueueDetails:

@@ -81,9 +81,9 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
     except ChannelAccessRefused as error:
         raise _not_permitted("ask whose broker it is") from error
     except ChannelPreconditionFailed as error:
-        if (found := _CURRENT.search(str(error))) is None:
+        if (match := _CURRENT.search(str(error))) is None:
             raise MarkHidden(f"the exchange {SYSTEM_EXCHANGE} does not say whose it is") from error
-        return SystemMarker(found[1], int(found[2]), found[3] or "unnamed")
+        return SystemMarker(match[1], int(match[2]), match[3] or "unnamed")
     await closed(channel)
     return None
 

@@ -200,8 +200,8 @@ async def require_queues(url: str, names: Iterable[str]) -> None:
     """Raise CommandFailed naming the queues that are not there, BrokerUnavailable."""
     from switchyard.broker.wire.depths import ask_queues
 
-    found = await ask_queues(url, names)
-    missing = [name for name, waiting in found.items() if waiting is None]
+    depths = await ask_queues(url, names)
+    missing = [name for name, waiting in depths.items() if waiting is None]
     if missing:
         raise CommandFailed(
             f"the broker has no queue {', '.join(missing)}: run `jobctl topology apply`"

@@ -48,13 +48,13 @@ class LazyCommand(TyperCommand):
         """Import the command."""
         module_name, _, attribute = self._place.partition(":")
         module = import_module(f"switchyard.{module_name}")
-        found = getattr(module, attribute)
+        command = getattr(module, attribute)
         parent = typer.Typer(callback=_group, add_completion=False)
-        if isinstance(found, typer.Typer):
-            parent.add_typer(found, name=self.name)
+        if isinstance(command, typer.Typer):
+            parent.add_typer(command, name=self.name)
         else:
             kind = getattr(module, "COMMAND_CLASS", TyperCommand)
-            parent.command(name=self.name, cls=kind)(found)
+            parent.command(name=self.name, cls=kind)(command)
         group = cast("TyperGroup", typer.main.get_command(parent))
         return with_plain_help(group.commands[self.name or ""])
 

@@ -47,8 +47,8 @@ async def wait_for_end(
             chunk = open_ids[start : start + BATCH_SIZE]
             # Before the states, as a job's last word comes before its end.
             reports = await ledger.progress.progress(chunk) if on_progress is not None else {}
-            found = await ledger.job_reads.states(chunk)
-            for job_id, state in found.items():
+            states = await ledger.job_reads.states(chunk)
+            for job_id, state in states.items():
                 if seen.get(job_id) is not state:
                     seen[job_id] = state
                     on_change(job_id, state)
@@ -82,8 +82,8 @@ async def wait_for_pipelines(
         unfinished: JobSummary | None = None
         count = 0
         for start in range(0, len(left), PIPELINE_BATCH_SIZE):
-            found = await ledger.job_reads.pipelines(left[start : start + PIPELINE_BATCH_SIZE])
-            for job_id, jobs in found.items():
+            pipelines = await ledger.job_reads.pipelines(left[start : start + PIPELINE_BATCH_SIZE])
+            for job_id, jobs in pipelines.items():
                 open_jobs = [job for job in jobs if job.state not in FINISHED]
                 count += len(open_jobs)
                 if open_jobs:

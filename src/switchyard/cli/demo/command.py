@@ -107,18 +107,18 @@ def _system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[Syst
     early = EarlyStart(settings.model_copy(update=places).ledger_url)
     with (
         closing(early),
-        any_broker(settings, directory / "broker", say, meanwhile=early.begin) as found,
+        any_broker(settings, directory / "broker", say, meanwhile=early.begin) as broker,
     ):
-        say(f"Broker: {found.what}")
-        if found.is_private:
-            system = _assemble(found, found.amqp_url, directory, early.spawner, api)
+        say(f"Broker: {broker.what}")
+        if broker.is_private:
+            system = _assemble(broker, broker.amqp_url, directory, early.spawner, api)
             run(prepare(system))
             yield system
             return
-        with temporary_vhost(found, VHOST) as url:
+        with temporary_vhost(broker, VHOST) as url:
             if url is None:
-                url = run(_unused_vhost(found))
-            system = _assemble(found, url, directory, early.spawner, api)
+                url = run(_unused_vhost(broker))
+            system = _assemble(broker, url, directory, early.spawner, api)
             say(f"Virtual host: {system.settings.vhost}")
             run(prepare(system))
             yield system
@@ -137,7 +137,7 @@ def _api_settings(settings: Settings) -> dict[str, str]:
 
 
 def _assemble(
-    found: FoundBroker,
+    broker: FoundBroker,
     amqp_url: str,
     directory: Path,
     spawner: Spawner | None,
@@ -147,7 +147,7 @@ def _assemble(
 
     return assemble(
         amqp_url=amqp_url,
-        management_url=found.management_url,
+        management_url=broker.management_url,
         data_dir=directory,
         only_in_data_dir=True,
         modules=[JOBS_MODULE],
@@ -207,13 +207,13 @@ def _pages(api_url: str) -> dict[str, str]:
     """The pages that the API has, by name."""
     import httpx
 
-    found: dict[str, str] = {}
+    pages: dict[str, str] = {}
     with httpx.Client(base_url=api_url, trust_env=False) as client:  # no proxy for loopback
         for name, path in PAGES:
             with suppress(httpx.HTTPError):
-                if name not in found and client.get(path).is_success:
-                    found[name] = f"{api_url}{path}"
-    return found
+                if name not in pages and client.get(path).is_success:
+                    pages[name] = f"{api_url}{path}"
+    return pages
 
 
 def _print_next() -> None:
@@ -223,7 +223,7 @@ def _print_next() -> None:
     echo(f"Use it:             {'make up' if by_make else 'jobctl up'}")
 
 
-async def _unused_vhost(found: FoundBroker) -> str:
+async def _unused_vhost(broker: FoundBroker) -> str:
     """The virtual host of the broker's own address, where nobody else's jobs can be.
 
     The demo's workers would take them, and their records would go with the demo's data.
@@ -232,10 +232,10 @@ async def _unused_vhost(found: FoundBroker) -> str:
     from switchyard.broker.wire.depths import ask_queues
 
     names = [queue_name(lane.name, worker) for lane in LANES for worker in lane.workers]
-    queues = await ask_queues(found.amqp_url, names)
+    queues = await ask_queues(broker.amqp_url, names)
     if any(waiting is not None for waiting in queues.values()):
         raise CommandFailed(
             "we may make no virtual host on this broker, and the one of JOBS_AMQP_URL has a "
             "Switchyard in it already: unset JOBS_AMQP_URL, or set it to an empty virtual host"
         )
-    return found.amqp_url
+    return broker.amqp_url

@@ -271,24 +271,24 @@ def spend(
             rows = await spending.llm_spend(by.value, since=first, until=last, limit=limit)
             return rows, await spending.llm_budgets(per_day=settings.llm_budget_per_day)
 
-    found, budgets = run(read())
+    spend_rows, budgets = run(read())
     currency = settings.prices.currency
     if as_json:
         from switchyard.api.views.llm import view_spending
 
-        print_json(view_spending(found, budgets, by=by.value, currency=currency))
-    elif found:
-        _print_spend(found, by.value, currency)
+        print_json(view_spending(spend_rows, budgets, by=by.value, currency=currency))
+    elif spend_rows:
+        _print_spend(spend_rows, by.value, currency)
     else:
         say("No calls in this time.")
 
 
-def _print_spend(found: list[SpendRow], by: str, currency: str) -> None:
+def _print_spend(spend_rows: list[SpendRow], by: str, currency: str) -> None:
     from switchyard.services.llm.budget_account import amount
 
     numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "KEPT", "SAVED")
     rows = table(by.upper(), *numbers, flexible=(by.upper(),), right=numbers)
-    for each in found:
+    for each in spend_rows:
         add_row(
             rows,
             cell(each.name or "-"),
@@ -301,8 +301,8 @@ def _print_spend(found: list[SpendRow], by: str, currency: str) -> None:
             amount(each.saved, currency),
         )
     console().print(rows)
-    unpriced = sum(each.unpriced_calls for each in found)
-    unsure = sum(each.unsure_calls for each in found)
+    unpriced = sum(each.unpriced_calls for each in spend_rows)
+    unsure = sum(each.unsure_calls for each in spend_rows)
     if unpriced:
         say(f"Not in the cost: {unpriced:,} calls of models without a price (JOBS_LLM_PRICES).")
     if unsure:

@@ -108,11 +108,11 @@ def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
     return ""
 
 
-def _print_servers(found: list[LlmServerReport], most: Mapping[str, int]) -> None:
+def _print_servers(reports: list[LlmServerReport], most: Mapping[str, int]) -> None:
     from switchyard.services.llm.gate import calls_allowed
 
     rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
-    for each in found:
+    for each in reports:
         add_row(
             rows,
             cell(each.name),
@@ -134,15 +134,15 @@ def _print_limits(limits: list[tuple[str, float, float]]) -> None:
     console().print(rows)
 
 
-def _print_budgets(found: list[BudgetState], currency: str) -> None:
+def _print_budgets(budgets: list[BudgetState], currency: str) -> None:
     from switchyard.services.llm.budget_account import amount
 
-    if not found:
+    if not budgets:
         return
     rows = table(
         "BUDGET", "LIMIT", "SPENT", "SET ASIDE", "LEFT", "", right=("LIMIT", "SPENT", "SET ASIDE")
     )
-    for each in found:
+    for each in budgets:
         money = (each.limit, each.spent, each.reserved, each.left)
         add_row(
             rows,
@@ -177,8 +177,8 @@ def check(
     if as_json:
         print_json({"server": server, "findings": probe.findings, "settings": probe.settings})
         return
-    for tried, found in probe.findings.items():
-        echo(f"{tried}: {found}")
+    for tried, value in probe.findings.items():
+        echo(f"{tried}: {value}")
     say("For its entry in JOBS_LLM_PROVIDERS:")
     echo(json.dumps(probe.settings))
 

@@ -43,9 +43,9 @@ def hint_of(client: Client, classes: Sequence[str] | None) -> str:
         return ""
     there = sorted(
         {
-            f"{found.kind}:{found.label}"
+            f"{each.kind}:{each.label}"
             for document in islice(client.documents(), _MAX_DOCUMENTS)
-            for found in document.classes
+            for each in document.classes
         }
     )
     known = f"; the newest have {', '.join(there)}" if there else ""
@@ -93,10 +93,10 @@ def classify(
                 echo(job.job_id)
 
 
-def class_text(found: ClassView) -> str:
+def class_text(document_class: ClassView) -> str:
     """Describe a class in a line, with what speaks for it."""
-    words = found.why.get("keywords") or {}
+    words = document_class.why.get("keywords") or {}
     words_text = ", ".join(f"{word} ×{count}" for word, count in words.items())
-    return f"{found.kind}:{found.label}  {found.score:g}" + (
+    return f"{document_class.kind}:{document_class.label}  {document_class.score:g}" + (
         f"  {words_text}" if words_text else ""
     )

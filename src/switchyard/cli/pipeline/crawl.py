@@ -133,17 +133,17 @@ def list_crawls(
     as_json: JsonOption = False,
 ) -> None:
     """List crawls, newest first."""
-    found = _with_desk(lambda desk: desk.all(limit=limit)).items
+    crawls = _with_desk(lambda desk: desk.all(limit=limit)).items
     if as_json:
         from switchyard.api.views.pipeline import view_crawl
 
-        print_json([view_crawl(each) for each in found])
+        print_json([view_crawl(each) for each in crawls])
         return
-    if not found:
+    if not crawls:
         say("No crawls: `jobctl crawl start URL`.")
         return
     rows = table("ID", "STATE", "PAGES", "ENDED", "BEGINS AT", "AGE", flexible=("BEGINS AT",))
-    for each in found:
+    for each in crawls:
         add_row(
             rows,
             cell(each.crawl.id),

@@ -153,19 +153,19 @@ def list_documents(
     from itertools import islice
 
     with api_client() as client:
-        found = list(
+        documents = list(
             islice(client.documents(state=state, source=source, classes=classes), limit + 1)
         )
-        hint = "" if found or as_json else hint_of(client, classes)
-    more, found = len(found) > limit, found[:limit]
+        hint = "" if documents or as_json else hint_of(client, classes)
+    more, documents = len(documents) > limit, documents[:limit]
     if as_json:
-        print_json(found)
+        print_json(documents)
         return
-    if not found:
+    if not documents:
         say(f"No documents.{hint}")
         return
     rows = table("ID", "STATE", "TAKEN IN", "TITLE", "SOURCE", flexible=("TITLE", "SOURCE"))
-    for document in found:
+    for document in documents:
         add_row(
             rows,
             cell(document.document_id),
@@ -231,11 +231,11 @@ def page(
 ) -> None:
     """Print the text of one page of a document, as Markdown."""
     with api_client() as client:
-        found = client.document_page(document_id, number)
+        document_page = client.document_page(document_id, number)
     if as_json:
-        print_json(found)
+        print_json(document_page)
     else:
-        echo(found.text)
+        echo(document_page.text)
 
 
 @app.command()

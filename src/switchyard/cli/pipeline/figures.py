@@ -28,25 +28,25 @@ def figures(
 ) -> None:
     """Show the figures of a document, after a job `describe_figures` has run for it."""
     with api_client() as client:
-        found = client.document_figures(document_id).figures
+        figure_list = client.document_figures(document_id).figures
         if out is not None:
             with writing(out):
                 out.mkdir(parents=True, exist_ok=True)
-            for each in found:
+            for each in figure_list:
                 name = f"figure-{each.figure}.{_SUFFIXES.get(each.media_type, 'bin')}"
                 image = client.document_figure(document_id, each.figure)
                 with writing(out / name):
                     (out / name).write_bytes(image)
     if as_json:
-        print_json(found)
+        print_json(figure_list)
         return
-    if not found:
+    if not figure_list:
         say("It has no figures.")
         return
     rows = table(
         "FIGURE", "PAGE", "KIND", "CAPTION", "DESCRIPTION", flexible=("CAPTION", "DESCRIPTION")
     )
-    for each in found:
+    for each in figure_list:
         add_row(
             rows,
             str(each.figure),

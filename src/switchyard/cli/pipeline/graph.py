@@ -71,22 +71,22 @@ def show(
         if node is None:
             _print_summary(client.graph(), as_json)
             return
-        found = client.graph_node(node)
+        graph_node = client.graph_node(node)
     if as_json:
-        print_json(found)
+        print_json(graph_node)
         return
     print_rows(
         (
-            ("Node", found.key),
-            ("Kind", found.kind),
-            ("Label", found.label),
-            ("Year", str(found.year or "")),
-            ("Provenance", found.provenance),
-            ("Cited", str(found.cited)),
-            ("Rank", "" if found.rank is None else f"{found.rank:.3g}"),
-            ("Community", "" if found.community is None else str(found.community)),
-            *(("Document", each) for each in found.documents),
-            *(("Key", each) for each in found.keys),
+            ("Node", graph_node.key),
+            ("Kind", graph_node.kind),
+            ("Label", graph_node.label),
+            ("Year", str(graph_node.year or "")),
+            ("Provenance", graph_node.provenance),
+            ("Cited", str(graph_node.cited)),
+            ("Rank", "" if graph_node.rank is None else f"{graph_node.rank:.3g}"),
+            ("Community", "" if graph_node.community is None else str(graph_node.community)),
+            *(("Document", each) for each in graph_node.documents),
+            *(("Key", each) for each in graph_node.keys),
         )
     )
 
@@ -119,16 +119,16 @@ def neighbours(
             _print_near(near, as_json)
             return
         listing = client.neighbours(node, kinds=kinds, direction=direction)
-        found = list(islice(listing, limit + 1))
-    more, found = len(found) > limit, found[:limit]
+        near_nodes = list(islice(listing, limit + 1))
+    more, near_nodes = len(near_nodes) > limit, near_nodes[:limit]
     if as_json:
-        print_json(found)
+        print_json(near_nodes)
         return
-    if not found:
+    if not near_nodes:
         say("No neighbours found.")
         return
     rows = table("", "EDGE", "WEIGHT", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
-    for each in found:
+    for each in near_nodes:
         arrow = "→" if each.direction == "out" else "←"
         shown = (f"{each.edge.weight:.3g}", each.node.key, str(each.node.year or ""))
         add_row(rows, arrow, each.edge.kind, *map(cell, shown), cell(each.node.label))
@@ -159,23 +159,23 @@ def path(
     """
     kinds = kind or ()
     with api_client() as client:
-        found = client.graph_paths(
+        paths = client.graph_paths(
             start, end, kinds=kinds, direction=direction, longest=longest, limit=limit
         )
     if as_json:
-        print_json(found)
+        print_json(paths)
         return
     out = console()
-    for number, way in enumerate(found.paths):
+    for number, way in enumerate(paths.paths):
         if number:
             out.print()
         out.print(_describe_node(way.nodes[0]))
         for node, edge in zip(way.nodes[1:], way.edges, strict=True):
             arrow = f"─ {edge.kind} →" if edge.target == node.key else f"← {edge.kind} ─"
             out.print(f"  {arrow} {_describe_node(node)}")
-    if not found.paths:
+    if not paths.paths:
         say(f"No path of at most {longest} edges found.")
-    if not found.complete:
+    if not paths.complete:
         say("The search was cut short: there are too many edges. Narrow it with --kind.")
 
 
@@ -224,11 +224,11 @@ def cited(
         listing = client.most_cited(
             kind=None if kind is None else kind.value, community=community, by_rank=by_rank
         )
-        found = list(islice(listing, limit))
+        works = list(islice(listing, limit))
     if as_json:
-        print_json(found)
+        print_json(works)
         return
-    if not found:
+    if not works:
         say(
             "Nothing has a rank yet: jobctl publish maintenance.recompute_graph --payload '{}'"
             if by_rank and community is None
@@ -237,7 +237,7 @@ def cited(
         return
     columns = ("CITED", "RANK", "COMMUNITY", "YEAR", "NODE", "LABEL")
     rows = table(*columns, flexible=("NODE", "LABEL"), right=("CITED", "RANK", "COMMUNITY"))
-    for each in found:
+    for each in works:
         rank = "" if each.rank is None else f"{each.rank:.2g}"
         group = "" if each.community is None else str(each.community)
         shown = (each.key, each.label)
@@ -266,12 +266,12 @@ def draw(
         raise WrongUsage(f"{out.name}: its name must end with .svg")
     kinds = kind or ()
     with api_client() as client:
-        found = client.neighbourhood(
+        near = client.neighbourhood(
             node, depth=depth, kinds=kinds, direction=direction, limit=limit
         )
         with writing(out):
-            out.write_text(drawn(found, [each.distance for each in found.nodes]), encoding="utf-8")
-    say(f"{out}: {pluralize(len(found.nodes), 'node')}, {pluralize(len(found.edges), 'edge')}")
+            out.write_text(drawn(near, [each.distance for each in near.nodes]), encoding="utf-8")
+    say(f"{out}: {pluralize(len(near.nodes), 'node')}, {pluralize(len(near.edges), 'edge')}")
 
 
 @app.command()
@@ -304,15 +304,15 @@ def export(
     )
 
 
-def _print_summary(found: models.GraphView, as_json: bool) -> None:
+def _print_summary(summary: models.GraphView, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(summary)
         return
-    ranking = found.ranking
+    ranking = summary.ranking
     print_rows(
         (
-            *((f"Nodes, {kind}", str(count)) for kind, count in sorted(found.nodes.items())),
-            *((f"Edges, {kind}", str(count)) for kind, count in sorted(found.edges.items())),
+            *((f"Nodes, {kind}", str(count)) for kind, count in sorted(summary.nodes.items())),
+            *((f"Edges, {kind}", str(count)) for kind, count in sorted(summary.edges.items())),
             ("Ranked", "" if ranking is None else ranking.finished_at.isoformat(" ", "seconds")),
             ("Communities", "" if ranking is None else str(ranking.communities)),
         )
@@ -321,32 +321,32 @@ def _print_summary(found: models.GraphView, as_json: bool) -> None:
         say("Not ranked yet: jobctl publish maintenance.recompute_graph --payload '{}'")
 
 
-def _print_near(found: models.NeighbourhoodView, as_json: bool) -> None:
+def _print_near(near: models.NeighbourhoodView, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(near)
         return
     rows = table("AWAY", "KIND", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
-    for each in found.nodes:
+    for each in near.nodes:
         shown = (each.key, str(each.year or ""), each.label)
         add_row(rows, str(each.distance), each.kind, *map(cell, shown))
     console().print(rows)
-    if found.truncated:
+    if near.truncated:
         say("Only a part is drawn: raise --limit, or narrow it with --kind.")
 
 
-def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> None:
+def _print_related(related: models.RelatedList, heading: str, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(related)
         return
-    if not found.works:
+    if not related.works:
         say("No works.")
         return
     rows = table(heading, "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"), right=(heading,))
-    for each in found.works:
+    for each in related.works:
         shown = (each.node.key, str(each.node.year or ""), each.node.label)
         add_row(rows, str(each.shared), *map(cell, shown))
     console().print(rows)
-    if found.sampled:
+    if related.sampled:
         say("Only a sample was examined: there are too many citations.")
 
 

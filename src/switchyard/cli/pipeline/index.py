@@ -42,17 +42,17 @@ class OfflineName(StrEnum):
 def show(as_json: JsonOption = False) -> None:
     """Show the location of the index, its embedder, and the progress of a rebuild."""
     quiet_logs()
-    found = run(_read_index())
+    index_view = run(_read_index())
     if as_json:
-        print_json(found)
+        print_json(index_view)
         return
-    print_rows([("where", found.where), ("embedder of the settings", found.wanted)])
-    for each in found.generations:
+    print_rows([("where", index_view.where), ("embedder of the settings", index_view.wanted)])
+    for each in index_view.generations:
         chunks = "" if each.chunks is None else f", {pluralize(each.chunks, 'chunk')}"
         echo(f"{each.role}: {each.embedder}{chunks} ({each.table})")
-    active = found.generations[0].embedder
-    building = [each for each in found.generations if each.role == "building"]
-    if active != found.wanted and not building:
+    active = index_view.generations[0].embedder
+    building = [each for each in index_view.generations if each.role == "building"]
+    if active != index_view.wanted and not building:
         say(f"It keeps {active} until `jobctl index rebuild`.")
 
 

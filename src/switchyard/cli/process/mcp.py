@@ -103,8 +103,8 @@ def add_reading_tools(server: MCPServer, client: AsyncClient) -> None:
     async def get_job(job_id: str) -> dict[str, Any]:
         """Return a job: its state, attempts, result or error. The beginning of an id is enough."""
         check_length("job_id", job_id)
-        found = (await answered(client.job(job_id))).model_dump(mode="json")
-        return {name: bounded(value) for name, value in found.items()}
+        details = (await answered(client.job(job_id))).model_dump(mode="json")
+        return {name: bounded(value) for name, value in details.items()}
 
     @server.tool()
     async def list_dead_groups(limit: int = 20) -> dict[str, Any]:

@@ -161,8 +161,8 @@ def probe(modules: Sequence[str]) -> Probed:
         [*PROBE, *modules], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
-        return Probed(tuple(Path(each) for each in found["files"]), found["error"])
+        result = json.loads(done.stdout.splitlines()[-1])
+        return Probed(tuple(Path(each) for each in result["files"]), result["error"])
     except (ValueError, IndexError):
         # A module that ends the process, or writes as it goes.
         return Probed((), f"importing {', '.join(modules)} ended with {done.returncode}")
@@ -193,11 +193,11 @@ def _origins(modules: Iterable[str]) -> Iterable[str]:
     """Return the files of the modules themselves, also of those that can't be imported."""
     for name in modules:
         try:
-            found = importlib.util.find_spec(name.partition(".")[0])
+            spec = importlib.util.find_spec(name.partition(".")[0])
         except (ImportError, ValueError):
             continue
-        if found is not None and found.has_location and found.origin is not None:
-            yield str(Path(found.origin).absolute())
+        if spec is not None and spec.has_location and spec.origin is not None:
+            yield str(Path(spec.origin).absolute())
 
 
 def _is_the_users(path: Path) -> bool:

@@ -177,12 +177,14 @@ def _run_until_interrupted(
     early = EarlyStart(settings.ledger_url)
     with (
         closing(early),
-        any_broker(settings, directory / "broker", say, keeps=True, meanwhile=early.begin) as found,
+        any_broker(
+            settings, directory / "broker", say, keeps=True, meanwhile=early.begin
+        ) as broker,
     ):
-        is_ours = found.is_private or settings.amqp_url is not None
+        is_ours = broker.is_private or settings.amqp_url is not None
         system = assemble(
-            amqp_url=found.amqp_url if is_ours else run(own_vhost(found, settings)),
-            management_url=found.management_url,
+            amqp_url=broker.amqp_url if is_ours else run(own_vhost(broker, settings)),
+            management_url=broker.management_url,
             data_dir=directory,
             only_in_data_dir=False,
             modules=include,
@@ -190,7 +192,7 @@ def _run_until_interrupted(
             api_host=LOOPBACK,
             api_port=str(api_port),
             api_url=f"http://{LOOPBACK}:{api_port}",
-            **({"rabbitmqctl": shlex.quote(str(found.node.control))} if found.node else {}),
+            **({"rabbitmqctl": shlex.quote(str(broker.node.control))} if broker.node else {}),
         )
         given_scale = read_scale(scale, system.registry)
         spans = read_spans(autoscale, kinds_of(system.registry), MAX_PROCESSES)
@@ -209,9 +211,9 @@ def _run_until_interrupted(
             supervisor.start("api", "api")
             api = ApiStart(LOOPBACK, api_port)
             await_api(api, supervisor)
-            _print_addresses(found, system, directory)
+            _print_addresses(broker, system, directory)
             scaler = Autoscaler(system, supervisor, spans) if spans else None
-            _watch(found, supervisor, scaler, api, reloader)
+            _watch(broker, supervisor, scaler, api, reloader)
         finally:
             say("Stopping; running jobs get their grace. Ctrl-C again stops at once.")
             for name in supervisor.stop(system.settings.shutdown_grace + 5):
@@ -335,13 +337,13 @@ class SystemReloader:
 
 
 def _watch(
-    found: FoundBroker,
+    broker: FoundBroker,
     supervisor: Supervisor,
     autoscaler: Autoscaler | None,
     api: ApiStart,
     reloader: SystemReloader | None,
 ) -> None:
-    keeper = None if found.node is None else NodeWatchdog(found.node)
+    keeper = None if broker.node is None else NodeWatchdog(broker.node)
     while True:
         if api.look():
             say("The HTTP API has started.")
@@ -371,29 +373,29 @@ def _exported(system: System) -> dict[str, str]:
     commands there depend on, such as prices, budgets, servers and limits."""
     from switchyard.cli.system.local_system import variable
 
-    found = {}
+    values = {}
     for name in type(system.settings).model_fields:
         value = system.environment.get(variable(name))
         if not value or name in NOT_EXPORTED:
             continue
         path = getattr(system.settings, name)  # it is read from other directories, too
-        found[variable(name)] = str(path.absolute()) if isinstance(path, Path) else value
-    return found
+        values[variable(name)] = str(path.absolute()) if isinstance(path, Path) else value
+    return values
 
 
-def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
+def _print_addresses(broker: FoundBroker, system: System, directory: Path) -> None:
     from switchyard.broker.addresses import address_of, without_login
 
     settings = system.settings
     env_file = write_env(system, directory)
     ledger = settings.ledger_url.rpartition("@")[2]
-    echo(f"Broker      {found.what}")
+    echo(f"Broker      {broker.what}")
     echo(f"Dashboard   {settings.api_url}/dashboard")
     echo(f"API         {settings.api_url}")
     echo(f"AMQP        {address_of(settings.require_amqp_url())}")
     echo(f"Management  {without_login(settings.require_management_url())}")
-    if found.node is not None:
-        echo(f"rabbitmqctl {found.node.control}")
+    if broker.node is not None:
+        echo(f"rabbitmqctl {broker.node.control}")
     echo(f"Ledger      {ledger}")
     echo(f"Data        {directory}")
     echo(f"Logs        {directory / 'logs'}")

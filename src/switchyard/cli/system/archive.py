@@ -56,14 +56,14 @@ def list_days(as_json: JsonOption = False) -> None:
     Files that are missing, and those of an interrupted step, which nobody reads, are told of.
     """
     quiet_logs()
-    found = run(_contents(load_settings()))
+    contents = run(_contents(load_settings()))
     if as_json:
-        print_json(_as_json(found))
+        print_json(_as_json(contents))
         return
     rows = table(
         "DAY", "FILES", "JOBS", "ATTEMPTS", "SIZE", "MADE", right=("FILES", "JOBS", "ATTEMPTS")
     )
-    for day, each in groupby(found.files, key=_day):
+    for day, each in groupby(contents.files, key=_day):
         files = list(each)
         oldest = min(file.oldest_at for file in files)
         newest = max(file.newest_at for file in files)
@@ -77,22 +77,22 @@ def list_days(as_json: JsonOption = False) -> None:
             f"{_date(oldest)} to {_date(newest)}",
         )
     console().print(rows)
-    if not found.files:
+    if not contents.files:
         say("No job has been archived: docs/retention.md#archive says how.")
-    if found.missing:
+    if contents.missing:
         echo(
-            f"{pluralize(len(found.missing), 'file')} missing in the storage, or damaged: "
-            f"{_some([file.key for file in found.missing])}. Put them back from a backup, or "
+            f"{pluralize(len(contents.missing), 'file')} missing in the storage, or damaged: "
+            f"{_some([file.key for file in contents.missing])}. Put them back from a backup, or "
             "forget them with `jobctl archive forget`",
             err=True,
         )
-    if found.leftovers:
+    if contents.leftovers:
         echo(
-            f"{pluralize(len(found.leftovers), 'file')} of an interrupted step, which nobody reads "
-            f"and you can delete: {_some([each.key for each in found.leftovers])}",
+            f"{pluralize(len(contents.leftovers), 'file')} of an interrupted step, which nobody "
+            f"reads and you can delete: {_some([each.key for each in contents.leftovers])}",
             err=True,
         )
-    for file in found.files:
+    for file in contents.files:
         if file.settled_at is None:
             say(f"The jobs of {file.key} are being removed from the ledger.")
 
@@ -131,7 +131,7 @@ def query(
     """
     quiet_logs()
     ages = (optional_duration(since), optional_duration(until))
-    found = run(
+    answer = run(
         _query(
             load_settings(),
             sql,
@@ -143,14 +143,14 @@ def query(
         )
     )
     if as_json:
-        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+        print_json([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     else:
-        rows = table(*map(cell, found.columns), flexible=[cell(each) for each in found.columns])
-        for row in found.rows:
+        rows = table(*map(cell, answer.columns), flexible=[cell(each) for each in answer.columns])
+        for row in answer.rows:
             add_row(rows, *(cell(_text(value)) for value in row))
         console().print(rows)
-    if found.more:
-        say(f"The first {pluralize(len(found.rows), 'row')}; there are more: --limit.")
+    if answer.more:
+        say(f"The first {pluralize(len(answer.rows), 'row')}; there are more: --limit.")
 
 
 @app.command()
@@ -247,11 +247,11 @@ def _text(value: Any) -> str:
     return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
 
 
-def _as_json(found: ArchiveContents) -> dict[str, Any]:
+def _as_json(contents: ArchiveContents) -> dict[str, Any]:
     return {
-        "files": [_file_as_json(file) for file in found.files],
-        "missing": [file.key for file in found.missing],
-        "leftovers": [each.key for each in found.leftovers],
+        "files": [_file_as_json(file) for file in contents.files],
+        "missing": [file.key for file in contents.missing],
+        "leftovers": [each.key for each in contents.leftovers],
     }
 
 

@@ -126,7 +126,7 @@ def _most(seen: KindLoad, span: Span) -> int:
 def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> dict[str, Span]:
     """Parse `--autoscale llm=1..6`; `all=1..4` stands for every kind that is not named itself.
     Raises WrongUsage."""
-    found: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     for text in texts:
         kind, _, numbers = text.partition("=")
         least, _, most = numbers.partition("..")
@@ -137,9 +137,9 @@ def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> 
             raise WrongUsage(
                 f"--autoscale {text}: write {kind}=MIN..MAX, with MAX from 1 to {most_of_all}"
             )
-        found[kind] = Span(int(least), int(most))
-    rest = found.pop("all", None)
-    return found if rest is None else dict.fromkeys(kinds, rest) | found
+        spans[kind] = Span(int(least), int(most))
+    rest = spans.pop("all", None)
+    return spans if rest is None else dict.fromkeys(kinds, rest) | spans
 
 
 class Autoscaler:

@@ -181,11 +181,11 @@ def reconcile(
 
     async def work() -> Reconciled:
         async with open_ledger(settings, registry) as ledger:
-            return await put_right(settings, ledger, registry, found)
+            return await put_right(settings, ledger, registry, differences)
 
-    found = run(compare())
+    differences = run(compare())
     if not as_json:
-        _show(found)
+        _show(differences)
     if dry_run:
         done = None
     else:
@@ -195,8 +195,8 @@ def reconcile(
         done = run(work())
     if as_json:
         print_json(
-            asdict(found)
-            | {"lost": len(found.lost), "done": None if done is None else asdict(done)}
+            asdict(differences)
+            | {"lost": len(differences.lost), "done": None if done is None else asdict(done)}
         )
     elif done is not None:
         echo(
@@ -207,14 +207,17 @@ def reconcile(
         )
 
 
-def _show(found: QueueDifferences) -> None:
+def _show(differences: QueueDifferences) -> None:
     print_rows(
         [
-            ("in the queues", pluralize(found.on_broker, "message")),
-            ("unknown to the ledger", f"{found.unknown:,}: recorded when a worker claims them"),
-            ("ended by the ledger", f"{found.ended:,}: skipped when a worker gets them"),
-            ("no job at all", f"{found.unreadable:,}"),
-            ("by the ledger alone", f"{len(found.lost):,}: to be published again"),
+            ("in the queues", pluralize(differences.on_broker, "message")),
+            (
+                "unknown to the ledger",
+                f"{differences.unknown:,}: recorded when a worker claims them",
+            ),
+            ("ended by the ledger", f"{differences.ended:,}: skipped when a worker gets them"),
+            ("no job at all", f"{differences.unreadable:,}"),
+            ("by the ledger alone", f"{len(differences.lost):,}: to be published again"),
         ]
     )
 

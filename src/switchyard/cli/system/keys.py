@@ -155,21 +155,21 @@ def show(
 ) -> None:
     """Show a key, its limits, and what it has spent of its budgets."""
     quiet_logs()
-    found, budgets = run(_show(load_settings(), key_id))
-    if found is None:
+    record, budgets = run(_show(load_settings(), key_id))
+    if record is None:
         raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")
     if as_json:
         from switchyard.api.views.system import view_key
 
-        print_json({**view_key(found).model_dump(mode="json"), "budgets": budgets})
+        print_json({**view_key(record).model_dump(mode="json"), "budgets": budgets})
         return
     print_rows(
         [
-            ("id", found.id),
-            ("name", cell(found.name)),
-            ("scopes", ", ".join(found.scopes)),
-            ("state", "usable" if found.revoked_at is None else "revoked"),
-            ("limits", str(found.limits or "none")),
+            ("id", record.id),
+            ("name", cell(record.name)),
+            ("scopes", ", ".join(record.scopes)),
+            ("state", "usable" if record.revoked_at is None else "revoked"),
+            ("limits", str(record.limits or "none")),
             *((each["name"], f"{each['spent']:g} of {each['limit']:g}") for each in budgets),
         ]
     )
@@ -179,19 +179,19 @@ def show(
 def list_keys(as_json: JsonOption = False) -> None:
     """List the keys in the ledger. Keys from JOBS_API_KEYS are not listed."""
     quiet_logs()
-    found = run(_list(load_settings()))
+    records = run(_list(load_settings()))
     if as_json:
         from switchyard.api.views.system import view_key
 
-        print_json([view_key(key) for key in found])
+        print_json([view_key(key) for key in records])
         return
-    if not found:
+    if not records:
         say("No keys: make one with `jobctl keys create NAME`.")
         return
     rows = table(
         "ID", "NAME", "SCOPES", "MADE", "USED", "STATE", "LIMITS", flexible=("NAME", "LIMITS")
     )
-    for key in found:
+    for key in records:
         rows.add_row(
             key.id,
             cell(key.name),
@@ -266,11 +266,11 @@ async def _show(
     from switchyard.services.llm.ledger import LlmLedger
 
     async with open_ledger(settings) as ledger:
-        found = await ledger.api_keys.get_api_key(key_id)
-        if found is None or found.limits is None:
-            return found, []
-        budgets = await LlmLedger(ledger).spending.key_budgets(found.id, found.limits)
-        return found, [
+        record = await ledger.api_keys.get_api_key(key_id)
+        if record is None or record.limits is None:
+            return record, []
+        budgets = await LlmLedger(ledger).spending.key_budgets(record.id, record.limits)
+        return record, [
             {"name": each.name, "limit": each.limit, "spent": each.spent, "left": each.left}
             for each, _ in budgets
         ]

@@ -86,12 +86,12 @@ def any_broker(
     if find_installed() is None and _can_install():
         _install(tell)
     if find_installed() is not None:
-        with _private_node(directory, tell, keeps, meanwhile) as found:
-            yield found
+        with _private_node(directory, tell, keeps, meanwhile) as broker:
+            yield broker
     elif shutil.which("docker"):
         meanwhile()
-        with _container(tell) as found:
-            yield found
+        with _container(tell) as broker:
+            yield broker
     else:
         raise CommandFailed(
             "there is no broker: `sudo apt-get install rabbitmq-server`, or install docker, or set "

@@ -180,15 +180,15 @@ def worker_name(kind: str, number: int) -> str:
 def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
     """Parse `--scale llm=6`. Raises WrongUsage."""
     kinds = kinds_of(registry)
-    found = {}
+    scale = {}
     for text in texts:
         kind, _, number = text.partition("=")
         if kind not in kinds:
             raise WrongUsage(f"--scale {text}: there is no {kind!r} among {', '.join(kinds)}")
         if not (number.isascii() and number.isdigit() and int(number) <= MAX_PROCESSES):
             raise WrongUsage(f"--scale {text}: write {kind}=N, with N from 0 to {MAX_PROCESSES}")
-        found[kind] = int(number)
-    return found
+        scale[kind] = int(number)
+    return scale
 
 
 def kinds_of(registry: Registry) -> list[str]:

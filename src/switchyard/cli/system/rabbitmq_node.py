@@ -326,8 +326,8 @@ class LocalNode:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with direct.open(request, timeout=5) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
+                values: dict[str, Any] = json.load(answer)
+                return values
         except (OSError, ValueError):
             return None
 

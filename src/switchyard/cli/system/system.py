@@ -26,11 +26,11 @@ def show(as_json: JsonOption = False) -> None:
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
-    found = run(_read_ids(settings))
+    ids = run(_read_ids(settings))
     if as_json:
-        print_json(found)
+        print_json(ids)
     else:
-        print_rows(found.items())
+        print_rows(ids.items())
 
 
 @app.command()
@@ -46,9 +46,9 @@ def adopt(yes: YesOption = False) -> None:
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
-    found = run(_read_ids(settings))
+    ids = run(_read_ids(settings))
     if not yes and not run(_is_settled(settings)):
-        print_rows(found.items())
+        print_rows(ids.items())
         confirm("Does the broker belong to this ledger from now on?", abort=True)
 
     async def work() -> None:
@@ -57,7 +57,7 @@ def adopt(yes: YesOption = False) -> None:
             await claim_places(settings, ledger, take=True)
 
     run(work())
-    echo(f"Broker, file storage and index are of the system {found['system']}.")
+    echo(f"Broker, file storage and index are of the system {ids['system']}.")
 
 
 async def _is_settled(settings: Settings) -> bool:

@@ -228,5 +228,5 @@ def _print_table(differences: list[Difference]) -> None:
 
 def _advice(differences: Iterable[Difference]) -> list[str]:
     """Return each piece of advice once, as a line."""
-    found = dict.fromkeys(each.advice for each in differences if each.advice)
-    return [f"{text[:1].upper()}{text[1:]}." for text in found]
+    advices = dict.fromkeys(each.advice for each in differences if each.advice)
+    return [f"{text[:1].upper()}{text[1:]}." for text in advices]

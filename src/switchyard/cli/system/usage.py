@@ -32,33 +32,33 @@ def usage(as_json: JsonOption = False) -> None:
     whole ledger file and lists all files, which takes a while where these are large.
     """
     quiet_logs()
-    found = run(_usage(load_settings(), as_json=as_json))
+    system_usage = run(_usage(load_settings(), as_json=as_json))
     if not as_json:
-        _show(found)
+        _show(system_usage)
 
 
 async def _usage(settings: Settings, *, as_json: bool) -> SystemUsage:
     from switchyard.services.engine.monitoring.usage import measure_usage
 
     async with open_ledger(settings) as ledger:
-        found = await measure_usage(settings, ledger, timeout=None)
+        system_usage = await measure_usage(settings, ledger, timeout=None)
     if as_json:
         from switchyard.api.models.service import UsageView
 
-        print_json(UsageView.model_validate(found))
-    return found
+        print_json(UsageView.model_validate(system_usage))
+    return system_usage
 
 
-def _show(found: SystemUsage) -> None:
+def _show(system_usage: SystemUsage) -> None:
     rows = table(
         "WHAT", "NUMBER", "SIZE", "SINCE", "LAST DAY", right=("NUMBER", "SIZE", "SINCE", "LAST DAY")
     )
-    if found.ledger is not None:
-        free = found.ledger.free_bytes
-        add_row(rows, "ledger", "", size_in_words(found.ledger.bytes), "", "")
+    if system_usage.ledger is not None:
+        free = system_usage.ledger.free_bytes
+        add_row(rows, "ledger", "", size_in_words(system_usage.ledger.bytes), "", "")
         if free:
             add_row(rows, "  free, to be used again", "", size_in_words(free), "", "")
-        for each in found.ledger.tables:
+        for each in system_usage.ledger.tables:
             if each.rows:
                 lately = each.rows_of_last_day
                 add_row(
@@ -69,10 +69,13 @@ def _show(found: SystemUsage) -> None:
                     "" if each.since is None else age(each.since),
                     "" if lately is None else f"{lately:,}",
                 )
-    if found.files is not None:
-        number, size = sum(each.files for each in found.files), sum(e.bytes for e in found.files)
+    if system_usage.files is not None:
+        number, size = (
+            sum(each.files for each in system_usage.files),
+            sum(e.bytes for e in system_usage.files),
+        )
         add_row(rows, "files", f"{number:,}", size_in_words(size), "", "")
-        for kind in found.files:
+        for kind in system_usage.files:
             add_row(
                 rows,
                 cell(f"  {kind.kind}"),
@@ -81,16 +84,16 @@ def _show(found: SystemUsage) -> None:
                 "" if kind.since is None else age(kind.since),
                 size_in_words(kind.bytes_of_last_day),
             )
-    if found.index_bytes is not None:
-        add_row(rows, "index", "", size_in_words(found.index_bytes), "", "")
-    if found.queues is not None:
-        full = [each for each in found.queues if each.messages]
+    if system_usage.index_bytes is not None:
+        add_row(rows, "index", "", size_in_words(system_usage.index_bytes), "", "")
+    if system_usage.queues is not None:
+        full = [each for each in system_usage.queues if each.messages]
         messages, total = sum(each.messages for each in full), sum(each.bytes for each in full)
         add_row(rows, "queues", f"{messages:,}", size_in_words(total), "", "")
         for queue in full[:_SHOWN_QUEUES]:
             room = size_in_words(queue.bytes)
             add_row(rows, cell(f"  {queue.name}"), f"{queue.messages:,}", room, "", "")
     console().print(rows)
-    for part, why in found.missing.items():
+    for part, why in system_usage.missing.items():
         echo(f"{part}: not measured: {why}", err=True)
     say("`jobctl prune --dry-run` counts what is old enough to be removed.")

@@ -21,7 +21,7 @@ VHOST = "switchyard"
 
 
 @contextmanager
-def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
+def temporary_vhost(broker: FoundBroker, name: str) -> Iterator[str | None]:
     """Create a virtual host, removed at the end, and return its AMQP address; None if we may not
     create one.
 
@@ -29,18 +29,18 @@ def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
     """
     from switchyard.broker.addresses import with_vhost
 
-    if run(has_vhost(found, name)):
+    if run(has_vhost(broker, name)):
         name = f"{name}-{secrets.token_hex(3)}"
-    if not run(make_vhost(found, name)):
+    if not run(make_vhost(broker, name)):
         yield None
         return
     try:
-        yield with_vhost(found.amqp_url, name)
+        yield with_vhost(broker.amqp_url, name)
     finally:
-        run(_remove(found, name))
+        run(_remove(broker, name))
 
 
-async def own_vhost(found: FoundBroker, settings: Settings) -> str:
+async def own_vhost(broker: FoundBroker, settings: Settings) -> str:
     """Return the AMQP address of the virtual host of the ledger's system, on a broker that others
     may use as well; creates it, and the ledger, if missing.
 
@@ -61,52 +61,52 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
         system = await ledger.system.system()
         has_jobs = bool((await ledger.job_reads.list_jobs(JobFilter(), limit=1)).items)
     own = f"{VHOST}-{system.id}"
-    if not await has_vhost(found, own):
+    if not await has_vhost(broker, own):
         try:
-            async with connected(with_vhost(found.amqp_url, VHOST), "jobctl") as connection:
+            async with connected(with_vhost(broker.amqp_url, VHOST), "jobctl") as connection:
                 with raising_broker_unavailable("can't ask whose broker it is"):
                     mark = await read_mark(underlying(connection))
         except BrokerUnavailable:
             pass  # there is none
         else:
             if mark.id == system.id if mark is not None else has_jobs:
-                return await permanent_vhost(found, VHOST)
-    return await permanent_vhost(found, own)
+                return await permanent_vhost(broker, VHOST)
+    return await permanent_vhost(broker, own)
 
 
-async def has_vhost(found: FoundBroker, name: str) -> bool:
+async def has_vhost(broker: FoundBroker, name: str) -> bool:
     """Tell whether the broker has a virtual host of that name that we may see."""
     from switchyard.broker.errors import ManagementForbidden
 
-    async with _management(found, name) as client:
+    async with _management(broker, name) as client:
         try:
             return await client.has_vhost()
         except ManagementForbidden:
             return False
 
 
-async def permanent_vhost(found: FoundBroker, name: str) -> str:
+async def permanent_vhost(broker: FoundBroker, name: str) -> str:
     """Return the AMQP address of the virtual host of that name; creates it if missing.
 
     Raises CommandFailed when this user may not make it.
     """
     from switchyard.broker.addresses import with_vhost
 
-    if not await make_vhost(found, name):
+    if not await make_vhost(broker, name):
         raise CommandFailed(
-            f"{found.what} does not let us make the virtual host {name!r}: "
+            f"{broker.what} does not let us make the virtual host {name!r}: "
             "set JOBS_AMQP_URL to one that may be used"
         )
-    return with_vhost(found.amqp_url, name)
+    return with_vhost(broker.amqp_url, name)
 
 
-async def make_vhost(found: FoundBroker, name: str) -> bool:
+async def make_vhost(broker: FoundBroker, name: str) -> bool:
     """Create a virtual host and give our user all permissions in it; False if we may not."""
     from switchyard.broker.addresses import nodes_of
     from switchyard.broker.errors import ManagementForbidden
 
-    user = unquote(urlsplit(nodes_of(found.amqp_url)[0]).username or "guest")
-    async with _management(found, name) as client:
+    user = unquote(urlsplit(nodes_of(broker.amqp_url)[0]).username or "guest")
+    async with _management(broker, name) as client:
         try:
             await client.put_vhost(user)
         except ManagementForbidden:
@@ -114,15 +114,15 @@ async def make_vhost(found: FoundBroker, name: str) -> bool:
     return True
 
 
-async def _remove(found: FoundBroker, name: str) -> None:
+async def _remove(broker: FoundBroker, name: str) -> None:
     from switchyard.broker.errors import ManagementError
 
-    async with _management(found, name) as client:
+    async with _management(broker, name) as client:
         with suppress(ManagementError):  # the broker has stopped already, and the vhost with it
             await client.delete_vhost()
 
 
-def _management(found: FoundBroker, name: str) -> ManagementClient:
+def _management(broker: FoundBroker, name: str) -> ManagementClient:
     from switchyard.broker.management.client import ManagementClient
 
-    return ManagementClient(found.management_url, name)
+    return ManagementClient(broker.management_url, name)

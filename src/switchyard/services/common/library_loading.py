@@ -34,5 +34,5 @@ async def load(*modules: str, by: Callable[[], object] | None = None) -> None:
 def is_loaded(module: str) -> bool:
     """Tell whether importing a module returns at once. While one thread imports it, another one
     waits."""
-    found = sys.modules.get(module)
-    return found is not None and not getattr(found.__spec__, "_initializing", False)
+    library = sys.modules.get(module)
+    return library is not None and not getattr(library.__spec__, "_initializing", False)

@@ -17,5 +17,5 @@ def valid_traceparent(value: str | None) -> str | None:
 
 def trace_id_of(traceparent: str | None) -> str | None:
     """Return the trace id of a traceparent: 32 hexadecimal digits; None if it is invalid."""
-    found = _TRACEPARENT.fullmatch(traceparent or "")
-    return found[1] if found else None
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    return match[1] if match else None

@@ -276,7 +276,7 @@ def _exporter() -> Any:
     """Return the exporter that OTEL_TRACES_EXPORTER names; it reads its own variables."""
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     name = "otlp_proto_http" if name == "otlp" else name
-    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
-    if found is None:
+    entry_point = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if entry_point is None:
         raise ValueError(f"OTEL_TRACES_EXPORTER={name[:50]}: no such exporter is installed")
-    return found.load()()
+    return entry_point.load()()

@@ -150,8 +150,8 @@ async def check_input(
 
     number = 0
     lines = raw_lines(storage, input_key(batch.input_file_id))
-    async with aclosing(lines) as found:  # type: ignore[type-var]
-        async for raw, end in found:
+    async with aclosing(lines) as open_lines:  # type: ignore[type-var]
+        async for raw, end in open_lines:
             number += 1
             if number > MAX_REQUESTS:
                 complain("too_many_tasks", f"at most {MAX_REQUESTS:,} lines", None, None)
@@ -207,8 +207,8 @@ class BatchInputSource(Source):
         start, number = (cursor["byte"], cursor["line"]) if cursor else (0, 0)
         try:
             lines = raw_lines(self.context.storage, input_key(batch.input_file_id), start=start)
-            async with aclosing(lines) as found:  # type: ignore[type-var]
-                async for raw, end in found:
+            async with aclosing(lines) as open_lines:  # type: ignore[type-var]
+                async for raw, end in open_lines:
                     number += 1
                     if raw is not None and not raw.strip():
                         continue

@@ -220,8 +220,8 @@ class OpenAiBatches:
 
     async def batches(self, owner: str, *, after: str | None, limit: int) -> list[OpenAiBatch]:
         """Return batches of that owner, newest first; with `after`, those that follow that one."""
-        found = await self._repository.list_batches(owner, after=after, limit=limit)
-        return [await self.counted(each) for each in found]
+        records = await self._repository.list_batches(owner, after=after, limit=limit)
+        return [await self.counted(each) for each in records]
 
     async def counted(self, batch: OpenAiBatch) -> OpenAiBatch:
         """Return the batch with its requests counted, where they have not all ended."""
@@ -452,8 +452,8 @@ class OpenAiBatches:
         group: list[BatchLine] = []
         number = 0
         lines = raw_lines(self._storage, input_key(batch.input_file_id))
-        async with aclosing(lines) as found:  # type: ignore[type-var]
-            async for raw, end in found:
+        async with aclosing(lines) as open_lines:  # type: ignore[type-var]
+            async for raw, end in open_lines:
                 number += 1
                 if raw is not None and not raw.strip():
                     continue

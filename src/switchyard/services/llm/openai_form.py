@@ -94,19 +94,19 @@ def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
 
 def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
     """Return the server's vectors as OpenAI's API has them; packed, as 32-bit floats in base64."""
-    found = result.result or {}
-    completion = found.get("completion") or {}
+    answer = result.result or {}
+    completion = answer.get("completion") or {}
     data = []
     for place, item in enumerate(completion.get("data", ())):
         vector = item["embedding"]
         if is_packed:
             vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         data.append({"object": "embedding", "index": place, **item, "embedding": vector})
-    tokens = found.get("usage", {}).get("prompt_tokens", 0)
+    tokens = answer.get("usage", {}).get("prompt_tokens", 0)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {
         "object": "list",
-        "model": found.get("model"),
+        "model": answer.get("model"),
         "usage": usage,
         **completion,
         "data": data,

@@ -51,9 +51,9 @@ async def probe_server(server: LlmServer, timeout: float) -> ServerProbe:
     probe = ServerProbe()
     await _probe_text(server, timeout, probe)
     for form in SCHEMA_FORMATS if server.schema_format is None else (server.schema_format,):
-        found = await _probe_schema(server.model_copy(update={"schema_format": form}), timeout)
-        probe.findings[f"schema as {form}"] = found or "fits"
-        if found is None:
+        result = await _probe_schema(server.model_copy(update={"schema_format": form}), timeout)
+        probe.findings[f"schema as {form}"] = result or "fits"
+        if result is None:
             probe.settings["schema"] = form
             break
     probe.findings["pictures"] = await _probe_picture(server, timeout)

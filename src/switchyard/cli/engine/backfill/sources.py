@@ -285,7 +285,7 @@ def _require_file(path: Path) -> None:
 def _pairs(texts: list[str] | None, option: str) -> dict[str, Any]:
     """Parse `NAME=VALUE` options: a value is read as JSON, else as text. Numbers and booleans stay
     text, for the source to read: `123` may be a name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts or ():
         name, equals, raw = text.partition("=")
         if not equals or not name:
@@ -294,5 +294,5 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, Any]:
             value = json.loads(raw)
         except ValueError:
             value = raw
-        found[name] = raw if isinstance(value, int | float) else value
-    return found
+        values[name] = raw if isinstance(value, int | float) else value
+    return values

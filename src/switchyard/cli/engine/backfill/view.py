@@ -167,8 +167,8 @@ def redrive_command(progress: BackfillProgress) -> str:
 
 
 def _plain_jobs(jobs: Any) -> str:
-    found = [f"{jobs[_state(name)]:,} {name}" for name in STATE_ORDER if jobs.get(_state(name))]
-    return ", ".join(found)
+    parts = [f"{jobs[_state(name)]:,} {name}" for name in STATE_ORDER if jobs.get(_state(name))]
+    return ", ".join(parts)
 
 
 def _jobs(progress: BackfillProgress) -> list[tuple[str, int]]:

@@ -132,15 +132,15 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
             page = await ledger.bulk.list_bulk(*view.kinds, limit=limit)
             return [await _read(view, ledger, registry, each) for each in page.items]
 
-    found = run(read())
+    operations = run(read())
     if as_json:
-        print_json([view.public(each) for each in found])
+        print_json([view.public(each) for each in operations])
         return
-    if not found:
+    if not operations:
         say(view.none)
         return
     rows = table(*view.columns, flexible=("WHAT", "WHY"), right=view.right)
-    for each in found:
+    for each in operations:
         add_row(rows, *view.row(each))
     console().print(rows)
 

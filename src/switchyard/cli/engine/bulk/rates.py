@@ -38,15 +38,15 @@ def per_second_of(text: str) -> float:
     number, slash, unit = text.partition("/")
     seconds = None if slash and not unit else UNITS.get(unit)
     try:
-        found = float(number)
+        rate = float(number)
     except ValueError:
-        found = 0
-    if seconds is None or not MIN_RATE <= found / seconds <= MAX_RATE:
+        rate = 0
+    if seconds is None or not MIN_RATE <= rate / seconds <= MAX_RATE:
         raise WrongUsage(
             f"--rate {text!r}: write it as 50/s, 100/m or 20/h; at least 4/h, at most "
             f"{MAX_RATE:,}/s"
         )
-    return found / seconds
+    return rate / seconds
 
 
 def optional_rate(text: str | None) -> float | None:

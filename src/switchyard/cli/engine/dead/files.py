@@ -155,15 +155,15 @@ def _read(file: str) -> list[StoredLetter]:
 
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
-            found = []
+            letters = []
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
                 try:
-                    found.append(parse_line(line))
+                    letters.append(parse_line(line))
                 except InvalidLine as error:
                     raise CommandFailed(f"line {number}: {error}; nothing was imported") from error
-            return found
+            return letters
     except OSError as error:
         raise CommandFailed(unreadable(file, error)) from error
 

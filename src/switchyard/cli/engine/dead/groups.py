@@ -75,14 +75,14 @@ def groups(
             )
 
     settings = load_settings()
-    found = run(read(settings, load_registry(settings)))
+    dead_groups = run(read(settings, load_registry(settings)))
     from switchyard.api.views.dead import view_group
 
-    described = [view_group(group) for group in found]
+    described = [view_group(group) for group in dead_groups]
     if as_json:
         print_json(described)
         return
-    if not found:
+    if not dead_groups:
         say("No dead letters." if state == "waiting" else f"No dead letters ({state}).")
         return
     screen = console()
@@ -90,14 +90,14 @@ def groups(
     say("One of them: `jobctl dead list --group GROUP`; back: `jobctl dead redrive --group GROUP`.")
 
 
-def groups_table(found: Sequence[DeadGroupView], width: int) -> Table:
+def groups_table(dead_groups: Sequence[DeadGroupView], width: int) -> Table:
     """Show the groups on a terminal of that many columns. What is left out on a narrow one is the
     bar, the first time and the reason where an error says more: the cause is what one looks for."""
     if width < WIDE_COLUMNS:
         rows = table(
             "GROUP", "COUNT", "LAST", "CAUSE", flexible=("CAUSE",), right=("COUNT", "LAST")
         )
-        for group in found:
+        for group in dead_groups:
             cause = error_of(group) or group.reason
             last, number = _age(group.last_at), f"{group.count:,}"
             what = f"{group.job_type}: {cause}" if group.job_type else cause
@@ -107,7 +107,7 @@ def groups_table(found: Sequence[DeadGroupView], width: int) -> Table:
         "GROUP", "COUNT", "FIRST", "LAST", "24 H", "JOB", "REASON", "ERROR",
         flexible=("JOB", "ERROR"), right=("COUNT", "FIRST", "LAST"),
     )  # fmt: skip
-    for group in found:
+    for group in dead_groups:
         add_row(
             rows,
             group.group,

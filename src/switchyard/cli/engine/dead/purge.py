@@ -120,10 +120,10 @@ async def _purge(
         await bring_up_to_date(settings, ledger, registry)
         which = await with_full_ids(ledger, which)
         if dry_run or not yes:
-            found = await count_letters(settings, ledger, which, wait_aloud())
-            if dry_run or not found.purged:
-                return found, None
-            confirm_letters("purge", found.purged, which)
+            count = await count_letters(settings, ledger, which, wait_aloud())
+            if dry_run or not count.purged:
+                return count, None
+            confirm_letters("purge", count.purged, which)
         operation = await run_here(
             ledger,
             [PurgeHandler(settings, ledger)],

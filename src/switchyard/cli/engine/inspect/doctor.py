@@ -31,24 +31,24 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     quiet_logs("error")
     settings = load_settings()
     require_broker(settings)
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
 
     async def check() -> None:
         async for each in diagnose(settings, include or (), on_demand=True):
-            found.append(each)
+            diagnostics.append(each)
             if not as_json:
                 _print(each)
 
     run(check())
     if as_json:
-        print_json([asdict(each) for each in found])
-    wrong = [each for each in found if each.status == "wrong"]
+        print_json([asdict(each) for each in diagnostics])
+    wrong = [each for each in diagnostics if each.status == "wrong"]
     if wrong:
         names = ", ".join(each.name for each in wrong)
-        raise CommandFailed(f"{len(wrong)} of {len(found)} checks failed: {names}")
+        raise CommandFailed(f"{len(wrong)} of {len(diagnostics)} checks failed: {names}")
     if as_json:
         return
-    if odd := [each.name for each in found if each.status == "warning"]:
+    if odd := [each.name for each in diagnostics if each.status == "warning"]:
         echo(f"Nothing is wrong; worth a look: {', '.join(odd)}.")
     else:
         echo("Everything is as it must be.")

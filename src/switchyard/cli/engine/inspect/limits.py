@@ -37,13 +37,13 @@ def limits(
         async with open_ledger(settings) as ledger:
             return await ledger.limits.limit_reports()
 
-    found = [each for each in run(read(load_settings())) if each.waiting or not waiting]
+    reports = [each for each in run(read(load_settings())) if each.waiting or not waiting]
     if as_json:
         from switchyard.api.views.system import view_limit
 
-        print_json([view_limit(each) for each in found])
+        print_json([view_limit(each) for each in reports])
         return
-    if not found:
+    if not reports:
         say(
             "No job waits for a limit."
             if waiting
@@ -60,7 +60,7 @@ def limits(
         "NEXT ROOM",
         flexible=("LIMIT", "KEY"),
     )
-    for each in found:
+    for each in reports:
         add_row(
             rows,
             cell(each.name),

@@ -42,11 +42,11 @@ def workers(
 
     async def read(settings: Settings) -> tuple[list[WorkerRecord], list[SentOnReport], float]:
         async with open_ledger(settings) as ledger:
-            found, lacking = await ledger.workers.list_workers(), await ledger.workers.lacking()
-            return found, lacking, ledger.clock.time()
+            records, lacking = await ledger.workers.list_workers(), await ledger.workers.lacking()
+            return records, lacking, ledger.clock.time()
 
-    found, lacking, now = run(read(settings))
-    listed = [worker for worker in found if everything or is_current(worker, now)]
+    worker_list, lacking, now = run(read(settings))
+    listed = [worker for worker in worker_list if everything or is_current(worker, now)]
     views = view_workers(listed, lacking, takeover_after=settings.takeover_after, now=now)
     if as_json:
         print_json(views)

@@ -143,16 +143,16 @@ async def _list(settings: Settings, *, ended: bool, limit: int, as_json: bool) -
     from switchyard.api.views.pauses import view_pauses
 
     async with open_ledger(settings) as ledger:
-        found = await view_pauses(ledger, ended=ended, limit=limit)
+        pauses = await view_pauses(ledger, ended=ended, limit=limit)
     if as_json:
-        print_json(found.pauses)
+        print_json(pauses.pauses)
         return
-    if not found.pauses:
+    if not pauses.pauses:
         say("No pause has ended within 90 days." if ended else "Nothing is paused.")
         return
     last = "ENDED" if ended else "UNTIL"
     rows = table("ID", "PAUSED", "BY", "SINCE", last, "JOBS", "REASON", flexible=("REASON",))
-    for each in found.pauses:
+    for each in pauses.pauses:
         ends = each.ended_at or each.ends_at if ended else each.ends_at
         add_row(
             rows,

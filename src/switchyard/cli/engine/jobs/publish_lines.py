@@ -226,10 +226,10 @@ async def _ends_of_pipelines(
     """Return how each line's pipeline has ended: as the first of its jobs that did not succeed."""
     from switchyard.services.engine.records.states import State
 
-    found = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)
+    pipelines = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)
     return {
         job_id: next(
-            (each.state for each in found[job_id] if each.state is not State.SUCCEEDED),
+            (each.state for each in pipelines[job_id] if each.state is not State.SUCCEEDED),
             State.SUCCEEDED,
         )
         for job_id in account.ids

@@ -182,8 +182,8 @@ async def _wait_for_pipeline(options: PublishOptions, ledger: Ledger, published:
     from switchyard.cli.base.waiting import wait_for_pipelines
     from switchyard.services.engine.records.states import State
 
-    found = await wait_for_pipelines(ledger, [published.job_id], timeout=options.timeout)
-    jobs = found[published.job_id]
+    pipelines = await wait_for_pipelines(ledger, [published.job_id], timeout=options.timeout)
+    jobs = pipelines[published.job_id]
     if options.as_json:
         from switchyard.api.views.jobs import view_ended_job
 

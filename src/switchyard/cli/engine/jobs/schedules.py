@@ -48,17 +48,17 @@ app = typer.Typer(
 @app.command("list")
 def list_schedules(as_json: JsonOption = False) -> None:
     """List schedules, with the next due time and the result of the last one."""
-    found = _with_book(None, lambda book: book.all())
+    schedules = _with_book(None, lambda book: book.all())
     if as_json:
         from switchyard.api.views.system import view_schedule
 
-        print_json([view_schedule(record, last) for record, last in found])
+        print_json([view_schedule(record, last) for record, last in schedules])
         return
-    if not found:
+    if not schedules:
         say("No schedules: `jobctl schedules add NAME CRON JOB`, or a file at JOBS_SCHEDULES.")
         return
     rows = table("NAME", "CRON", "ZONE", "JOB", "NEXT", "LAST", "FROM", flexible=("JOB",))
-    for record, last in found:
+    for record, last in schedules:
         add_row(
             rows,
             cell(record.name),
@@ -202,17 +202,17 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """List the results of a schedule's due times, newest first."""
-    found = _with_book(None, lambda book: book.history(name, limit))
+    firings = _with_book(None, lambda book: book.history(name, limit))
     if as_json:
         from switchyard.api.views.system import view_firing
 
-        print_json([view_firing(each) for each in found])
+        print_json([view_firing(each) for each in firings])
         return
-    if not found:
+    if not firings:
         say(f"{name} has not been due yet.")
         return
     rows = table("DUE", "OUTCOME", "TIMES", "JOB", "NOTE", flexible=("NOTE",))
-    for each in found:
+    for each in firings:
         add_row(
             rows,
             format_local(each.due_at),

@@ -129,14 +129,14 @@ def _fit(charset: Charset, sample: bytes) -> float:
         text = charset.decoder("strict")(sample, False)
     except UnicodeDecodeError:
         return -1.0
-    found = list(_FOREIGN_CHAR.finditer(text))[:_SAMPLE_CHARACTERS]
-    if not found:
+    matches = list(_FOREIGN_CHAR.finditer(text))[:_SAMPLE_CHARACTERS]
+    if not matches:
         return -1.0
     if charset.name not in _USUAL:
         return 1.0  # nobody declares it by mistake
     usual = _USUAL[charset.name]
     text = f"  {text} "
-    return sum(_weight(text, at.start() + 2, charset.name, usual) for at in found) / len(found)
+    return sum(_weight(text, at.start() + 2, charset.name, usual) for at in matches) / len(matches)
 
 
 def _weight(text: str, at: int, charset: str, usual: str) -> float:

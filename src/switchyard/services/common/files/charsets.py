@@ -121,15 +121,15 @@ def charset_named(label: str | None) -> Charset | None:
 
 def charset_of(content_type: str | None) -> Charset | None:
     """Return the encoding that a Content-Type names; None if it names none that browsers know."""
-    found = _PARAMETER.search(content_type or "")
-    return charset_named(found[1]) if found else None
+    match = _PARAMETER.search(content_type or "")
+    return charset_named(match[1]) if match else None
 
 
 def evident_charset(data: bytes) -> Charset | None:
     """Return the encoding that a byte order mark shows, or UTF-16 without one, by the first
     BEGINNING_BYTES."""
-    found = next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
-    return found or _unmarked_utf16(data[:BEGINNING_BYTES])
+    charset = next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
+    return charset or _unmarked_utf16(data[:BEGINNING_BYTES])
 
 
 def _unmarked_utf16(head: bytes) -> Charset | None:
@@ -161,13 +161,13 @@ def _is_utf8(data: bytes, declared: Charset | None) -> bool:
     if first is None:  # ASCII; and UTF-16 has NULs
         return declared in READABLE_AS and b"\0" not in data and declared != _X_USER_DEFINED
     piece = data[first.start() : first.start() + _EVIDENT_BYTES]
-    found = [len(each) for each in _SEQUENCE.findall(piece)]
-    strays = len(_FOREIGN_BYTE.findall(piece)) - sum(found)
+    lengths = [len(each) for each in _SEQUENCE.findall(piece)]
+    strays = len(_FOREIGN_BYTE.findall(piece)) - sum(lengths)
     if len(piece) == _EVIDENT_BYTES or data.endswith(piece[-4:]):
         strays -= _cut_bytes(piece)
     is_doubtful = declared is not None and declared.name in _MULTI_BYTE
     least = _MIN_EVIDENCE if is_doubtful else 1
-    return sum(found) - len(found) >= least and strays <= _MOST_STRAYS * len(found)
+    return sum(lengths) - len(lengths) >= least and strays <= _MOST_STRAYS * len(lengths)
 
 
 def _cut_bytes(piece: bytes) -> int:
@@ -188,9 +188,9 @@ def charset_in(data: bytes) -> Charset | None:
     declared = _XML.match(head)
     labels = [declared[1].decode("ascii")] if declared else []
     for label in (*labels, *_meta_labels(_COMMENT.sub(b"", head))):
-        found = charset_named(label)
-        if found is not None:
-            return READABLE_AS.get(found, found)
+        charset = charset_named(label)
+        if charset is not None:
+            return READABLE_AS.get(charset, charset)
     return None
 
 
@@ -210,9 +210,9 @@ def _meta_labels(head: bytes) -> Iterator[str]:
         if "charset" in attributes:
             yield attributes["charset"]
         elif attributes.get("http-equiv", "").strip().lower() == "content-type":
-            found = _PARAMETER.search(attributes.get("content", ""))
-            if found:
-                yield found[1]
+            match = _PARAMETER.search(attributes.get("content", ""))
+            if match:
+                yield match[1]
 
 
 def _without_mark(decode_piece: Callable[[bytes, bool], str]) -> Callable[[bytes, bool], str]:
@@ -250,13 +250,13 @@ def _table(name: str) -> str:
     as the standard has it; U+FFFE stands for none."""
     encoding = _encoding_of(name)
     python = encoding.codec_info.decode
-    found = [python(bytes([byte]), "replace")[0] for byte in range(256)]
-    for byte, char in enumerate(found):
+    chars = [python(bytes([byte]), "replace")[0] for byte in range(256)]
+    for byte, char in enumerate(chars):
         if char == "\ufffd":
-            found[byte] = chr(byte) if 0x80 <= byte < 0xA0 else "\ufffe"
+            chars[byte] = chr(byte) if 0x80 <= byte < 0xA0 else "\ufffe"
     for byte, char in _CHANGES.get(name, {}).items():
-        found[byte] = char
-    return "".join(found)
+        chars[byte] = char
+    return "".join(chars)
 
 
 def _mended(error: UnicodeError) -> tuple[str, int] | None:

@@ -109,10 +109,10 @@ class FileDirectory:
     def stat(self, key: str) -> StoredFile:
         """Return size and time of a file."""
         with _as_missing():
-            found = (self.root / key).stat()
-        if not S_ISREG(found.st_mode):
+            status = (self.root / key).stat()
+        if not S_ISREG(status.st_mode):
             raise FileNotFoundError(key)
-        return _stored(key, found)
+        return _stored(key, status)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another key, replacing what is there."""
@@ -144,8 +144,8 @@ class FileDirectory:
                         folders.append(key)
                         continue
                     with suppress(FileNotFoundError):
-                        if S_ISREG((found := entry.stat()).st_mode):
-                            batch.append(_stored(key, found))
+                        if S_ISREG((status := entry.stat()).st_mode):
+                            batch.append(_stored(key, status))
                     if len(batch) >= MAX_BATCH_FILES:
                         yield batch
                         batch = []
@@ -161,8 +161,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _stored(key: str, found: os.stat_result) -> StoredFile:
-    return StoredFile(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+def _stored(key: str, status: os.stat_result) -> StoredFile:
+    return StoredFile(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 
 
 @contextmanager

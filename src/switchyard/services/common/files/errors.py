@@ -106,10 +106,10 @@ def trouble(error: Exception) -> str:
     text = str(error)
     if is_without_bucket(error):
         return "has no bucket or container there"
-    found = next((match.group(1) for code in _CODES if (match := code.search(text))), None)
+    code_text = next((match.group(1) for code in _CODES if (match := code.search(text))), None)
     if is_refusal(error):
-        return "refuses access" + (f" ({found})" if found else "")
-    return "does not answer" + (f" as it should ({found})" if found else "")
+        return "refuses access" + (f" ({code_text})" if code_text else "")
+    return "does not answer" + (f" as it should ({code_text})" if code_text else "")
 
 
 def away(url: str, error: Exception) -> StorageUnavailable:

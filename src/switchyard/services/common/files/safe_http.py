@@ -114,8 +114,8 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a name, as the system resolves it."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +131,15 @@ class SsrfGuard:
         """Return a checked address of that name. Raises NotPublic if any of its addresses is not on
         the open internet: there is no honest reason for a mixture."""
         try:
-            found = await self.resolve(host, port)
+            addresses = await self.resolve(host, port)
         except (OSError, UnicodeError) as error:
             raise FetchFailed(f"the name {host!r} can't be resolved") from error
-        for address in found if (host, port) not in self.trusted else ():
+        for address in addresses if (host, port) not in self.trusted else ():
             if not self.is_allowed(ipaddress.ip_address(address)):
                 raise NotPublic(f"{host!r} is not an address of the open internet")
-        if not found:
+        if not addresses:
             raise FetchFailed(f"the name {host!r} has no address")
-        return found[0]
+        return addresses[0]
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):

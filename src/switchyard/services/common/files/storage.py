@@ -252,10 +252,10 @@ class Storage:
                 return await asyncio.to_thread(directory.get, key, max_bytes)
             with self._reached():
                 async with self._promptly():
-                    found = await self._store.get_async(key)
-                    if max_bytes is not None and (size := found.meta["size"]) > max_bytes:
+                    answer = await self._store.get_async(key)
+                    if max_bytes is not None and (size := answer.meta["size"]) > max_bytes:
                         raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
-                    return bytes(await found.bytes_async())
+                    return bytes(await answer.bytes_async())
         except FileNotFoundError as error:
             _not_stored(key, error)
 
@@ -272,10 +272,10 @@ class Storage:
             if stored is not None and 0 < stored.size <= start:
                 return  # stores refuse a range that is empty
             with self._reached():
-                found = await self._store.get_async(
+                answer = await self._store.get_async(
                     key, options={"range": {"offset": start}} if start else {}
                 )
-                async for part in found.stream(min_chunk_size=PART_BYTES):
+                async for part in answer.stream(min_chunk_size=PART_BYTES):
                     yield bytes(part)
         except FileNotFoundError as error:
             _not_stored(key, error)
@@ -340,8 +340,8 @@ class Storage:
         """
         below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
         if (directory := self._directory) is not None:
-            found = directory.list(below or "")
-            while (files := await asyncio.to_thread(next, found, None)) is not None:
+            listing = directory.list(below or "")
+            while (files := await asyncio.to_thread(next, listing, None)) is not None:
                 for file in files:
                     yield file
             return

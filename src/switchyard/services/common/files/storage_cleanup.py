@@ -140,8 +140,8 @@ async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
     """Return those of the pictures that their document's list of figures names."""
     pictures: dict[str, set[str]] = {}
     for stored in batch:
-        if found := _PICTURES.fullmatch(stored.key):
-            pictures.setdefault(found[1], set()).add(stored.key)
+        if match := _PICTURES.fullmatch(stored.key):
+            pictures.setdefault(match[1], set()).add(stored.key)
     listed: set[str] = set()
     for document_id, keys in pictures.items():
         try:

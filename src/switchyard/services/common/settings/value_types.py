@@ -40,13 +40,13 @@ def _ages(value: object) -> object:
     """Parse `NAME=AGE,…` into seconds by name; None stands for `off`: kept for ever."""
     if not isinstance(value, str):
         return value
-    found: dict[str, object] = {}
+    ages: dict[str, object] = {}
     for part in filter(None, (each.strip() for each in value.split(","))):
         name, _, age = (each.strip() for each in part.partition("="))
-        if not name or not age or name in found:
+        if not name or not age or name in ages:
             raise ValueError("write each name once, as NAME=AGE, such as fetch_page=7d")
-        found[name] = _off_is_none(age) and _age(age)
-    return found
+        ages[name] = _off_is_none(age) and _age(age)
+    return ages
 
 
 def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:

@@ -71,15 +71,15 @@ class _Filling:
             self._count(len(json.dumps(value, separators=(",", ":"), ensure_ascii=False)))
         return value
 
-    def _as_text(self, found: re.Match[str]) -> str:
-        if not found[1]:
-            if len(found[0]) == 1:
+    def _as_text(self, match: re.Match[str]) -> str:
+        if not match[1]:
+            if len(match[0]) == 1:
                 raise MissingField(
-                    f"{found.string!r} has a brace that names no field: write {{name}}, or "
-                    f"{found[0] * 2} for a brace"
+                    f"{match.string!r} has a brace that names no field: write {{name}}, or "
+                    f"{match[0] * 2} for a brace"
                 )
-            return found[0][0]
-        value = _look_up(found[1], self.values)
+            return match[0][0]
+        value = _look_up(match[1], self.values)
         if isinstance(value, bool):
             return "true" if value else "false"
         text = "" if value is None else str(value)

@@ -118,8 +118,8 @@ class ArchiveWriter:
     def add_file(self, name: str, path: Path) -> None:
         """Add a file as it is now. Raises InvalidBackup for too many, OSError."""
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            self._add(name, file, found.st_size, found.st_mtime)
+            status = os.fstat(file.fileno())
+            self._add(name, file, status.st_size, status.st_mtime)
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text."""
@@ -338,9 +338,9 @@ def read_facts(file: Path, *, thoroughly: bool) -> LedgerFacts:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             ledger.execute(f"PRAGMA {pragma}")
         check = "integrity_check" if thoroughly else "quick_check"
-        found = [str(row[0]) for row in ledger.execute(f"PRAGMA {check}(5)")]
-        if found != ["ok"]:
-            raise InvalidBackup(f"{LEDGER} is damaged: {'; '.join(found)[:500]}")
+        complaints = [str(row[0]) for row in ledger.execute(f"PRAGMA {check}(5)")]
+        if complaints != ["ok"]:
+            raise InvalidBackup(f"{LEDGER} is damaged: {'; '.join(complaints)[:500]}")
         schema = ledger.execute("SELECT type, name FROM sqlite_master").fetchall()
         if strange := [name for kind, name in schema if kind not in ("table", "index")]:
             raise InvalidBackup(f"{LEDGER} has a view or trigger: {strange[0]!r}")

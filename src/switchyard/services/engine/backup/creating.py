@@ -206,22 +206,22 @@ class _Links:
 def _in_order(root: Path) -> list[str]:
     """Return the keys of a directory's files. Those of the index that name others come first: of a
     version of a table that is there, all files are there, and none of them ever changes."""
-    found = [
+    keys = [
         stored.key
         for batch in FileDirectory(root).list()
         for stored in batch
         if _is_key(stored.key)
     ]
-    return sorted(found, key=lambda key: ("/_versions/" not in key, "/" not in key, key))
+    return sorted(keys, key=lambda key: ("/_versions/" not in key, "/" not in key, key))
 
 
 def _link(source: Path, target: Path) -> bool:
     """Link a file, or copy it where that can't be; False if it is gone."""
     try:
-        found = source.stat()
+        status = source.stat()
         if target.exists():
             linked = target.stat()
-            if (linked.st_size, linked.st_mtime_ns) == (found.st_size, found.st_mtime_ns):
+            if (linked.st_size, linked.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
                 return True
             target.unlink()
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -151,9 +151,9 @@ class BrokerLetterIds:
     until: float
     """The ledger's time before the look: what has died later may be there all the same."""
 
-    def lacks(self, found: DeadLetter | JobRecord) -> bool:
+    def lacks(self, record: DeadLetter | JobRecord) -> bool:
         """Tell whether the broker surely has no letter of what the ledger knew to be dead."""
-        return found.id not in self.ids and found.updated_at <= self.until
+        return record.id not in self.ids and record.updated_at <= self.until
 
 
 async def waiting_ids(

@@ -51,14 +51,14 @@ async def latest_edits(
     ledger: Ledger, *, letter_ids: Sequence[str] = (), operation_id: str | None = None
 ) -> list[LetterEdit]:
     """Return the last edit of each letter, or all of an operation. Raises NothingToUndo."""
-    found: list[LetterEdit] = []
+    latest: list[LetterEdit] = []
     for letter_id in letter_ids:
         edits = await ledger.redrives.letter_edits(letter_id=letter_id, limit=1)
         if not edits:
             raise NothingToUndo(
                 f"{letter_id} was not edited: see `jobctl dead list --state redriven`"
             )
-        found += edits
+        latest += edits
     if operation_id is not None:
         edits = await ledger.redrives.letter_edits(operation_id=operation_id, limit=1_000_000)
         if not edits:
@@ -66,8 +66,8 @@ async def latest_edits(
                 f"{operation_id} changed no letter, and only changes can be undone: "
                 f"`jobctl dead redrives show {operation_id}`; `jobctl jobs cancel ID` stops a job"
             )
-        found += edits
-    return found
+        latest += edits
+    return latest
 
 
 async def _undo(

@@ -64,17 +64,17 @@ async def claim_places(
         claim, errors = await _claimer_of(url)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
-                found = await claim(system, take)
+                mark = await claim(system, take)
         except errors as error:
             lines = str(error).splitlines() or [f"no answer within {READ_TIMEOUT:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
             away.append(what)
             continue
-        if found is not None:
+        if mark is not None:
             raise WrongStorage(
                 f"the ledger at {ledger.where} is of the system {system}, and the {what} at "
-                f"{without_credentials(url)} of the system {found}: set {setting} to a place of "
+                f"{without_credentials(url)} of the system {mark}: set {setting} to a place of "
                 "its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is gone "
                 "for good, `jobctl system adopt` gives the place to this one"
             )
@@ -113,8 +113,8 @@ async def _claimer_of(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]
 
 async def _claim_database(url: str, system: SystemRecord, take: bool) -> str | None:
     """As `_claim_storage`, for an index in PostgreSQL."""
-    found = await claim_database(url, _mark(system), take=take)
-    its_id, description = _owner(found)
+    mark = await claim_database(url, _mark(system), take=take)
+    its_id, description = _owner(mark)
     return None if its_id == system.id else description
 
 
@@ -130,20 +130,20 @@ async def _claim_storage(storage: Storage, system: SystemRecord, take: bool) -> 
         await storage.put_async(MARKER, text)
         return None
     try:
-        found = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
+        content = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
     except NotStored:
         if await storage.put_new_async(MARKER, text):
             return None
-        found = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
+        content = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
     except FileTooLarge:
-        found = b""
-    return None if (other := _owner(found))[0] == system.id else other[1]
+        content = b""
+    return None if (other := _owner(content))[0] == system.id else other[1]
 
 
 async def _claim_directory(directory: Path, system: SystemRecord, take: bool) -> str | None:
     """As `_claim_storage`, for a directory of this host."""
-    found = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark(system), take)
-    return None if (other := _owner(found))[0] == system.id else other[1]
+    mark = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark(system), take)
+    return None if (other := _owner(mark))[0] == system.id else other[1]
 
 
 def _mark_directory(marker: Path, mark: str, take: bool) -> bytes:

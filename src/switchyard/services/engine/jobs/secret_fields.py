@@ -158,15 +158,15 @@ def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
 def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
     """Whether a payload says HIDDEN in the place of a secret, as one that was copied from a page
     does."""
-    found = False
+    is_hidden = False
 
     def look(value: Any, was: Any) -> Any:
-        nonlocal found
-        found = found or value == HIDDEN
+        nonlocal is_hidden
+        is_hidden = is_hidden or value == HIDDEN
         return value
 
     _replaced(payload, _ABSENT, secrets, look)
-    return found
+    return is_hidden
 
 
 def hidden_message(body: bytes, schema_of: Callable[[str], SecretSchema | None]) -> bytes:
@@ -218,15 +218,15 @@ class Scrubber:
 def secret_texts(payload: Any, secrets: SecretSchema) -> set[str]:
     """Return the secrets of a payload as texts; without those that are too short to be looked for,
     or were hidden already."""
-    found: set[str] = set()
+    texts: set[str] = set()
 
     def collect(value: Any, was: Any) -> Any:
-        found.update(_texts(value))
+        texts.update(_texts(value))
         return value
 
     _replaced(payload, _ABSENT, secrets, collect)
-    found.discard(HIDDEN)
-    return {text for text in found if len(text) >= MIN_SCRUBBED}
+    texts.discard(HIDDEN)
+    return {text for text in texts if len(text) >= MIN_SCRUBBED}
 
 
 def moved_secrets(
@@ -292,13 +292,13 @@ def _reaching(root: Mapping[str, Any]) -> set[int]:
             if isinstance(each, Mapping | list):
                 users[id(each)].append(id(node))
                 left.append(each)
-    found: set[int] = set()
+    reaching: set[int] = set()
     while marked:
         node_id = marked.pop()
-        if node_id not in found:
-            found.add(node_id)
+        if node_id not in reaching:
+            reaching.add(node_id)
             marked.extend(users[node_id])
-    return found | {id(_UNKNOWN)}
+    return reaching | {id(_UNKNOWN)}
 
 
 _ANYTHING: dict[str, Any] = {}
@@ -443,31 +443,31 @@ class _Replacement:
         }
         is_as_long = len(items) == len(was)
         remaining = set(now)
-        found = []
+        counterparts = []
         for number, look in enumerate(now):
             is_edited = look not in alike and is_as_long and then[number] not in remaining
             if is_edited or (is_as_long and look == then[number]):
-                found.append(was[number])
+                counterparts.append(was[number])
             else:
-                found.append(meant.get(look, _ABSENT))
-        return found
+                counterparts.append(meant.get(look, _ABSENT))
+        return counterparts
 
 
 def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Return these schemas, and all that they refer to or are made of; each once."""
-    found: dict[int, dict[str, Any]] = {}
+    by_value: dict[int, dict[str, Any]] = {}
     left = list(schemas)
     while left:
         schema = left.pop()
         if isinstance(schema, list):
             left.extend(schema)
-        elif isinstance(schema, dict) and id(schema) not in found:
-            found[id(schema)] = schema
+        elif isinstance(schema, dict) and id(schema) not in by_value:
+            by_value[id(schema)] = schema
             left.extend(schema[way] for way in _WAYS if way in schema)
             left.extend(dict_in(schema.get("dependentSchemas")).values())
             if isinstance(reference := schema.get("$ref"), str):
                 left.append(_resolved(root, reference))
-    return found.values()
+    return by_value.values()
 
 
 def _may_be(value: Any, schema: Mapping[str, Any]) -> bool:

@@ -153,12 +153,12 @@ class ApiKeyRepository(Repository):
     @read
     def session_key(self, connection: Connection, token_hash: str, now: float) -> str | None:
         """Return the hash of the key that a session was begun with; None where it is over."""
-        found: str | None = connection.scalar(
+        key_hash: str | None = connection.scalar(
             select(sessions.c.key_hash).where(
                 sessions.c.token_hash == token_hash, sessions.c.expires_at > now
             )
         )
-        return found
+        return key_hash
 
     @write
     def end_session(self, connection: Connection, token_hash: str) -> None:

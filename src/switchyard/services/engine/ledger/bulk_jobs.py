@@ -44,12 +44,12 @@ class BulkJobRepository(Repository):
         """Count an operation's unfinished jobs, follow-up jobs included, up to `at_most`. The time
         depends on that number alone, not on the operation's size."""
         open_states = [state.value for state in State if state not in FINISHED]
-        found = (
+        open_jobs = (
             select(jobs.c.state)
             .where(jobs.c.operation_id == operation_id, jobs.c.state.in_(open_states))
             .limit(at_most)
         )
-        query = select(func.count()).select_from(found.subquery())
+        query = select(func.count()).select_from(open_jobs.subquery())
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def count_queued_bulk_jobs(
@@ -57,7 +57,7 @@ class BulkJobRepository(Repository):
     ) -> int:
         """Count an operation's jobs that wait in one queue, up to `at_most`."""
         waiting = [State.PENDING.value, State.PAUSED.value, State.QUEUED.value]
-        found = (
+        queued_jobs = (
             select(jobs.c.state)
             .where(
                 jobs.c.operation_id == operation_id,
@@ -67,7 +67,7 @@ class BulkJobRepository(Repository):
             )
             .limit(at_most)
         )
-        query = select(func.count()).select_from(found.subquery())
+        query = select(func.count()).select_from(queued_jobs.subquery())
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def bulk_jobs(

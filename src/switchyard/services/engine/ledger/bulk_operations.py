@@ -146,8 +146,8 @@ class BulkRepository(Repository):
         )
         if operation_id is not None:
             free = free.where(bulk_operations.c.id == operation_id)
-        found = connection.scalar(free)
-        return None if found is None else self._take(connection, found, hold)
+        free_id = connection.scalar(free)
+        return None if free_id is None else self._take(connection, free_id, hold)
 
     def _take(
         self, connection: Connection, operation_id: str, hold: BulkHold | None
@@ -202,9 +202,9 @@ class BulkRepository(Repository):
         ).one_or_none()
         if written is None:
             return None
-        found = _operation(written)
-        if state is None or found.state not in ACTIVE:
-            return found
+        operation = _operation(written)
+        if state is None or operation.state not in ACTIVE:
+            return operation
         moved = connection.execute(
             update(bulk_operations)
             .where(mine)

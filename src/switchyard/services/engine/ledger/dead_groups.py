@@ -61,8 +61,8 @@ class DeadLetterRepository(DeadLetterReads):
         )
 
         def work(connection: Connection) -> list[DeadGroup]:
-            found = connection.execute(groups).all()
-            trends: dict[str, list[int]] = {row[0]: [0] * HOURS for row in found}
+            rows = connection.execute(groups).all()
+            trends: dict[str, list[int]] = {row[0]: [0] * HOURS for row in rows}
             for fingerprint, hours, count in connection.execute(recent):
                 if fingerprint in trends:
                     trends[fingerprint][HOURS - 1 - max(0, min(int(hours), HOURS - 1))] += count
@@ -75,7 +75,7 @@ class DeadLetterRepository(DeadLetterReads):
                     tuple(trends[fingerprint]),
                     to_letter(connection.execute(samples.where(group == fingerprint)).one()),
                 )
-                for fingerprint, count, first_at, last_at in found
+                for fingerprint, count, first_at, last_at in rows
             ]
 
         return await self._database.read(work)

@@ -131,27 +131,29 @@ class DeadLetterReads(Repository):
     async def foreign_among(self, letters: Sequence[FoundLetter]) -> set[int]:
         """Return the places of letters that carry another job's id: see
         `copy_validation.is_foreign_letter`."""
-        found = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
+        contents = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
         dialect, at = self._database.dialect, self.clock.time()
 
         def work(connection: Connection) -> set[int]:
-            known = load_recorded(connection, dialect, sorted({job_id for _, job_id, _ in found}))
+            known = load_recorded(
+                connection, dialect, sorted({job_id for _, job_id, _ in contents})
+            )
 
             def foreign() -> set[int]:
                 return {
                     place
-                    for place, (letter, job_id, each) in enumerate(found)
+                    for place, (letter, job_id, each) in enumerate(contents)
                     if each is None or is_foreign_letter(letter, each, at, known.get(job_id))
                 }
 
             doubted = foreign()
-            unsure = {found[place][1] for place in doubted} & known.keys()
+            unsure = {contents[place][1] for place in doubted} & known.keys()
             if not unsure:
                 return doubted
             load_edits(connection, dialect, known, unsure)
             return foreign()
 
-        return await self._database.read(work) if found else set()
+        return await self._database.read(work) if contents else set()
 
     async def list_dead(
         self,

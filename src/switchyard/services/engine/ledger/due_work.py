@@ -40,11 +40,11 @@ class DueWorkReads(Repository):
         """Look for jobs that are due at that moment, recorded before another and not confirmed, or
         run by a worker that has been silent for so many seconds; and for what else is due. Times in
         seconds since the epoch."""
-        found = connection.execute(
+        row = connection.execute(
             _due_work(connection.dialect.name),
             {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
         ).one()
-        jobs, schedules, limits, bulk, paused = map(bool, found)
+        jobs, schedules, limits, bulk, paused = map(bool, row)
         pauses = load_pauses(connection) if paused else []
         return DueWork(jobs, schedules, limits, bulk, ActivePauses.from_records(pauses))
 

@@ -62,12 +62,12 @@ class GaugeReads(Repository):
     async def open_by_source(self, lane: str, *, sample: int) -> dict[str, int]:
         """Count a lane's jobs in flight by source, among the first `sample` of them. Raises
         LedgerUnavailable."""
-        found = (
+        sampled = (
             select(jobs.c.source)
             .where(jobs.c.state.in_(IN_FLIGHT), jobs.c.lane == lane)
             .limit(sample)
         ).subquery()
-        query = select(found.c.source, func.count()).group_by(found.c.source)
+        query = select(sampled.c.source, func.count()).group_by(sampled.c.source)
         return await self._database.read(
             lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)}
         )

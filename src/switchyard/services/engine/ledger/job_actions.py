@@ -44,14 +44,14 @@ class JobActionRepository(Repository):
             return None
         ids = sorted(job_ids)
         answers = self._writer.run(connection, [Cancel(each, now) for each in ids])
-        found: dict[str, Any] = dict(zip(ids, answers, strict=True))
+        answers_by_id: dict[str, Any] = dict(zip(ids, answers, strict=True))
         _note(
             connection,
             operation_id,
             now,
-            {each: {} for each in ids if isinstance(found[each], (Cancelled, Running))},
+            {each: {} for each in ids if isinstance(answers_by_id[each], (Cancelled, Running))},
         )
-        return found
+        return answers_by_id
 
     @write
     def move(

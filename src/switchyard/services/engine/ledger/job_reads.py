@@ -191,8 +191,8 @@ class JobReads(Repository):
     ) -> int:
         """Count the jobs that fit and are in one of the states, up to `at_most`."""
         query = _filtered(select(jobs.c.id), job_filter, self.clock.time(), self._database.dialect)
-        found = query.where(_in_states(states)).limit(at_most).subquery()
-        return connection.scalar(select(func.count()).select_from(found)) or 0
+        matching = query.where(_in_states(states)).limit(at_most).subquery()
+        return connection.scalar(select(func.count()).select_from(matching)) or 0
 
     @read
     def records(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecord]:
@@ -208,15 +208,15 @@ class JobReads(Repository):
         more than COUNT_SECONDS, they are as they were up to COUNT_REST_RATIO times as long ago.
         """
         began = time.monotonic()
-        found = _counts(connection, [state for state in State if state not in FINISHED])
+        counts = _counts(connection, [state for state in State if state not in FINISHED])
         if began >= self._count_again_at:
             self._ended = _counts(connection, sorted(FINISHED))
             ended_at = time.monotonic()
             took = ended_at - began
             self._count_again_at = ended_at + took * COUNT_REST_RATIO * (took > COUNT_SECONDS)
         for lane, numbers in self._ended.items():
-            found.setdefault(lane, {}).update(numbers)
-        return found
+            counts.setdefault(lane, {}).update(numbers)
+        return counts
 
     @read
     def running_by_worker(self, connection: Connection) -> dict[str | None, int]:
@@ -309,14 +309,14 @@ class JobReads(Repository):
             .order_by(jobs.c.created_at, jobs.c.id)
             .limit(limit)
         )
-        found: dict[str, list[JobSummary]] = {}
+        pipelines: dict[str, list[JobSummary]] = {}
         for row in connection.execute(query):
             job = _summary(row)
             if job.id in ids:
-                found.setdefault(job.id, []).insert(0, job)
+                pipelines.setdefault(job.id, []).insert(0, job)
             elif job.pipeline is not None:
-                found.setdefault(job.pipeline, []).append(job)
-        return found
+                pipelines.setdefault(job.pipeline, []).append(job)
+        return pipelines
 
     async def due_pending(
         self, older_than: float, limit: int, *, without: Collection[tuple[str, str]] = ()
@@ -483,8 +483,8 @@ def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: st
         query = query.where(ended_at - jobs.c.started_at > job_filter.slower_than)
     if job_filter.error is not None:
         texts = (jobs.c.error_type, jobs.c.error_message, jobs.c.reason)
-        found = [each.icontains(job_filter.error, autoescape=True) for each in texts]
-        query = query.where(or_(*found))
+        conditions = [each.icontains(job_filter.error, autoescape=True) for each in texts]
+        query = query.where(or_(*conditions))
     if job_filter.payload is not None:
         query = query.where(_payload_value(job_filter.payload, dialect) == job_filter.payload.value)
     return query
@@ -501,13 +501,13 @@ def _place(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[s
     return jobs.c.created_at, jobs.c.id
 
 
-def _with_tags(connection: Connection, found: Sequence[JobSummary]) -> tuple[JobSummary, ...]:
+def _with_tags(connection: Connection, summaries: Sequence[JobSummary]) -> tuple[JobSummary, ...]:
     tags: dict[str, dict[str, str]] = {}
     query = select(job_tags.c.job_id, job_tags.c.name, job_tags.c.value)
-    query = query.where(among(connection, job_tags.c.job_id, [job.id for job in found]))
+    query = query.where(among(connection, job_tags.c.job_id, [job.id for job in summaries]))
     for job_id, name, value in connection.execute(query.order_by(job_tags.c.name)):
         tags.setdefault(job_id, {})[name] = value
-    return tuple(replace(job, tags=tags.get(job.id, {})) for job in found)
+    return tuple(replace(job, tags=tags.get(job.id, {})) for job in summaries)
 
 
 def _in_states(states: Collection[State]) -> ColumnElement[bool]:
@@ -528,8 +528,8 @@ def _payload_value(payload_field: PayloadField, dialect: str) -> ColumnElement[s
             f"[{key}]" if key.isdecimal() else f'."{key}"' for key in payload_field.keys
         )
         names = "".join(f'."{key}"' for key in payload_field.keys)
-        found = func.coalesce(*(_sqlite_value(f"${path}") for path in (places, names)))
-        return case((func.json_valid(payload) == 1, found))
+        value = func.coalesce(*(_sqlite_value(f"${path}") for path in (places, names)))
+        return case((func.json_valid(payload) == 1, value))
     is_readable = ~payload.regexp_match(r"\\u(0000|[dD][89a-fA-F])")
     path = literal(list(payload_field.keys), postgresql.ARRAY(Text))
     return case((is_readable, sql_cast(payload, postgresql.JSON).op("#>>")(path)))

@@ -51,12 +51,12 @@ class JobRepository(Repository):
         same call may be made again.
         """
         answers = await self._committer.submit_many([ops.InsertJob(job) for job in batch])
-        found: list[Recorded | IdempotencyConflict] = []
+        results: list[Recorded | IdempotencyConflict] = []
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, IdempotencyConflict):
                 raise answer
-            found.append(answer)
-        return found
+            results.append(answer)
+        return results
 
     async def requeue_all(self, lane: str | None = None) -> int:
         """Make queued jobs pending again, all or those of a lane, as the broker has lost them: the
@@ -195,12 +195,12 @@ class JobRepository(Repository):
 
 def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:
     """Return the answers, or raise the first error among them."""
-    found: list[Answer] = []
+    all_answers: list[Answer] = []
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
-        found.append(answer)
-    return found
+        all_answers.append(answer)
+    return all_answers
 
 
 _RELEASED = ("job_id", "redrive", "attempt", "worker_id", "started_at", "finished_at", "outcome")

@@ -114,9 +114,9 @@ class JoinRepository(Repository):
         def work(
             connection: Connection,
         ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
-            found = connection.execute(query).all()
-            place = (found[-1].created_at, found[-1].id) if len(found) == limit else None
-            return [_joined(row) for row in found], place
+            rows = connection.execute(query).all()
+            place = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
+            return [_joined(row) for row in rows], place
 
         return await self._database.read(work)
 

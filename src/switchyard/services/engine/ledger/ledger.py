@@ -115,14 +115,14 @@ class Ledger(AsyncCloseable):
         """Check that the tables are there, and of this version or of a newer one that this program
         may still use. Raises LedgerUnavailable, LedgerMissing, SchemaOutdated, ProgramOutdated."""
         try:
-            found = await self.core.database.read(read_tables_version)
+            version = await self.core.database.read(read_tables_version)
         except LedgerMissing:
             raise
         except SchemaOutdated as error:
             raise LedgerMissing(self.core.database.where) from error
-        if found is None:
+        if version is None:
             raise LedgerMissing(self.core.database.where)
-        found.require()
+        version.require()
 
     @property
     def where(self) -> str:

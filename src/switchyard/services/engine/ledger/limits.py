@@ -134,7 +134,7 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
     waiting = select(func.count()).where(*mine).scalar_subquery()
     longest = select(limit_waits.c.tokens).where(*mine)
     longest = longest.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
-    found = []
+    reports = []
     query = select(
         limits, waiting.label("waiting"), longest.scalar_subquery().label("needs_tokens")
     )
@@ -148,7 +148,7 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
         next_room: float | None = window.wait(now, room, 1, tokens)
         if room.concurrency is not None and used >= room.concurrency:
             next_room = None
-        found.append(
+        reports.append(
             LimitReport(
                 name=row.name,
                 key=row.key,
@@ -160,4 +160,4 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
                 next_room=next_room,
             )
         )
-    return sorted(found, key=lambda each: (each.name, each.key))
+    return sorted(reports, key=lambda each: (each.name, each.key))

@@ -149,7 +149,7 @@ class PauseRepository(Repository):
     def counts(self, connection: Connection, scope: PauseScope, target: str) -> dict[State, int]:
         """Count jobs that such a pause is about and that have not ended, by state; of each state
         at most MAX_COUNTED."""
-        found: dict[State, int] = {}
+        counts: dict[State, int] = {}
         for state in sorted((WAITING | {State.RUNNING}) - {State.SCHEDULED}):
             some = (
                 select(jobs.c.id)
@@ -158,8 +158,8 @@ class PauseRepository(Repository):
             )
             number = connection.scalar(select(func.count()).select_from(some.subquery())) or 0
             if number:
-                found[state] = number
-        return found
+                counts[state] = number
+        return counts
 
     @read
     def held(self, connection: Connection, job_ids: Sequence[str]) -> set[str]:
@@ -197,26 +197,26 @@ class PauseRepository(Repository):
     def release(self, connection: Connection, limit: int) -> list[JobRecord]:
         """Make jobs `pending` that no pause holds any more, and return them: the most urgent lane
         first, then the oldest."""
-        found: list[str] = []
+        job_ids: list[str] = []
         free = ~_is_paused(connection)
         for lane in LANES:  # each by the index: there may be a million that are held still
             query = (
                 select(jobs.c.id)
                 .where(jobs.c.state == State.PAUSED, jobs.c.lane == lane.name, free)
                 .order_by(jobs.c.created_at)
-                .limit(limit - len(found))
+                .limit(limit - len(job_ids))
             )
-            found += connection.scalars(query)
-            if len(found) >= limit:
+            job_ids += connection.scalars(query)
+            if len(job_ids) >= limit:
                 break
         released = update(jobs).where(
-            among(connection, jobs.c.id, sorted(found)), jobs.c.state == State.PAUSED
+            among(connection, jobs.c.id, sorted(job_ids)), jobs.c.state == State.PAUSED
         )
         rows = connection.execute(
             released.values(state=State.PENDING, claim_id=None).returning(jobs)
         )
         records = {row.id: to_record(row) for row in rows}
-        return [records[each] for each in found if each in records]
+        return [records[each] for each in job_ids if each in records]
 
 
 def _is_paused(connection: Connection) -> ColumnElement[bool]:

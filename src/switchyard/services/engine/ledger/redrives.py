@@ -61,8 +61,8 @@ class RedriveRepository(Repository):
             f"WHERE {sql.keys_condition(dialect, 'id')} AND worker <> ''"
         )
         keys = sql.keys_parameter(dialect, job_ids)
-        found = connection.execute(query, keys)
-        return {row.id: queue_name(row.lane, row.worker) for row in found}
+        rows = connection.execute(query, keys)
+        return {row.id: queue_name(row.lane, row.worker) for row in rows}
 
     async def note_redriven(
         self,

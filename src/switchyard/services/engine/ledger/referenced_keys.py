@@ -28,16 +28,16 @@ class ReferencedKeys(Repository):
 
         Costs as much as there are such jobs and letters.
         """
-        found: set[str] = set()
+        names: set[str] = set()
         # All at one moment: a job that changes its state meanwhile is among them all the same.
         ids = await self._database.read(partial(self._needed_jobs, since=since))
         for start in range(0, len(ids), _PAGE):
             some = ids[start : start + _PAGE]
-            await self._database.read(partial(_of_jobs, job_ids=some, found=found))
+            await self._database.read(partial(_of_jobs, job_ids=some, found=names))
         letter: str | None = "" if not since else None
         while letter is not None:
-            letter = await self._database.read(partial(_of_letters, after=letter, found=found))
-        return found
+            letter = await self._database.read(partial(_of_letters, after=letter, names=names))
+        return names
 
     def _needed_jobs(self, connection: Connection, since: float) -> list[str]:
         states = [state for state in State if state not in FINISHED or state is State.DEAD]
@@ -57,7 +57,7 @@ def _of_jobs(connection: Connection, job_ids: Sequence[str], found: set[str]) ->
         found.update(texts_in(json.loads(row.payload)))
 
 
-def _of_letters(connection: Connection, after: str, found: set[str]) -> str | None:
+def _of_letters(connection: Connection, after: str, names: set[str]) -> str | None:
     rows = connection.execute(
         select(dead_letters.c.id, dead_letters.c.job_id, dead_letters.c.body)
         .where(dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.id > after)
@@ -66,9 +66,9 @@ def _of_letters(connection: Connection, after: str, found: set[str]) -> str | No
     ).all()
     for row in rows:
         if row.job_id:
-            found.add(row.job_id)
+            names.add(row.job_id)
         try:
-            found.update(texts_in(json.loads(row.body)))
+            names.update(texts_in(json.loads(row.body)))
         except (ValueError, RecursionError):
             continue  # no JSON: it names nothing that could be worked on
     return rows[-1].id if len(rows) == _PAGE else None

@@ -173,8 +173,8 @@ class ScheduleRepository(Repository):
             .order_by(schedule_firings.c.due_at)
             .limit(limit)
         )
-        found = connection.execute(query).all()
-        return [(_firing(row), _schedule(row)) for row in found]
+        rows = connection.execute(query).all()
+        return [(_firing(row), _schedule(row)) for row in rows]
 
     @write
     def settle_firing(

@@ -63,13 +63,13 @@ class ShortIds(Repository):
         def work(connection: Connection) -> list[str]:
             return list(connection.scalars(query))
 
-        found = await self._database.read(work)
+        ids = await self._database.read(work)
         longer = [
             each
-            for each in found
+            for each in ids
             if len(each) >= len(id_or_start) + MIN_REST_LENGTH or len(each) > MAX_SHORT_LENGTH
         ]
-        if id_or_start in found or not longer:
+        if id_or_start in ids or not longer:
             return id_or_start
         if len(longer) > 1:
             more = " and more" if len(longer) > MAX_LISTED else ""

@@ -131,7 +131,7 @@ class WorkerRepository(Repository):
     def list_workers(self, connection: Connection) -> list[WorkerRecord]:
         """List all workers, those that started last first."""
         query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
-        found = []
+        records = []
         for row in connection.execute(query).mappings():
             types = row["job_types"]
             fields = {
@@ -140,8 +140,8 @@ class WorkerRepository(Repository):
                 "lanes": tuple(json.loads(row["lanes"])),
                 "job_types": None if types is None else frozenset(json.loads(types)),
             }
-            found.append(WorkerRecord(**fields))
-        return found
+            records.append(WorkerRecord(**fields))
+        return records
 
     @read
     def running_at_deaths(
@@ -163,8 +163,8 @@ class WorkerRepository(Repository):
         left = select(jobs.c.worker_id, jobs.c.job_type).where(
             jobs.c.state == State.RUNNING, jobs.c.worker_id.in_(worker_ids)
         )
-        found = connection.execute(taken.union(left))
-        return [WorkerDeath(*row) for row in found]
+        rows = connection.execute(taken.union(left))
+        return [WorkerDeath(*row) for row in rows]
 
     @write
     def note_loop_block(self, connection: Connection, block: LoopBlock) -> None:
@@ -187,8 +187,8 @@ class WorkerRepository(Repository):
             .order_by(loop_blocks.c.seconds.desc(), loop_blocks.c.id)
             .limit(MAX_BLOCKS)
         )
-        found = connection.execute(query).mappings()
-        return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
+        rows = connection.execute(query).mappings()
+        return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in rows]
 
     @read
     def lacking(self, connection: Connection) -> list[SentOnReport]:

@@ -50,9 +50,9 @@ def schedule_samples(
     ]
 
 
-def _labelled(found: Mapping[str, float], own: frozenset[str]) -> dict[tuple[str, ...], float]:
+def _labelled(numbers: Mapping[str, float], own: frozenset[str]) -> dict[tuple[str, ...], float]:
     samples: dict[tuple[str, ...], float] = {}
-    for name, seconds in found.items():
+    for name, seconds in numbers.items():
         label = (name if name in own else OTHER,)
         samples[label] = max(seconds, samples.get(label, 0.0))
     return samples

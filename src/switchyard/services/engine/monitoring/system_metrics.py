@@ -236,13 +236,13 @@ def _workers(
     return counted
 
 
-def _limits(registry: Registry, found: Iterable[LimitReport]) -> Shown:
+def _limits(registry: Registry, reports: Iterable[LimitReport]) -> Shown:
     """By name alone: keys are anybody's."""
     in_use: Counter[tuple[str, ...]] = Counter()
     waiting: Counter[tuple[str, ...]] = Counter()
     for name in {limit.name for job_type in registry for limit in job_type.limits}:
         in_use[name,] = waiting[name,] = 0
-    for each in found:
+    for each in reports:
         label = (each.name if (each.name,) in in_use else OTHER,)
         in_use[label] += each.in_use
         waiting[label] += each.waiting

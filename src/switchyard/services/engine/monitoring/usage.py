@@ -53,18 +53,18 @@ class NotMeasured(TemporarilyUnavailable):
 
 async def _files(settings: Settings) -> tuple[FilesUsage, ...]:
     now = time.time()
-    found: dict[str, list[float]] = {}
+    sizes: dict[str, list[float]] = {}
     async for stored in Storage(settings.files_url).list_async():
         kind = stored.key.partition("/")[0]
         at = stored.modified.timestamp()
-        each = found.setdefault(kind, [0, 0, at, 0])
+        each = sizes.setdefault(kind, [0, 0, at, 0])
         each[0] += 1
         each[1] += stored.size
         each[2] = min(each[2], at)
         each[3] += stored.size if at > now - DAY else 0
     kinds = [
         FilesUsage(kind, int(files), int(size), since, int(lately))
-        for kind, (files, size, since, lately) in found.items()
+        for kind, (files, size, since, lately) in sizes.items()
     ]
     return tuple(sorted(kinds, key=lambda each: (-each.bytes, each.kind)))
 

@@ -89,8 +89,8 @@ class ActivePauses:
     @classmethod
     def from_records(cls, pauses: Iterable[PauseRecord]) -> Self:
         """Index the pauses by what they are about."""
-        found = tuple(pauses)
-        return cls(found, {(each.scope, each.target): each for each in found})
+        records = tuple(pauses)
+        return cls(records, {(each.scope, each.target): each for each in records})
 
     def holding(self, lane: str, worker: str, job_type: str, source: str) -> PauseRecord | None:
         """Return a pause that holds such a job; None where none does."""

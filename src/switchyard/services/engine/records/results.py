@@ -230,14 +230,14 @@ class JobRecord(JobSummary):
     @property
     def rerun_of(self) -> str | None:
         """The job that it does again; None for one that is no rerun."""
-        found = self.envelope.get("metadata", {}).get("rerun_of")
-        return found if isinstance(found, str) else None
+        job_id = self.envelope.get("metadata", {}).get("rerun_of")
+        return job_id if isinstance(job_id, str) else None
 
     @property
     def trace_id(self) -> str | None:
         """The trace that it is of, where somebody has said so."""
-        found = self.envelope.get("metadata", {}).get("traceparent")
-        return trace_id_of(found if isinstance(found, str) else None)
+        traceparent = self.envelope.get("metadata", {}).get("traceparent")
+        return trace_id_of(traceparent if isinstance(traceparent, str) else None)
 
 
 @dataclass(frozen=True, slots=True)

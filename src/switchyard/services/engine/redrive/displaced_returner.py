@@ -222,14 +222,14 @@ class DisplacedJobReturner:
         lane = lane_named(lane_of(queue), self.lanes)
         return lane.dead_letters_overflow and broker_parks_overflow(self.settings.profile)
 
-    async def _give_up(self, letters: Collection[DeadLetter], found: Collection[str]) -> None:
+    async def _give_up(self, letters: Collection[DeadLetter], letter_ids: Collection[str]) -> None:
         """Mark letters gone that somebody has taken out of `jobs.dead`: their jobs wait for
         nothing, and `jobctl dead redrive --from-ledger` sends it back."""
         moment = self.ledger.clock.time()
         given_up = [
             each
             for each in letters
-            if each.id not in found and each.updated_at < moment - ABSENCE_GRACE_SECONDS
+            if each.id not in letter_ids and each.updated_at < moment - ABSENCE_GRACE_SECONDS
         ]
         if not given_up:
             return

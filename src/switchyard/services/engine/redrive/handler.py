@@ -117,11 +117,11 @@ class RedriveHandler:
             run.moment,
             wait_in(run.session),
             limit=spec.limit,
-        ) as found:
-            if found is not None:
+        ) as indexed:
+            if indexed is not None:
 
                 async def fitting() -> AsyncGenerator[DeadLetterLike, None]:
-                    async for letter in found:
+                    async for letter in indexed:
                         if run.is_ours(letter):
                             yield letter
 
@@ -151,6 +151,6 @@ class RedriveHandler:
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
         broker = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
-        found = stored_letters(self._ledger, spec.which, run.moment, broker)
-        async with aclosing(found) as letters:
+        stored = stored_letters(self._ledger, spec.which, run.moment, broker)
+        async with aclosing(stored) as letters:
             yield letters

@@ -197,19 +197,19 @@ class DueWatch:
     async def look(self) -> None:
         """Set the signals of what is due. Raises LedgerError."""
         moment = self._ledger.clock.time()
-        found = await self._ledger.due_work.look(
+        due_work = await self._ledger.due_work.look(
             moment,
             unconfirmed_before=moment - self._intervals.pending,
             silent_for=self._intervals.silent,
         )
-        if found.jobs or found.pauses != self._pauses:
+        if due_work.jobs or due_work.pauses != self._pauses:
             self._due.jobs.set()
-        self._pauses = found.pauses
-        if found.schedules:
+        self._pauses = due_work.pauses
+        if due_work.schedules:
             self._due.schedules.set()
-        if found.limits:
+        if due_work.limits:
             self._due.limits.set()
-        if found.bulk:
+        if due_work.bulk:
             self._due.bulk.set()
 
 

@@ -142,8 +142,8 @@ class ScheduleRunner:
         changed. Raises LedgerError."""
         path = self._settings.schedules
         # Before the file is read: what is written to it meanwhile changes the fingerprint.
-        found = None if path is None else await asyncio.to_thread(fingerprint_of, path)
-        if (found,) == self._file_read:
+        fingerprint = None if path is None else await asyncio.to_thread(fingerprint_of, path)
+        if (fingerprint,) == self._file_read:
             return
         try:
             changed, removed = await Schedules(self._ledger, self._registry).adopt(self._settings)
@@ -157,7 +157,7 @@ class ScheduleRunner:
                 self._log.info(
                     "schedules loaded", changed=changed[:MAX_LOGGED], gone=removed[:MAX_LOGGED]
                 )
-        self._file_read = (found,)
+        self._file_read = (fingerprint,)
 
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
         name = entry.name

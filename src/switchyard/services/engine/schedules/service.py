@@ -122,8 +122,8 @@ class Schedules:
     async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
         """Return all schedules by name, each with its latest firing."""
         last = await self._ledger.schedules.last_firings()
-        found = await self._ledger.schedules.schedules()
-        return [(self._shown(each), last.get(each.name)) for each in found]
+        records = await self._ledger.schedules.schedules()
+        return [(self._shown(each), last.get(each.name)) for each in records]
 
     async def get(self, name: str) -> ScheduleRecord:
         """Raises UnknownSchedule."""

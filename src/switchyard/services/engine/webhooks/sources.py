@@ -66,10 +66,10 @@ class WebhookSource(BaseModel):
         event = parsed(body)
         for field, values in self.when.items():
             try:
-                found = render(f"{{{field}}}", event)
+                value = render(f"{{{field}}}", event)
             except MissingField:
                 return Ignored(f"it has no {field}")
-            if found not in values:
+            if value not in values:
                 return Ignored(f"{field} is another")
         try:
             payload = render(self.payload, event)

@@ -93,8 +93,10 @@ class OpenAiBatchRepository(Repository):
     @read
     def is_needed(self, connection: Connection, file_id: str) -> bool:
         """Tell whether a batch that has not ended reads the file."""
-        found = select(batches.id).where(batches.state.in_(_OPEN), batches.input_file == file_id)
-        return connection.execute(found.limit(1)).first() is not None
+        open_batch = select(batches.id).where(
+            batches.state.in_(_OPEN), batches.input_file == file_id
+        )
+        return connection.execute(open_batch.limit(1)).first() is not None
 
     @read
     def old_files(
@@ -126,8 +128,8 @@ class OpenAiBatchRepository(Repository):
         self, connection: Connection, batch_id: str, owner: str | None = None
     ) -> OpenAiBatch | None:
         """Return a batch, of that owner where one is named."""
-        found = _fetch(connection, batch_id)
-        return found if found is not None and owner in (None, found.owner) else None
+        batch = _fetch(connection, batch_id)
+        return batch if batch is not None and owner in (None, batch.owner) else None
 
     @read
     def list_batches(

@@ -33,12 +33,12 @@ def assemble_reference(
     spans = list(_spans(tokens, labels))
 
     def longest(label: str) -> str:
-        found = [
+        texts = [
             text[tokens[first].start : tokens[last].end]
             for name, first, last in spans
             if name == label
         ]
-        return _trim(max(found, key=len, default=""))
+        return _trim(max(texts, key=len, default=""))
 
     def first(label: str) -> str:
         return next(
@@ -153,11 +153,11 @@ def _runs(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 def identifiers_of(tokens: Sequence[Token]) -> dict[str, str]:
     """Return the first identifier of each kind: `doi`, `arxiv`, `isbn`, `url`."""
-    found: dict[str, str] = {}
+    identifiers: dict[str, str] = {}
     for token in tokens:
         if token.is_identifier:
-            found.setdefault(token.kind, identifier_value(token))
-    return found
+            identifiers.setdefault(token.kind, identifier_value(token))
+    return identifiers
 
 
 def _trim(text: str) -> str:

@@ -15,10 +15,10 @@ async def stored_references(storage: Storage, document_id: str) -> dict[str, Any
     stored = await _read_json(storage, references_key(document_id))
     if stored is None:
         return None
-    found = await _read_json(storage, links_key(document_id)) or {}
-    links = found.get("links", [])
+    stored_links = await _read_json(storage, links_key(document_id)) or {}
+    links = stored_links.get("links", [])
     # Links of an earlier content's references belong to other places of the list.
-    if found.get("of") == stored.get("hash") and len(links) == len(stored["references"]):
+    if stored_links.get("of") == stored.get("hash") and len(links) == len(stored["references"]):
         for reference, link in zip(stored["references"], links, strict=True):
             reference["link"] = link
     return stored

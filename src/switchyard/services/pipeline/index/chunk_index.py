@@ -210,8 +210,8 @@ async def merge_candidates(
     they did. Where one search fails, the other is ended."""
     tasks = asyncio.create_task(near), asyncio.create_task(worded)
     try:
-        found = itertools.chain.from_iterable(await asyncio.gather(*tasks))
-        return list({each.key: each for each in found}.values())
+        candidates = itertools.chain.from_iterable(await asyncio.gather(*tasks))
+        return list({each.key: each for each in candidates}.values())
     finally:
         await end_tasks(*tasks)
 
@@ -228,11 +228,11 @@ def require_pairs(chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -
         raise ValueError(f"{len(chunks)} chunks and {len(vectors)} vectors")
 
 
-def each_once(found: Iterable[NearDocument]) -> list[NearDocument]:
+def each_once(documents: Iterable[NearDocument]) -> list[NearDocument]:
     """Return each document once, with the similarity of its nearest chunk; the nearest first, equal
     ones by their ids."""
     nearest: dict[str, NearDocument] = {}
-    for each in found:
+    for each in documents:
         known = nearest.get(each.document_id)
         if known is None or each.similarity > known.similarity:
             nearest[each.document_id] = each

@@ -115,13 +115,13 @@ async def search(
     wanted_forms = {form for word in terms for form in word}
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
-    for found in ranked:
-        document_id = found.chunk.document_id
+    for candidate in ranked:
+        document_id = candidate.chunk.document_id
         if len(hits) == limit:
             break
         if per_document is None or taken[document_id] < per_document:
             taken[document_id] += 1
-            hits.append(_hit(found, wanted_forms))
+            hits.append(_hit(candidate, wanted_forms))
     return hits
 
 
@@ -130,15 +130,15 @@ async def _first(
 ) -> list[_Ranked]:
     """Read the first `number` candidates. Those that were deleted meanwhile are replaced by the
     next ones."""
-    found: list[_Ranked] = []
-    while some := list(islice(weighed, number - len(found))):
+    first: list[_Ranked] = []
+    while some := list(islice(weighed, number - len(first))):
         known = await index.read_candidates([key for key, _ in some])
-        found += [
+        first += [
             _Ranked(known[key].chunk, known[key].title, score)
             for key, score in some
             if key in known
         ]
-    return found
+    return first
 
 
 def _similar(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
@@ -220,15 +220,15 @@ def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]
     return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
 
 
-def _hit(found: _Ranked, words: set[str]) -> Hit:
-    chunk = found.chunk
+def _hit(ranked: _Ranked, words: set[str]) -> Hit:
+    chunk = ranked.chunk
     snippet = _snippet(chunk.text, words)
     return Hit(
         document_id=chunk.document_id,
-        title=found.title,
+        title=ranked.title,
         page=chunk.page,
         snippet=snippet,
-        score=round(found.score, 4),
+        score=round(ranked.score, 4),
         chunk_id=chunk.id,
         highlights=highlights(snippet, words),
     )
@@ -261,14 +261,14 @@ def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
         parts = words(word)
         if len(parts) < 2 or not is_in_pairs(word):
             its = {form for part in accented_words(word) for form in forms(part)}
-            found = [(start, match.end())] if not query_words.isdisjoint(its) else []
+            ranges = [(start, match.end())] if not query_words.isdisjoint(its) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
-            found = [
+            ranges = [
                 (start + at, start + at + len(part))
                 for at, part in enumerate(parts)
                 if part in query_words and word[at : at + len(part)] == part
             ]
-        for begin, end in found:
+        for begin, end in ranges:
             if spans and begin <= spans[-1][1] and begin >= start:
                 spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
             else:

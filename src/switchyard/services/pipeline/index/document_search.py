@@ -134,8 +134,8 @@ async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
         document_filter = DocumentFilter(
             classes=tuple(filters.classes), since=filters.since, until=filters.until
         )
-        found = await repositories.documents.document_ids(document_filter)
-        document_ids = found if document_ids is None else document_ids & found
+        ids = await repositories.documents.document_ids(document_filter)
+        document_ids = ids if document_ids is None else document_ids & ids
     for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
         if key is not None:
             related = await repositories.graph_reads.graph_documents_by(key, cites=name == "cites")

@@ -99,10 +99,10 @@ def embedder_named(
         if not name.startswith(f"{kind}-"):
             continue
         if kind == "local":
-            found = _local_embedder(settings.embed_offline, dimensions)
+            embedder = _local_embedder(settings.embed_offline, dimensions)
         else:
-            found = offline_embedder(kind, dimensions)
-        return found if found is not None and found.name == name else None
+            embedder = offline_embedder(kind, dimensions)
+        return embedder if embedder is not None and embedder.name == name else None
     model = name.removesuffix(f"-{dimensions}")
     if model == name or settings.embed_base_url is None:
         return None

@@ -80,14 +80,14 @@ class HashedEmbedder:
         """Return the places of a word and its parts in the vector, with weight and sign."""
         if len(word) <= _SHORT_WORD:
             return [self._feature(f"w:{word}", (_WORD_WEIGHT + _STEM_WEIGHT) / 2)]
-        found = [
+        features = [
             self._feature(f"w:{word}", _WORD_WEIGHT),
             self._feature(f"s:{_stem(word)}", _STEM_WEIGHT),
         ]
         parts = _parts(word)
         # Of n equal weights, the squares add up to that of all parts together.
         each = _PARTS_WEIGHT / math.sqrt(len(parts))
-        return found + [self._feature(f"p:{part}", each) for part in parts]
+        return features + [self._feature(f"p:{part}", each) for part in parts]
 
     def _feature(self, name: str, weight: float) -> tuple[int, float]:
         # Python's own hash() differs from process to process.

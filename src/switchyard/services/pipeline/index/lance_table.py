@@ -103,10 +103,10 @@ class LanceTable:
     async def document_ids(self) -> list[str]:
         await self._table.checkout_latest()
         batches = await self._table.query().select(["document_id"]).to_batches()
-        found: set[str] = set()
+        ids: set[str] = set()
         async for batch in batches:
-            found.update(batch.column("document_id").unique().to_pylist())
-        return sorted(found)
+            ids.update(batch.column("document_id").unique().to_pylist())
+        return sorted(ids)
 
     async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
         where = (
@@ -207,10 +207,10 @@ class LanceTable:
     ) -> dict[int, float]:
         """Return BM25 of the rows with words of a text, by their ids. Of equal ones the first in
         the table are taken, as LanceDB's own choice varies."""
-        found = await self._keyword_search(text, limit + _EQUAL, document_ids)
-        if found is None:
+        search = await self._keyword_search(text, limit + _EQUAL, document_ids)
+        if search is None:
             return {}
-        rows = await found.select(["_score"]).with_row_id().to_arrow()
+        rows = await search.select(["_score"]).with_row_id().to_arrow()
         scores = zip(
             rows.column("_rowid").to_pylist(), rows.column("_score").to_pylist(), strict=True
         )
@@ -226,8 +226,8 @@ class LanceTable:
             return None
         if not await has_word_index(self._table, self._words):
             await retry_on_conflict(lambda: add_word_index(self._table, self._words))
-        found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
-        return found if document_ids is None else found.where(_one_of(document_ids))
+        search = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
+        return search if document_ids is None else search.where(_one_of(document_ids))
 
     async def candidates(
         self,

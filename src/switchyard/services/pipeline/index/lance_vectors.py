@@ -13,8 +13,8 @@ def cosines(vector: Sequence[float], column: Any) -> list[float]:
     query_vector = np.array(vector)
     known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(query_vector))
     lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(query_vector)
-    found: list[float] = (known @ query_vector / np.where(lengths, lengths, 1.0)).tolist()
-    return found
+    similarities: list[float] = (known @ query_vector / np.where(lengths, lengths, 1.0)).tolist()
+    return similarities
 
 
 def add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:

@@ -154,18 +154,18 @@ def _json(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _fingerprint(folder: Path) -> str:
-    found = sha256()
+    digest = sha256()
     shape = _shape(folder)
     for path in (shape.onnx or folder / _WEIGHTS, folder / _TOKENIZER):
         with path.open("rb") as file:
             size = path.stat().st_size
-            found.update(f"{path.name} {size} ".encode())
+            digest.update(f"{path.name} {size} ".encode())
             step = max(_HASHED_PIECE, size // _HASHED_PIECES)
             for start in range(0, size, step):
                 file.seek(start)
-                found.update(file.read(_HASHED_PIECE))
-    found.update(f"{shape.max_tokens} {shape.uses_first_token}".encode())
-    return found.hexdigest()[:12]
+                digest.update(file.read(_HASHED_PIECE))
+    digest.update(f"{shape.max_tokens} {shape.uses_first_token}".encode())
+    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,9 @@ class _Model:
         if not any(each != self.unknown and each not in self.special for each in tokens):
             return [0.0] * self.size
         rows = self.run(np.array(tokens, dtype=np.int64))
-        found = rows[0] if self.uses_first_token else rows.mean(axis=0, dtype=np.float64)
-        length = float(np.linalg.norm(found))
-        return [float(value) / length for value in found] if length else [0.0] * len(found)
+        vector = rows[0] if self.uses_first_token else rows.mean(axis=0, dtype=np.float64)
+        length = float(np.linalg.norm(vector))
+        return [float(value) / length for value in vector] if length else [0.0] * len(vector)
 
 
 @lru_cache(maxsize=1)
@@ -222,12 +222,12 @@ def _weights(folder: Path) -> dict[str, Matrix]:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
     try:
-        found = load_file(folder / _WEIGHTS)
+        tensors = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError, TypeError) as error:
         raise PermanentError(f"the model's {folder / _WEIGHTS} can't be read: {error}") from error
     return {
         name.removeprefix("bert."): np.ascontiguousarray(value, dtype=np.float32)
-        for name, value in found.items()
+        for name, value in tensors.items()
         if value.dtype.kind == "f"
     }
 
@@ -324,8 +324,8 @@ def _gelu(rows: Matrix) -> Matrix:
         + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * np.float32(1.061405429))))
     )
     tail = series * np.exp(-size * size)
-    found: Matrix = 0.5 * rows * (1 + np.sign(rows) * (1 - tail))
-    return found
+    result: Matrix = 0.5 * rows * (1 + np.sign(rows) * (1 - tail))
+    return result
 
 
 def _onnx(path: Path) -> Callable[[Any], Matrix]:

@@ -66,23 +66,23 @@ class OpenIndex:
     def embedder_of(self, generation: Generation) -> Embedder:
         """Return the embedder of a generation's vectors, which checks that a server still makes the
         same ones. Raises IndexMismatch where these settings can't make it."""
-        found = self.unprobed_of(generation)
-        if is_offline(found.name):
-            return found
-        return ProbedEmbedder(found, self.store, generation, self.verified)
+        embedder = self.unprobed_of(generation)
+        if is_offline(embedder.name):
+            return embedder
+        return ProbedEmbedder(embedder, self.store, generation, self.verified)
 
     def unprobed_of(self, generation: Generation) -> Embedder:
         """Return the embedder of a generation's vectors without that check. Raises IndexMismatch
         where these settings can't make it."""
-        found = embedder_named(
+        embedder = embedder_named(
             self.settings, generation.embedder, generation.dimensions, self.budget, self.sizes
         )
-        if found is None:
+        if embedder is None:
             raise IndexMismatch(
                 f"the index holds vectors of {generation.embedder!r}, which this process can't "
                 f"make: {recovery_hint(generation.embedder, generation.dimensions)}"
             )
-        return found
+        return embedder
 
     @asynccontextmanager
     async def searched(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
@@ -138,14 +138,14 @@ async def generation_reports(index: OpenIndex) -> list[GenerationReport]:
     """List all generations, the one that is searched first. Raises IndexMismatch,
     IndexUnavailable."""
     state = await index.generations()
-    found = []
+    reports = []
     for generation in state.write_targets:
         async with index.store.table(generation) as table:
             role: Literal["active", "building"] = (
                 "active" if generation == state.active else "building"
             )
-            found.append(GenerationReport(role, generation, await table.count()))
-    return found + [GenerationReport("retired", each.generation, None) for each in state.retired]
+            reports.append(GenerationReport(role, generation, await table.count()))
+    return reports + [GenerationReport("retired", each.generation, None) for each in state.retired]
 
 
 def generation_of(embedder: Embedder, table: str) -> Generation:

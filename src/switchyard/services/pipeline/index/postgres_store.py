@@ -73,9 +73,11 @@ class PostgresStore:
             row = await connection.fetchrow(_STANDS, FIRST_TABLE)
         if row["state"] is not None:
             return decode_state(row["state"])
-        found = description_of(row)
+        description = description_of(row)
         return Generations(
-            first if found is None else Generation(FIRST_TABLE, found.embedder, found.dimensions)
+            first
+            if description is None
+            else Generation(FIRST_TABLE, description.embedder, description.dimensions)
         )
 
     async def put_state(self, state: Generations) -> bool:
@@ -90,16 +92,19 @@ class PostgresStore:
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
         async with self._connection() as connection:
-            found = await fetch_description(connection, generation.table)
-            if found is None:
+            description = await fetch_description(connection, generation.table)
+            if description is None:
                 async with self._alone(connection):
-                    found = await fetch_description(connection, generation.table)
-                    if found is None:
+                    description = await fetch_description(connection, generation.table)
+                    if description is None:
                         await create_table(connection, generation)
-                        found = TableDescription(generation.embedder, generation.dimensions)
-        if (found.embedder, found.dimensions) != (generation.embedder, generation.dimensions):
-            raise mismatch(found.embedder, found.dimensions, generation)
-        yield PostgresTable(self._connection, generation, found)
+                        description = TableDescription(generation.embedder, generation.dimensions)
+        if (description.embedder, description.dimensions) != (
+            generation.embedder,
+            generation.dimensions,
+        ):
+            raise mismatch(description.embedder, description.dimensions, generation)
+        yield PostgresTable(self._connection, generation, description)
 
     @asynccontextmanager
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
@@ -107,8 +112,8 @@ class PostgresStore:
 
     async def text_index_version(self, generation: Generation) -> int | None:
         async with self._connection() as connection:
-            found = await fetch_description(connection, generation.table)
-        return None if found is None else found.text_index_version
+            description = await fetch_description(connection, generation.table)
+        return None if description is None else description.text_index_version
 
     async def drop(self, generation: Generation) -> None:
         async with self._connection() as connection, self._alone(connection):
@@ -144,10 +149,10 @@ class PostgresStore:
 
     async def _read(self, name: str) -> str | None:
         async with self._connection() as connection:
-            found: str | None = await connection.fetchval(
+            note: str | None = await connection.fetchval(
                 f"SELECT noted FROM {_NOTES} WHERE name = $1", name
             )
-        return found
+        return note
 
     async def close(self) -> None:
         if self._pool is not None:

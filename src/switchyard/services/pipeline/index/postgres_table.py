@@ -118,12 +118,12 @@ def description_of(row: Any) -> TableDescription | None:
     if row is None or row["told"] is None:
         return None
     try:
-        found = json.loads(row["told"])
-        made = str(found["embedder"]), int(found["dimensions"])
+        fields = json.loads(row["told"])
+        made = str(fields["embedder"]), int(fields["dimensions"])
     except (ValueError, KeyError, TypeError):
         return TableDescription("unknown", 0, 0)
     try:
-        wording = int(found["wording"])
+        wording = int(fields["wording"])
     except (ValueError, KeyError, TypeError):
         wording = 0
     return TableDescription(*made, wording, row["lists"], row["counted"])
@@ -283,12 +283,12 @@ class PostgresTable:
         time than the index of neighbours, which would miss some, too."""
         if document_ids is None:
             return False
-        found = await connection.fetchval(
+        count = await connection.fetchval(
             f"SELECT count(*) FROM (SELECT FROM {self._name} WHERE document_id = ANY($1) "
             f"LIMIT {COMPARED + 1}) AS counted",
             list(document_ids),
         )
-        return int(found) <= COMPARED
+        return int(count) <= COMPARED
 
     async def neighbours(
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str

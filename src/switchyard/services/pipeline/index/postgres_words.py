@@ -48,10 +48,10 @@ async def keyword_search(
     """Return the chunks that have any of these words (`query_terms`), the most relevant first; with
     `document_ids`, of these documents alone. `is_counted` comes from the table's description."""
     best = await _most_relevant(connection, table, is_counted, terms, limit, document_ids)
-    found = await connection.fetch(
+    rows = await connection.fetch(
         f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
     )
-    known = {row["id"]: row for row in found}
+    known = {row["id"]: row for row in rows}
     return [
         WordMatch(chunk_of(known[row["id"]]), known[row["id"]]["title"], relevance)
         for relevance, row in best
@@ -182,7 +182,7 @@ def _by_relevance(
     of a chunk is that of the candidates. `places` are each word's weight, and where a row counts
     its forms."""
     usual = sum(row["length"] for row in rows) / max(len(rows), 1)
-    found = []
+    matches = []
     for row in rows:
         longer = _K1 * (1 - _B + _B * row["length"] / usual) if usual else _K1
         counts = row["counts"]
@@ -191,8 +191,8 @@ def _by_relevance(
             number = sum(counts[at] for at in forms)
             relevance += weight * number * (_K1 + 1) / (number + longer)
         if relevance > 0:
-            found.append((relevance, row))
-    return sorted(found, key=lambda each: (-each[0], each[1]["id"]))
+            matches.append((relevance, row))
+    return sorted(matches, key=lambda each: (-each[0], each[1]["id"]))
 
 
 _WORD_COUNTS = """

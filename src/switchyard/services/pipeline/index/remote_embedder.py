@@ -138,10 +138,10 @@ class RemoteEmbedder:
             index = field_of(item, "index")
             at = index if isinstance(index, int) and 0 <= index < expected else place
             ordered[at] = self._normalised(field_of(item, "embedding"))
-        found = [vector for vector in ordered if vector is not None]
-        if len(found) != expected:
+        vectors = [vector for vector in ordered if vector is not None]
+        if len(vectors) != expected:
             raise InvalidLlmResponse("the embedding server numbered its vectors twice")
-        return found
+        return vectors
 
     def _normalised(self, vector: Any) -> list[float]:
         if not is_vector(vector):

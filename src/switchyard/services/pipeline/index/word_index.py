@@ -62,13 +62,17 @@ def full_text_query(text: str, *, has_stems: bool = True) -> str | None:
     plain = normalised(text)
     content = frozenset(content_words(text))
     telling = (run for run in _words(plain) if not content.isdisjoint(words(run)))
-    found = list(islice(telling, MAX_QUERY_WORDS)) or list(islice(_words(plain), MAX_QUERY_WORDS))
+    query_words = list(islice(telling, MAX_QUERY_WORDS)) or list(
+        islice(_words(plain), MAX_QUERY_WORDS)
+    )
     if has_marks(plain):
-        found = plain.split()[:MAX_QUERY_WORDS]  # the index cuts these, by dictionaries
+        query_words = plain.split()[:MAX_QUERY_WORDS]  # the index cuts these, by dictionaries
     if has_stems:
         language = language_of(text)
-        found = list(dict.fromkeys(form for run in found for form in _forms_of(run, language)))
-    return " ".join(found) or None
+        query_words = list(
+            dict.fromkeys(form for run in query_words for form in _forms_of(run, language))
+        )
+    return " ".join(query_words) or None
 
 
 def _forms_of(run: str, language: str | None) -> list[str]:

@@ -85,24 +85,24 @@ def _from_left(placed: Sequence[str]) -> str:
 
 def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
     """Return the glyphs from left to right, with marks behind their letters, and blanks."""
-    found: list[Glyph] = []
+    clusters: list[Glyph] = []
     marks: list[Glyph] = []
     for glyph in glyphs:
         is_mark = all(map(unicodedata.combining, glyph.text))
-        (marks if is_mark else found).append(glyph)
-    found.sort(key=lambda glyph: glyph.x0 + glyph.x1)
-    texts = [glyph.text for glyph in found]
-    centres = [(glyph.x0 + glyph.x1) / 2 for glyph in found]
+        (marks if is_mark else clusters).append(glyph)
+    clusters.sort(key=lambda glyph: glyph.x0 + glyph.x1)
+    texts = [glyph.text for glyph in clusters]
+    centres = [(glyph.x0 + glyph.x1) / 2 for glyph in clusters]
     for mark in marks:
         middle = (mark.x0 + mark.x1) / 2
         at = bisect(centres, middle)
-        near = [each for each in range(at - 2, at + 2) if 0 <= each < len(found)]
+        near = [each for each in range(at - 2, at + 2) if 0 <= each < len(clusters)]
         if near:
             nearest = min(near, key=lambda at: (texts[at].isspace(), abs(centres[at] - middle)))
             texts[nearest] += mark.text
     placed: list[str] = []
     for at, text in enumerate(texts):
-        if at and found[at].x0 - found[at - 1].x1 > _GAP * size:
+        if at and clusters[at].x0 - clusters[at - 1].x1 > _GAP * size:
             placed.append(" ")
         placed.append(text)
     return placed
@@ -135,22 +135,22 @@ def _resolved(placed: Sequence[str]) -> list[str]:
     """Return L for what keeps its order from left to right: words of other scripts, numbers, and
     what stands between two of them; R for all others."""
     kinds = [_kind(text) for text in placed]
-    found = list(kinds)
+    resolved = list(kinds)
     for at, kind in enumerate(kinds):
         before = kinds[at - 1] if at else ""
         behind = kinds[at + 1] if at + 1 < len(kinds) else ""
         between = kind in _WITHIN_NUMBERS and before in _NUMBERS and behind in _NUMBERS
         if between or (kind == "ET" and (before in _NUMBERS or behind in _NUMBERS)):
-            found[at] = "EN"
+            resolved[at] = "EN"
     at = 0
-    while at < len(found):
-        if found[at] != "L":
+    while at < len(resolved):
+        if resolved[at] != "L":
             at += 1
             continue
-        end = _end_of_run(placed, found, at)
-        found[at:end] = ["L"] * (end - at)
+        end = _end_of_run(placed, resolved, at)
+        resolved[at:end] = ["L"] * (end - at)
         at = end
-    return ["L" if kind == "L" or kind in _NUMBERS else "R" for kind in found]
+    return ["L" if kind == "L" or kind in _NUMBERS else "R" for kind in resolved]
 
 
 def _end_of_run(placed: Sequence[str], kinds: Sequence[str], start: int) -> int:
@@ -173,17 +173,17 @@ def _end_of_run(placed: Sequence[str], kinds: Sequence[str], start: int) -> int:
 
 def _disorder(text: str) -> int:
     """Return how many words begin as words end, less those that end so."""
-    found = 0
+    count = 0
     for word in re.findall(r"[^\W\d_]+", text):
         if len(word) > 1 and RIGHT_TO_LEFT.match(word):
-            found += (word[0] in _ENDS) - (word[-1] in _ENDS)
-            found += word.endswith(_ARTICLE[::-1]) - word.startswith(_ARTICLE)
-    return found
+            count += (word[0] in _ENDS) - (word[-1] in _ENDS)
+            count += word.endswith(_ARTICLE[::-1]) - word.startswith(_ARTICLE)
+    return count
 
 
 def _unpaired(text: str) -> int:
     """Return how many brackets close what was not opened."""
-    found = 0
+    count = 0
     for opening, closing in _PAIRS:
         depth = 0
         for char in text:
@@ -192,6 +192,6 @@ def _unpaired(text: str) -> int:
             elif char == closing:
                 depth -= 1
                 if depth < 0:
-                    found += 1
+                    count += 1
                     depth = 0
-    return found
+    return count

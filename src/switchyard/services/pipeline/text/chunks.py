@@ -67,16 +67,18 @@ def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
     Chunks are whole sentences in their order, with overlap; a paragraph begins a new chunk once the
     current one is at least 80 % full.
     """
-    found: list[Chunk] = []
+    chunks: list[Chunk] = []
     current: list[_Sentence] = []
     size = 0
     fresh = 0  # sentences in `current` that are in no chunk yet
 
     def close() -> None:
         nonlocal current, size, fresh
-        index = len(found)
+        index = len(chunks)
         text = _joined(current)
-        found.append(Chunk(chunk_id(document_id, index), document_id, index, current[0].page, text))
+        chunks.append(
+            Chunk(chunk_id(document_id, index), document_id, index, current[0].page, text)
+        )
         current = _tail(current)
         size = sum(sentence.words for sentence in current)
         fresh = 0
@@ -93,7 +95,7 @@ def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
         fresh += 1
     if fresh:
         close()
-    return found
+    return chunks
 
 
 def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:

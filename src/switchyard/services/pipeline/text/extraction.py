@@ -44,20 +44,20 @@ def extract(
     outline: list[dict[str, Any]] = []
     if media_type == PDF:
         read = read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
-        pages, found, metadata = read.pages, read.title, read.metadata
+        pages, page_title, metadata = read.pages, read.title, read.metadata
         needs_ocr, repaired = read.needs_ocr, read.repaired
         outline = [asdict(entry) for entry in read.outline]
     elif media_type in IMAGES:
         limits = Limits()
         count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
         pages = tuple(PdfPage(number, "", is_scan=True) for number in range(1, count + 1))
-        found, metadata, needs_ocr, repaired = None, {}, True, False
+        page_title, metadata, needs_ocr, repaired = None, {}, True, False
     else:
         pages = (PdfPage(1, _plain(data)),)
-        found, metadata, needs_ocr, repaired = None, {}, False, False
+        page_title, metadata, needs_ocr, repaired = None, {}, False, False
     texts = [page.text for page in pages]
     return {
-        "title": _title(title, found, texts, filename),
+        "title": _title(title, page_title, texts, filename),
         "media_type": media_type,
         "metadata": metadata,
         "page_count": len(pages),
@@ -92,13 +92,13 @@ def with_ocr(
         anew = read.get(number)
         is_read_anew = anew is not None and not is_gibberish(anew)
         is_unreadable = number in unreadable and not (is_read_anew and has_words(anew or ""))
-        found = page["text"] if anew is None or is_unreadable else anew
+        page_text = page["text"] if anew is None or is_unreadable else anew
         why = errors.get(number, _UNKNOWN) if number in read and anew is None else None
         if number not in read and number in broken:
             why = problems.get(str(number), _UNKNOWN)
-        is_broken = not found or number in scanned or number in broken
+        is_broken = not page_text or number in scanned or number in broken
         is_scan = number in scanned and number not in read
-        pages.append(PdfPage(number, found, why if is_broken else None, is_scan, is_unreadable))
+        pages.append(PdfPage(number, page_text, why if is_broken else None, is_scan, is_unreadable))
     texts = [page.text for page in pages]
     if len(texts) and text["title"] == _title(None, None, [], filename):
         named = _title(title, None, texts, filename)
@@ -108,7 +108,7 @@ def with_ocr(
         "title": named,
         **_counts(pages),
         "needs_ocr": False,
-        "ocr_pages": sorted(by_ocr | {number for number, found in read.items() if found}),
+        "ocr_pages": sorted(by_ocr | {number for number, text in read.items() if text}),
         "pages": [{"page": page.number, "text": page.text} for page in pages],
     }
 
@@ -136,11 +136,11 @@ def _plain(data: bytes) -> str:
 
 
 def _title(
-    metadata_title: str | None, found: str | None, texts: Sequence[str], filename: str | None
+    metadata_title: str | None, page_title: str | None, texts: Sequence[str], filename: str | None
 ) -> str:
     candidates = (
         clean(metadata_title or ""),
-        found or "",
+        page_title or "",
         _first_line(texts),
         clean((filename or "").rpartition("/")[2]),
     )

@@ -59,7 +59,7 @@ def summarize(pages: Sequence[str], title: str | None = None) -> str:
 
 
 def _candidates(pages: Sequence[str]) -> list[_Candidate]:
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     place = eligible = 0
     step = 1
     for page in pages:
@@ -76,12 +76,12 @@ def _candidates(pages: Sequence[str]) -> list[_Candidate]:
                         continue
                     if eligible % step == 0:
                         complete = sentence.rstrip("'\"”’»)]")[-1:] in SENTENCE_ENDS
-                        found.append(_Candidate(place, index == 0, complete, sentence, terms))
+                        candidates.append(_Candidate(place, index == 0, complete, sentence, terms))
                     eligible += 1
-                    if len(found) > MAX_CANDIDATES:  # thinned out at once: they are heavy
-                        found = found[::2]
+                    if len(candidates) > MAX_CANDIDATES:  # thinned out at once: they are heavy
+                        candidates = candidates[::2]
                         step *= 2
-    return found
+    return candidates
 
 
 def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
@@ -91,18 +91,18 @@ def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
     most = max(frequency.values())
     title_terms = set(content_words(title or ""))
     last = max(candidates[-1].place, 1)
-    found = []
+    scores = []
     for candidate in candidates:
         terms = candidate.terms
         weight = sum(math.sqrt(frequency[term] / most) for term in terms) / math.sqrt(len(terms))
         shared = len(title_terms & terms.keys()) / len(title_terms) if title_terms else 0.0
         weight *= 1 if candidate.is_complete else 0.4
         near_start = math.exp(-3 * (candidate.place - 1) / last)
-        found.append(
+        scores.append(
             weight * (1 + 0.3 * near_start + 0.15 * candidate.opens_paragraph + 0.5 * shared)
         )
-    highest = max(found)
-    return [score / highest for score in found]
+    highest = max(scores)
+    return [score / highest for score in scores]
 
 
 def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_Candidate]:

@@ -152,7 +152,7 @@ def _of_image(data: bytes) -> CutPictures:
     from switchyard.services.pipeline.text import images
 
     limits = Limits()
-    found: list[Picture] = []
+    pictures: list[Picture] = []
     errors: dict[int, str] = {}
     count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
     for number in range(1, min(count, MAX_FIGURES) + 1):
@@ -165,15 +165,15 @@ def _of_image(data: bytes) -> CutPictures:
                 raise
             errors[number] = str(error)
             continue
-        found.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
-    return CutPictures(found[:MAX_FIGURES], errors)
+        pictures.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
+    return CutPictures(pictures[:MAX_FIGURES], errors)
 
 
 def _of_pdf(data: bytes) -> CutPictures:
     from switchyard.services.pipeline.text import mupdf
 
     limits = Limits()
-    found: list[Picture] = []
+    pictures: list[Picture] = []
     errors: dict[int, str] = {}
     with mupdf.opened(data, limits) as (library, document):
 
@@ -184,20 +184,20 @@ def _of_pdf(data: bytes) -> CutPictures:
         with PageProcess(work, limits) as process:
             for number in range(1, document.page_count + 1):
                 try:
-                    found.extend(process.run(number, MAX_FIGURES - len(found)))
+                    pictures.extend(process.run(number, MAX_FIGURES - len(pictures)))
                 except (CorruptDocument, DocumentTooLarge) as error:
                     errors[number] = str(error)
-                if len(found) >= MAX_FIGURES:
+                if len(pictures) >= MAX_FIGURES:
                     break
-    return CutPictures(found, errors)
+    return CutPictures(pictures, errors)
 
 
 def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
     turned = page.rotation
     page.set_rotation(0)  # of a turned page, some boxes would be as it is shown, others as it lies
     texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
-    found = [tuple(table.bbox) for table in _tables(page)]
-    drawn_boxes = _drawn(page, found)
+    table_boxes = [tuple(table.bbox) for table in _tables(page)]
+    drawn_boxes = _drawn(page, table_boxes)
     page.set_rotation(turned)
 
     def as_shown(box: Box) -> Box:
@@ -205,7 +205,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
         return x0, y0, x1, y1
 
     blocks = [(as_shown(box), text) for box, text in texts]
-    tables = [as_shown(box) for box in found]
+    tables = [as_shown(box) for box in table_boxes]
     boxes = _merged([*map(as_shown, drawn_boxes), *tables])
     cut_out = []
     for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
@@ -228,8 +228,8 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
 def _tables(page: Any) -> list[Any]:
     if len(page.get_cdrawings()) > _MAX_DRAWINGS:
         return []
-    found = page.find_tables(strategy="lines_strict").tables
-    return [table for table in found if table.row_count > 1 and table.col_count > 1]
+    tables = page.find_tables(strategy="lines_strict").tables
+    return [table for table in tables if table.row_count > 1 and table.col_count > 1]
 
 
 def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
@@ -250,11 +250,11 @@ def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
 
 def _merged(boxes: Sequence[Box]) -> list[Box]:
     """Merge the boxes that overlap."""
-    found: list[Box] = []
+    merged: list[Box] = []
     for box in boxes[:500]:
         joined = box
-        while near := [each for each in found if _overlap(each, joined)]:
-            found = [each for each in found if each not in near]
+        while near := [each for each in merged if _overlap(each, joined)]:
+            merged = [each for each in merged if each not in near]
             for each in near:
                 joined = (
                     min(joined[0], each[0]),
@@ -262,8 +262,8 @@ def _merged(boxes: Sequence[Box]) -> list[Box]:
                     max(joined[2], each[2]),
                     max(joined[3], each[3]),
                 )
-        found.append(joined)
-    return found
+        merged.append(joined)
+    return merged
 
 
 def _overlap(one: Box, other: Box) -> bool:

@@ -77,18 +77,18 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
 
 def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
     """Do as `reading_order`, with each block in rows."""
-    found = [
+    placed = [
         line if line.x1 > line.x0 and line.y1 > line.y0 else _with_a_place(line)
         for line in lines
         if line.text.strip()
     ]
-    if not found:
+    if not placed:
         return []
-    if len(found) > MAX_LINES:
-        return [rows_of(found)]
-    unit = _unit(found)
+    if len(placed) > MAX_LINES:
+        return [rows_of(placed)]
+    unit = _unit(placed)
     blocks: list[list[list[Line]]] = []
-    _order(found, unit, blocks, 0)
+    _order(placed, unit, blocks, 0)
     return blocks
 
 
@@ -163,7 +163,7 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
     steps = [_middle(below) - _middle(above) for above, below in pairwise(rows)]
     usual = median(steps) if steps else 0.0
     left = min(line.x0 for row in rows for line in row)
-    found: list[list[Line]] = [list(rows[0])]
+    paragraphs: list[list[Line]] = [list(rows[0])]
     for above, below, step in zip(rows, rows[1:], steps, strict=False):
         spaced = step > _NEW_PARAGRAPH * usual or step > 2.6 * unit
         # Not divided: a damaged file may have letters of no size.
@@ -171,9 +171,9 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
         indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
         table = above[0].is_table or below[0].is_table
         if spaced or resized or table or (indented and len(rows) > 2):
-            found.append([])
-        found[-1].extend(below)
-    return found
+            paragraphs.append([])
+        paragraphs[-1].extend(below)
+    return paragraphs
 
 
 def _order(lines: list[Line], unit: float, blocks: list[list[list[Line]]], depth: int) -> None:
@@ -240,7 +240,7 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
     )
     left_of = right_of = crossing = 0.0
     total = sum(heights)
-    found: list[tuple[float, float, float]] = []
+    spaces: list[tuple[float, float, float]] = []
     for (at, height), (until, _) in pairwise(edges):
         crossing += height
         if height < 0:
@@ -252,10 +252,10 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
         lower = min(left_of, right_of)
         if lower < 2 * unit or crossing > crossed * lower:
             continue
-        found.append((at, until, width / (1 + crossing / lower)))
+        spaces.append((at, until, width / (1 + crossing / lower)))
     # Looking closer takes time: only the best few, of which a page for people has no more.
-    found.sort(key=lambda space: -space[2])
-    return [space for space in found[:8] if _are_columns(lines, space[0], space[1], unit)]
+    spaces.sort(key=lambda space: -space[2])
+    return [space for space in spaces[:8] if _are_columns(lines, space[0], space[1], unit)]
 
 
 def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) -> bool:

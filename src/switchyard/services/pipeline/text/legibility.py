@@ -79,10 +79,10 @@ def is_unreadable(lines: Sequence[Line]) -> bool:
         letters = len(text) - text.count(" ")
         if not letters:
             continue
-        found = 0 if text.isascii() else sum(map(_is_unreadable, text))
+        count = 0 if text.isascii() else sum(map(_is_unreadable, text))
         size = max(line.x1 - line.x0, 0.0) * max(line.y1 - line.y0, 0.0)
-        bad, total = bad + found, total + letters
-        bad_area, area = bad_area + size * found / letters, area + size
+        bad, total = bad + count, total + letters
+        bad_area, area = bad_area + size * count / letters, area + size
     if not total:
         return False
     if bad > UNREADABLE * total or bad_area > UNREADABLE * area > 0:
@@ -170,13 +170,13 @@ def _has_other_vowels(text: str, script: str, least: int) -> bool:
     count = pairs.total()
     if count < max(least, _MIN_LETTERS) or len(set().union(*words)) < _MIN_ALPHABET:
         return False
-    found = _alternating(pairs)
+    alternating = _alternating(pairs)
     frequency: Counter[str] = Counter()
     for (first, _), times in pairs.items():
         frequency[first] += times
-    shared = sum(frequency[char] for char in found & vowels)
-    shared_part = shared / (sum(frequency[char] for char in found) or 1)
-    alternation = _alternation(pairs, found) / count
+    shared = sum(frequency[char] for char in alternating & vowels)
+    shared_part = shared / (sum(frequency[char] for char in alternating) or 1)
+    alternation = _alternation(pairs, alternating) / count
     lost = alternation - _alternation(pairs, vowels) / count
     return alternation > _ALTERNATION and any(
         shared_part < most and lost > least_lost for most, least_lost in _OTHER_VOWELS
@@ -201,16 +201,16 @@ def _alternating(pairs: Mapping[tuple[str, str], int]) -> set[str]:
             beside[a][b] += times
             beside[b][a] += times
     sums = {char: others.total() for char, others in beside.items()}
-    found: set[str] = set()
+    vowels: set[str] = set()
     while sums:
         char = max(sums, key=lambda each: (sums[each], each))
         if sums.pop(char) <= 0:
             break
-        found.add(char)
+        vowels.add(char)
         for other, times in beside[char].items():
             if other in sums:
                 sums[other] -= 2 * times
-    return found
+    return vowels
 
 
 def _alternation(pairs: Mapping[tuple[str, str], int], vowels: Set[str]) -> int:
@@ -225,8 +225,8 @@ def _is_mojibake(text: str) -> bool:
     foreign = sum(char > "\x7f" for char in text)
     for charset in _ONE_BYTE_CHARSETS:
         data = text.encode(charset, "replace")
-        found = [len(each) for each in _UTF8.findall(data)]
-        if len(found) >= _MIN_SEQUENCES and sum(found) > _MOST_SEQUENCES * foreign:
+        lengths = [len(each) for each in _UTF8.findall(data)]
+        if len(lengths) >= _MIN_SEQUENCES and sum(lengths) > _MOST_SEQUENCES * foreign:
             return True
     return False
 

@@ -69,7 +69,7 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
         lines = level_lines
     else:
         lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
-    found: list[str] = []
+    texts: list[str] = []
     may_go_on = False  # the last paragraph was cut by the end of a column
     blocks = [
         block
@@ -79,19 +79,19 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
     for block in blocks:
         for number, paragraph in enumerate(paragraphs_of(rows_with_tables(block))):
             if paragraph[0].is_table:
-                found.append(paragraph[0].text)
+                texts.append(paragraph[0].text)
                 may_go_on = False
                 continue
             text = unwrap("\n".join(line.text for line in paragraph))
             level = _level_of(paragraph, text, levels, titles)
             if level:
-                found.append(f"{'#' * level} {text}")
-            elif number == 0 and may_go_on and text[:1].islower() and _OPEN_END.search(found[-1]):
-                found[-1] = unwrap(f"{found[-1]}\n{text}")
+                texts.append(f"{'#' * level} {text}")
+            elif number == 0 and may_go_on and text[:1].islower() and _OPEN_END.search(texts[-1]):
+                texts[-1] = unwrap(f"{texts[-1]}\n{text}")
             elif text:
-                found.append(text)
-            may_go_on = not level and bool(found)
-    return "\n\n".join(found)
+                texts.append(text)
+            may_go_on = not level and bool(texts)
+    return "\n\n".join(texts)
 
 
 # --- headings -------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
     get, value = low.ll_pdf_dict_gets, low.ll_pdf_dict_get_val
     of_page = low.pdf_page_from_fz_page(page.this).obj().m_internal
     waiting = [low.ll_pdf_dict_gets_inheritable(of_page, "Resources")]
-    found: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
     seen: set[int] = set()
     while waiting:
         objects = get(waiting.pop(), "XObject")
@@ -253,16 +253,16 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
                     low.ll_pdf_to_int(low.ll_pdf_dict_getsa(each, name, name[0]))
                     for name in ("Width", "Height")
                 )
-                found.append((width, height))
+                sizes.append((width, height))
             resources = get(each, "Resources")
             if resources:
                 waiting.append(resources)
-    return found
+    return sizes
 
 
 def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
     """Return the parts of an XFA form that are read; None for any other PDF."""
-    found: dict[str, bytes] = {}
+    parts_by_name: dict[str, bytes] = {}
     with suppress(RuntimeError, ValueError, library.mupdf.FzErrorBase):  # damaged: as far as it is
         catalog = document.pdf_catalog()
         if document.xref_get_key(catalog, "NeedsRendering") != ("bool", "true"):
@@ -275,29 +275,29 @@ def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
         )
         for name, xref in parts:
             if name in {"template", "datasets"}:
-                found[name] = document.xref_stream(int(xref)) or b""
-        return found
-    return found or None
+                parts_by_name[name] = document.xref_stream(int(xref)) or b""
+        return parts_by_name
+    return parts_by_name or None
 
 
 def _lines(library: Any, page: Any) -> list[Line]:
     flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
-    found = _lines_with(flags, page)
-    if any("\ufffd" in line.text for line in found):
+    lines = _lines_with(flags, page)
+    if any("\ufffd" in line.text for line in lines):
         # A font without a map to Unicode, whose codes may be those of letters all the same.
         guessing = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
         guessed = _lines_with(guessing, page)
         if is_text(" ".join(line.text for line in guessed)):
-            found, flags = guessed, guessing
-    if any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii()):
+            lines, flags = guessed, guessing
+    if any(RIGHT_TO_LEFT.search(line.text) for line in lines if not line.text.isascii()):
         return _lines_with(flags, page, by_glyphs=True)
-    return found
+    return lines
 
 
 def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]:
     """Return the lines of a page; with `by_glyphs`, the letters of those from right to left are
     put into their order by their places."""
-    found: list[Line] = []
+    lines: list[Line] = []
     # Ligatures in letters, and without images, which may take minutes to decode: not set.
     text_page = page.get_textpage(flags=int(flags))
     blocks = (text_page.extractRAWDICT() if by_glyphs else text_page.extractDICT())["blocks"]
@@ -327,7 +327,7 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             if by_glyphs and line["dir"][0] >= 0.5 and RIGHT_TO_LEFT.search(text):
                 text = cleaned(text_in_order(_glyphs(spans), size))
             if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
-                found.append(Line(x0, y0, x1, y1, text, size))
+                lines.append(Line(x0, y0, x1, y1, text, size))
                 continue
             # A font may say that its letters are as high as three lines.
             if y1 - y0 > 1.6 * size:
@@ -336,10 +336,10 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             bold = longest["flags"] & _BOLD != 0
             if bold and len(spans) > 1:
                 bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
-            found.append(Line(x0, y0, x1, y1, text, size, bold))
+            lines.append(Line(x0, y0, x1, y1, text, size, bold))
     if by_glyphs:
-        return found
-    return with_cells(found, lambda: _words(text_page, page), are_padded=are_padded)
+        return lines
+    return with_cells(lines, lambda: _words(text_page, page), are_padded=are_padded)
 
 
 def _words(text_page: Any, page: Any) -> Iterator[Word]:
@@ -373,21 +373,21 @@ def _turned(box: Box, matrix: Any) -> Box:
 def _whole_rows(blocks: list[Any]) -> list[Any]:
     """Return the lines of all blocks, each span with its text; those of one row that has letters
     from right to left are one: they come in a piece for each direction."""
-    found: list[Any] = []
+    rows: list[Any] = []
     for block in blocks:
         for line in block.get("lines", ()):
             for span in line["spans"]:
                 span["text"] = "".join(char["c"] for char in span["chars"])
             line["rtl"] = any(RIGHT_TO_LEFT.search(span["text"]) for span in line["spans"])
-            last = found[-1] if found else None
+            last = rows[-1] if rows else None
             if last is not None and (line["rtl"] or last["rtl"]) and _are_beside(last, line):
                 last["spans"] += line["spans"]
                 last["rtl"] = True
                 (a0, b0, a1, b1), (x0, y0, x1, y1) = last["bbox"], line["bbox"]
                 last["bbox"] = (min(a0, x0), min(b0, y0), max(a1, x1), max(b1, y1))
             else:
-                found.append(line)
-    return found
+                rows.append(line)
+    return rows
 
 
 def _are_beside(line: Any, other: Any) -> bool:
@@ -405,21 +405,21 @@ def _are_beside(line: Any, other: Any) -> bool:
 def _glyphs(spans: list[Any]) -> list[Glyph]:
     """Return the glyphs of a line. The further letters of a ligature have no width, and stand
     behind its first one, or before it where the library has turned their order."""
-    found: list[Glyph] = []
+    glyphs: list[Glyph] = []
     before: list[Any] = []
     for span in spans:
         for char in span["chars"]:
             x0, _, x1, _ = char["bbox"]
             has_no_width = x1 - x0 <= _NO_WIDTH
-            if has_no_width and found and abs(found[-1].x1 - x0) < 0.1:
-                found[-1] = replace(found[-1], text=found[-1].text + char["c"])
+            if has_no_width and glyphs and abs(glyphs[-1].x1 - x0) < 0.1:
+                glyphs[-1] = replace(glyphs[-1], text=glyphs[-1].text + char["c"])
             elif not has_no_width or combining(char["c"]):
                 own = [each["c"] for each in reversed(before) if abs(each["bbox"][0] - x1) < 0.1]
-                found.append(Glyph(char["c"] + "".join(own), x0, x1))
+                glyphs.append(Glyph(char["c"] + "".join(own), x0, x1))
                 before.clear()
             else:
                 before.append(char)
-    return found
+    return glyphs
 
 
 def _span_length(span: Any) -> int:

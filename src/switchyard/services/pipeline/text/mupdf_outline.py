@@ -20,13 +20,13 @@ _MAX_NODES = 100_000
 def read_outline(library: Any, document: Any) -> list[Heading]:
     """Return the entries in their order, at most MAX_HEADINGS; of a damaged outline, those before
     the damage: the text is there all the same."""
-    found: list[Heading] = []
+    headings: list[Heading] = []
     try:
         reader = _Reader(library.mupdf, document)
-        reader.read(found)
+        reader.read(headings)
     except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase):
         pass
-    return found
+    return headings
 
 
 class _Reader:
@@ -39,12 +39,12 @@ class _Reader:
         self._pages: dict[int, int] | None = None
         self._names: dict[bytes, Any] | None = None
 
-    def read(self, found: list[Heading]) -> None:
-        """Append the outline's entries to `found` one by one, so that they survive an error."""
+    def read(self, headings: list[Heading]) -> None:
+        """Append the outline's entries to `headings` one by one, so that they survive an error."""
         get = self._low.pdf_dict_gets
         waiting = [(get(get(self._root, "Outlines"), "First"), 1)]
         seen: set[int] = set()
-        while waiting and len(found) < MAX_HEADINGS:
+        while waiting and len(headings) < MAX_HEADINGS:
             entry, level = waiting.pop()
             number = self._low.pdf_to_num(entry)
             if number in seen or not self._low.pdf_is_dict(entry):
@@ -52,7 +52,7 @@ class _Reader:
             if number:
                 seen.add(number)
             title = self._low.pdf_dict_get_text_string(entry, self._low.pdf_new_name("Title"))
-            found.append(Heading(level, title, self._page_of(entry)))
+            headings.append(Heading(level, title, self._page_of(entry)))
             waiting.append((get(entry, "Next"), level))
             if level < _MAX_LEVELS:
                 waiting.append((get(entry, "First"), level + 1))
@@ -93,11 +93,11 @@ class _Reader:
 
     def _all_names(self) -> dict[bytes, Any]:
         low = self._low
-        found: dict[bytes, Any] = {}
+        all_names: dict[bytes, Any] = {}
         waiting = [low.pdf_dict_gets(low.pdf_dict_gets(self._root, "Names"), "Dests")]
         seen: set[int] = set()
         for _ in range(_MAX_NODES):
-            if not waiting or len(found) >= _MAX_NODES:
+            if not waiting or len(all_names) >= _MAX_NODES:
                 break
             node = waiting.pop()
             number = low.pdf_to_num(node)
@@ -108,12 +108,12 @@ class _Reader:
             names, kids = low.pdf_dict_gets(node, "Names"), low.pdf_dict_gets(node, "Kids")
             for at in range(0, min(low.pdf_array_len(names), 2 * _MAX_NODES) - 1, 2):
                 key = _bytes(low, low.pdf_array_get(names, at))
-                found.setdefault(key, low.pdf_array_get(names, at + 1))
+                all_names.setdefault(key, low.pdf_array_get(names, at + 1))
             most = _MAX_NODES - len(waiting)
             waiting.extend(
                 low.pdf_array_get(kids, at) for at in range(min(low.pdf_array_len(kids), most))
             )
-        return found
+        return all_names
 
 
 def _bytes(low: Any, text: Any) -> bytes:

@@ -201,17 +201,17 @@ def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
 def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
     """Return the lines that OCR has read with those that are typed, each once: what was read where
     a typed line stands, and is no more than that line, is what it says."""
-    found = list(lines)
+    all_lines = list(lines)
     for line in typed:
-        at = [number for number, other in enumerate(found) if _overlaps(line, other)]
-        if any(_says(found[number], line) for number in at):
+        at = [number for number, other in enumerate(all_lines) if _overlaps(line, other)]
+        if any(_says(all_lines[number], line) for number in at):
             continue
-        same = [number for number in at if _is_as_wide(line, found[number])]
+        same = [number for number in at if _is_as_wide(line, all_lines[number])]
         if same:
-            found[same[0]] = line
+            all_lines[same[0]] = line
         else:
-            found.append(line)
-    return found
+            all_lines.append(line)
+    return all_lines
 
 
 def _says(line: Line, typed: Line) -> bool:
@@ -297,12 +297,12 @@ def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], 
 
     turned = 0
     try:
-        found = find_lines(engine, picture)
-        boxes, crops, turned = list(found.boxes), found.crops, found.turned
-        divided = _divided(found.picture, boxes)
+        upright = find_lines(engine, picture)
+        boxes, crops, turned = list(upright.boxes), upright.crops, upright.turned
+        divided = _divided(upright.picture, boxes)
         if divided is not None:
             boxes = divided
-            crops = engine.crop_text_regions(found.picture, divided)
+            crops = engine.crop_text_regions(upright.picture, divided)
         read = engine.recognize_txt(crops)
     except RapidOCRError:  # its word for a page without text
         return [], [], [], turned
@@ -318,7 +318,7 @@ def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
     spaces = gutters(lines, crossed=2.0)
     if not spaces or abs(_angle(boxes)) > _LEVEL:
         return None
-    found = []
+    parts = []
     for box in boxes:
         x0, x1 = min(x for x, _ in box), max(x for x, _ in box)
         y0, y1 = int(min(y for _, y in box)), int(max(y for _, y in box))
@@ -328,12 +328,12 @@ def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
             if x0 < at and until < x1 and _is_empty(picture[y0:y1, int(at) + 1 : int(until)])
         ]
         for at, until in sorted(cuts):
-            found.append(np.array([[x0, y0], [at, y0], [at, y1], [x0, y1]], np.float32))
+            parts.append(np.array([[x0, y0], [at, y0], [at, y1], [x0, y1]], np.float32))
             x0 = until
         if cuts:
             box = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
-        found.append(box)
-    return found if len(found) > len(boxes) else None
+        parts.append(box)
+    return parts if len(parts) > len(boxes) else None
 
 
 def _is_empty(part: Picture) -> bool:
@@ -352,7 +352,7 @@ def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
     angle = _angle(boxes)
     along, across = cos(-angle), sin(-angle)
     usual = median(length(box[0], box[3]) for box in boxes)
-    found = []
+    lines = []
     for box, text in zip(boxes, texts, strict=True):
         xs = [float(x * along - y * across) for x, y in box]
         ys = [float(x * across + y * along) for x, y in box]
@@ -362,5 +362,5 @@ def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
         y0, y1 = middle - 0.4 * height, middle + 0.4 * height
         # A line without ascenders has a lower box, and letters of the same size.
         size = usual if 0.7 < height / usual < 1.4 else height
-        found.append(Line(min(xs), y0, max(xs), y1, text, size))
-    return found
+        lines.append(Line(min(xs), y0, max(xs), y1, text, size))
+    return lines

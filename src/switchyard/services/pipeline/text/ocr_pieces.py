@@ -39,8 +39,8 @@ def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Pictur
     small, record = engine.preprocess_img(picture)
     scale = max(small.shape[:2]) / max(picture.shape[:2])
     try:
-        crops, found = engine.detect_and_crop(small, record)
-        boxes = list(found.boxes)
+        crops, detected = engine.detect_and_crop(small, record)
+        boxes = list(detected.boxes)
     except RapidOCRError:
         if scale >= _REDUCED:
             raise
@@ -64,11 +64,11 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
     from rapidocr.main import RapidOCRError
 
     high, wide = picture.shape[:2]
-    found: list[Any] = []
+    boxes: list[Any] = []
     for box in rough:
         x0, y0, x1, y1 = _around(box)
         if min(x1 - x0, y1 - y0) > _OVERLAP:
-            found.append(box)
+            boxes.append(box)
     for top in _starts(high):
         for left in _starts(wide):
             piece = picture[top : top + PIECE, left : left + PIECE]
@@ -81,8 +81,8 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
             padding = record.get("padding_1", {}).get("top", 0)
             for box in there.boxes:
                 moved = (box - (0, padding)) / scale + (left, top)
-                found.append(moved.astype("float32"))
-    return _joined(found)
+                boxes.append(moved.astype("float32"))
+    return _joined(boxes)
 
 
 def _starts(size: int) -> Iterator[int]:
@@ -97,11 +97,11 @@ def _joined(boxes: Sequence[Any]) -> list[Any]:
     piece."""
     import numpy as np
 
-    found: list[Any] = []
+    joined_boxes: list[Any] = []
     for box in sorted(boxes, key=lambda box: -_area(_around(box))):
         x0, y0, x1, y1 = _around(box)
         joined = False
-        for at, other in enumerate(found):
+        for at, other in enumerate(joined_boxes):
             a0, b0, a1, b1 = _around(other)
             across, down = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
             if across <= 0 or down <= 0:
@@ -117,12 +117,12 @@ def _joined(boxes: Sequence[Any]) -> list[Any]:
             if goes_on:
                 left, upper, right, lower = min(x0, a0), min(y0, b0), max(x1, a1), max(y1, b1)
                 corners = [[left, upper], [right, upper], [right, lower], [left, lower]]
-                found[at] = np.array(corners, np.float32)
+                joined_boxes[at] = np.array(corners, np.float32)
                 joined = True
                 break
         if not joined:
-            found.append(box)
-    return found
+            joined_boxes.append(box)
+    return joined_boxes
 
 
 def _around(box: Any) -> Box:

@@ -175,11 +175,11 @@ def read_pages(
             characters += sum(map(_characters, draft.pages))
             pages.extend(draft.pages)
             repaired = repaired or draft.repaired
-        found = [None if isinstance(page, str) else page for page in pages]
+        read = [None if isinstance(page, str) else page for page in pages]
         errors = {number: page for number, page in enumerate(pages, 1) if isinstance(page, str)}
-        if not any(found):
+        if not any(read):
             raise CorruptDocument(errors[1])
-        return RawPdf(found, errors, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
+        return RawPdf(read, errors, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
 
 
 def _read(
@@ -264,12 +264,12 @@ def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
 
 
 def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    fields = {}
     for name, value in metadata.items():
         text = unwrap(clean(value))
         if text and name not in {"title", "encryption"}:
-            found[name] = text[:1000]
-    return found
+            fields[name] = text[:1000]
+    return fields
 
 
 def _cleaned(outline: Sequence[Heading]) -> tuple[Heading, ...]:

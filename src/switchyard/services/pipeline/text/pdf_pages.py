@@ -241,10 +241,10 @@ def with_open_pages(data: bytes) -> bytes:
     """Return the file without its encryption where only the attachments are encrypted. Its pages
     open without the password, for which the libraries ask all the same. Any other file is returned
     as it is."""
-    found = list(_ENCRYPT.finditer(data))
-    if not found:
+    matches = list(_ENCRYPT.finditer(data))
+    if not matches:
         return data
-    last = found[-1]
+    last = matches[-1]
     start = last.end()
     if last[1] is not None:
         head = re.compile(rb"(?:^|[\s>])%b\s+%b\s+obj\b" % (last[1], last[2]))
@@ -256,6 +256,6 @@ def with_open_pages(data: bytes) -> bytes:
     if _FILTERS.search(about) is None or _USED.search(about) is not None:
         return data
     changed = bytearray(data)
-    for each in found:
+    for each in matches:
         changed[each.start() : each.end()] = b"/Ignored"
     return bytes(changed)

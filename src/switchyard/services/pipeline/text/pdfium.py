@@ -217,7 +217,7 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
 
     text = page.get_textpage()
     try:
-        found: list[Line] = []
+        lines: list[Line] = []
         for number in range(min(text.count_rects(), _MAX_RECTANGLES)):
             box = shown.within(text.get_rect(number))
             if box is None:
@@ -233,14 +233,14 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
             # Rectangles are as high as their letters: a line without any b or d has a lower one.
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
             line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
-            if found and _goes_on(found[-1], line):
-                found[-1] = _joined(found[-1], line)
+            if lines and _goes_on(lines[-1], line):
+                lines[-1] = _joined(lines[-1], line)
             else:
-                found.append(line)
-        has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii())
-        if has_rtl or have_copies(found):
+                lines.append(line)
+        has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in lines if not line.text.isascii())
+        if has_rtl or have_copies(lines):
             return list(_lines_by_glyphs(text, shown))
-        return with_cells(found, lambda: _words(text, shown), are_padded=_may_be_padded(found))
+        return with_cells(lines, lambda: _words(text, shown), are_padded=_may_be_padded(lines))
     finally:
         text.close()
 
@@ -404,16 +404,16 @@ def _part(document: Any, number: int) -> tuple[str, bytes]:
 
 
 def _outline(document: Any) -> list[Heading]:
-    found: list[Heading] = []
+    headings: list[Heading] = []
     try:
         for entry in document.get_toc(max_depth=6):
             target = entry.get_dest()
             page = None if target is None else target.get_index()
-            found.append(
+            headings.append(
                 Heading(entry.level + 1, entry.get_title() or "", 0 if page is None else page + 1)
             )
-            if len(found) == 5_000:
+            if len(headings) == 5_000:
                 break
     except (RuntimeError, ValueError, LookupError):  # a damaged one: the text is there all the same
-        return found
-    return found
+        return headings
+    return headings

@@ -103,16 +103,16 @@ def unwrap(block: str) -> str:
     return " ".join(block.split())
 
 
-def _hyphen_at_a_line_end(found: re.Match[str]) -> str:
+def _hyphen_at_a_line_end(match: re.Match[str]) -> str:
     """Return what stays of a hyphen between two lines: nothing where it cut a word in two; itself
     before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
-    text, at, end = found.string, found.start(), found.end()
+    text, at, end = match.string, match.start(), match.end()
     if not (text[at - 1].isalpha() and text[end].isalpha()):
-        return found[1]
+        return match[1]
     if text[end].isupper() and not (text[max(at - 2, 0) : at + 1] + text[end : end + 2]).isupper():
-        return found[1]
+        return match[1]
     is_address = _ADDRESS.search(text[max(0, at - _MAX_ADDRESS) : at]) is not None
-    return found[1] if is_address else ""
+    return match[1] if is_address else ""
 
 
 def paragraphs(text: str) -> list[str]:
@@ -123,17 +123,17 @@ def paragraphs(text: str) -> list[str]:
 
 def sentences(paragraph: str) -> list[str]:
     """Return the sentences of a paragraph. Abbreviations, initials and ordinals do not end one."""
-    found = []
+    sentence_list = []
     start = 0
     for match in _SENTENCE_END.finditer(paragraph):
         end = match.end()
         # Only the tail is cut out: a list of initials is one sentence with thousands of dots.
         if _NOT_AN_END.search(paragraph[max(start, end - _TAIL) : end].lstrip()):
             continue
-        found.append(paragraph[start:end].strip())
+        sentence_list.append(paragraph[start:end].strip())
         start = end
     rest = paragraph[start:].strip()
-    return [*found, rest] if rest else found
+    return [*sentence_list, rest] if rest else sentence_list
 
 
 def words(text: str) -> list[str]:
@@ -168,13 +168,13 @@ def _cut(plain: str) -> list[str]:
     """Return the words of a folded text."""
     if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
         return WORD.findall(plain)
-    found: list[str] = []
+    pieces: list[str] = []
     for word in WORD.findall(plain):
         if is_in_pairs(word):
-            found.extend(_pairs(word))
+            pieces.extend(_pairs(word))
         else:
-            found.append(word)
-    return found
+            pieces.append(word)
+    return pieces
 
 
 def normalised(text: str) -> str:
@@ -199,9 +199,9 @@ def is_in_pairs(word: str) -> bool:
 
 def content_words(text: str) -> list[str]:
     """Return the words that say something of the subject: no stop words, no lone Latin letters."""
-    found = words(text)
-    stop_words = stop_words_among(found)
-    return [word for word in found if word not in stop_words and len(word) > 1]
+    all_words = words(text)
+    stop_words = stop_words_among(all_words)
+    return [word for word in all_words if word not in stop_words and len(word) > 1]
 
 
 def count_words(text: str) -> int:

@@ -25,12 +25,12 @@ def sections_of(pages: Sequence[str]) -> list[str]:
     blocks = [block for page in pages for block in paragraphs(page)]
     if sum(bool(_HEADING.match(block)) for block in blocks) < 2:
         return ["\n\n".join(paragraphs(page)) for page in pages if page.strip()]
-    found: list[list[str]] = [[]]
+    sections: list[list[str]] = [[]]
     for block in blocks:
-        if _HEADING.match(block) and found[-1]:
-            found.append([])
-        found[-1].append(block)
-    return ["\n\n".join(section) for section in found if section]
+        if _HEADING.match(block) and sections[-1]:
+            sections.append([])
+        sections[-1].append(block)
+    return ["\n\n".join(section) for section in sections if section]
 
 
 def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:

@@ -37,13 +37,13 @@ _KNOWN_STEMS = 100_000
 
 def language_of(text: str) -> str | None:
     """Return the language of a text by Snowball's name; None where its stop words don't tell."""
-    found = words(text)
-    languages = languages_of(found)
+    text_words = words(text)
+    languages = languages_of(text_words)
     if len(languages) != 1:
         return None
     [language] = languages
-    number = sum(word in STOP_WORDS_BY_LANGUAGE[language] for word in found)
-    return language if number > _MIN_STOP_WORDS * len(found) else None
+    number = sum(word in STOP_WORDS_BY_LANGUAGE[language] for word in text_words)
+    return language if number > _MIN_STOP_WORDS * len(text_words) else None
 
 
 def stems(text: str) -> list[str]:
@@ -62,8 +62,8 @@ def stemmed(text: str) -> str:
             return plain
         plain = without_accents(plain)
 
-    def its_stem(found: re.Match[str]) -> str:
-        word = found.group()
+    def its_stem(match: re.Match[str]) -> str:
+        word = match.group()
         return word if is_in_pairs(word) else _stem(word, language)
 
     return WORD.sub(its_stem, plain)
@@ -82,18 +82,18 @@ def query_words(text: str, limit: int, language: str | None) -> list[tuple[str, 
     of them, each in all forms in which a text of that language may have it, None for of any. Two
     words with a form in common are one."""
     telling = frozenset(content_words(text))
-    found: list[tuple[str, ...]] = []
+    forms: list[tuple[str, ...]] = []
     taken: set[str] = set()
     for word in dict.fromkeys(accented_words(text)):
         if telling and without_accents(word) not in telling:
             continue
         its = _forms(word) if language is None else _forms_in(word, language)
         if taken.isdisjoint(its):
-            found.append(its)
+            forms.append(its)
         taken.update(its)
-        if len(found) == limit:
+        if len(forms) == limit:
             break
-    return found
+    return forms
 
 
 @lru_cache(maxsize=_KNOWN_STEMS)

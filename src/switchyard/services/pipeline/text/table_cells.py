@@ -94,7 +94,7 @@ def with_cells(
 def _likely_rows(rows: Sequence[list[Line]]) -> list[list[Line]]:
     """Return the rows that may be of a table, with numbers of several cells in one line: several
     that follow one another."""
-    found: list[list[Line]] = []
+    likely_rows: list[list[Line]] = []
     run: list[list[Line]] = []
     has_pair = False
     for row in [*rows, []]:
@@ -106,9 +106,9 @@ def _likely_rows(rows: Sequence[list[Line]]) -> list[list[Line]]:
             has_pair = has_pair or is_pair
             continue
         if len(run) >= MIN_ROWS and has_pair:
-            found += run
+            likely_rows += run
         run, has_pair = [], False
-    return found
+    return likely_rows
 
 
 @dataclass(slots=True)
@@ -127,15 +127,15 @@ class _LineOfWords:
     def cut(self, at: Sequence[int]) -> list[Line]:
         """Return the parts of the line, cut before the words with these numbers, each as wide as
         its words: the line may end in blanks."""
-        found = []
+        cells = []
         start = 0
         for first, last in pairwise([0, *at, len(self.words)]):
             words = self.words[first:last]
             end = _end_of(self.line.text, start, sum(len(word.text) for word in words))
             x0, x1 = words[0].x0, max(word.x1 for word in words)
-            found.append(replace(self.line, x0=x0, x1=x1, text=self.line.text[start:end].strip()))
+            cells.append(replace(self.line, x0=x0, x1=x1, text=self.line.text[start:end].strip()))
             start = end
-        return found
+        return cells
 
 
 def _end_of(text: str, start: int, letters: int) -> int:
@@ -183,10 +183,10 @@ def _rows(of_lines: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_Ro
     even = [_even_width(row) for row in rows]
     known = [width for width in even if width is not None]
     usual = median(known) if 2 * len(known) > len(rows) else _BLANK
-    found = []
+    cell_rows = []
     for row, width in zip(rows, even, strict=True):
         blank = max((width or usual) * max(each.line.size for each in row), 0.1)
-        found.append(
+        cell_rows.append(
             _Row(
                 row,
                 _spaces(row, blank),
@@ -197,7 +197,7 @@ def _rows(of_lines: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_Ro
                 blank,
             )
         )
-    return found
+    return cell_rows
 
 
 def _even_width(row: Sequence[_LineOfWords]) -> float | None:
@@ -222,16 +222,16 @@ def _by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, list[Wor
         first = int(line.y0 // step)
         for cell in range(first, min(int(line.y1 // step), first + _MAX_STEPS) + 1):
             near[cell].append(line)
-    found: defaultdict[int, list[Word]] = defaultdict(list)
+    words_by_line: defaultdict[int, list[Word]] = defaultdict(list)
     for word in words:
         x, y = (word.x0 + word.x1) / 2, (word.y0 + word.y1) / 2
         for line in near.get(int(y // step), ()):
             if line.y0 <= y <= line.y1 and line.x0 - 1 <= x <= line.x1 + 1:
-                found[id(line)].append(word)
+                words_by_line[id(line)].append(word)
                 break
     whole = {}
     for line in lines:
-        of_line = found.get(id(line), [])
+        of_line = words_by_line.get(id(line), [])
         if 0 < len(of_line) <= _MAX_WORDS:
             of_line.sort(key=lambda word: word.x0)
             letters = len("".join(line.text.split()))
@@ -242,7 +242,7 @@ def _by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, list[Wor
 
 def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
     """Return the spaces of a row that may be between cells."""
-    found: list[_Space] = []
+    spaces: list[_Space] = []
     for each in lines:
         pairs = list(pairwise(each.words))
         gaps = [(b.x0 - a.x1) / blank for a, b in pairs]
@@ -260,16 +260,16 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
             is_code = _CODE_END.search(a.text) or _COMMENT.match(b.text)
             is_wider = least >= _PADDED or blanks > _WIDER * max(least, 0.5) or len(gaps) == 1
             is_padding = blanks >= _PADDED and is_wider and not has_stretched and not is_code
-            found.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
+            spaces.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
     for before, after in pairwise(lines):
         left = before.words[-1].text if before.words else before.line.text
         right = after.words[0].text if after.words else after.line.text
         x0, x1 = before.x1, after.x0
         blanks = (x1 - x0) / blank
         if blanks >= _SHARED:
-            found.append(_Space(x0, x1, left, right, None, 0, blanks, blanks >= _PADDED))
-    found.sort(key=lambda space: space.x0)
-    return found[:_MAX_WORDS]
+            spaces.append(_Space(x0, x1, left, right, None, 0, blanks, blanks >= _PADDED))
+    spaces.sort(key=lambda space: space.x0)
+    return spaces[:_MAX_WORDS]
 
 
 def _is_number(text: str) -> bool:
@@ -322,7 +322,7 @@ class _River:
 
 def _rivers(rows: Sequence[_Row]) -> list[_River]:
     """Return the spaces that run down through rows."""
-    found: list[_River] = []
+    rivers: list[_River] = []
     active: list[_River] = []
     above: _Row | None = None
     for row in rows:
@@ -334,23 +334,23 @@ def _rivers(rows: Sequence[_Row]) -> list[_River]:
             _River(space.x0, space.x1, [space]) for space in row.spaces if id(space) not in taken
         ]
         active += begun
-        found += begun
+        rivers += begun
         above = row
-    return found
+    return rivers
 
 
 def _padded_parts(rows: Sequence[_Row]) -> dict[int, list[Line]]:
     """Return the cells of lines that follow one another and have as many padded cells each, by the
     line's identity. Those of letters of different widths need not stand below one another: they
     are put there."""
-    found: dict[int, list[Line]] = {}
+    lines_by_part: dict[int, list[Line]] = {}
     for count, run in groupby(rows, _count_padding):
         padded = list(run) if count else []
         if len(padded) >= MIN_ROWS:
             cut = [row.lines[0].cut([space.at for space in _padding(row)]) for row in padded]
             for row, cells in zip(padded, _stand_apart(cut), strict=True):
-                found[id(row.lines[0].line)] = cells
-    return found
+                lines_by_part[id(row.lines[0].line)] = cells
+    return lines_by_part
 
 
 def _count_padding(row: _Row) -> int:

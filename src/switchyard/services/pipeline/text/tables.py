@@ -35,13 +35,13 @@ def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
     """Do as `with_tables`, for lines that are in rows."""
     if not 2 * _MIN_ROWS <= sum(map(len, rows)) <= MAX_LINES:
         return rows
-    found = _replaced(rows)
-    return rows_of(found) if found else rows
+    replaced = _replaced(rows)
+    return rows_of(replaced) if replaced else rows
 
 
 def _replaced(rows: list[list[Line]]) -> list[Line]:
     """Return the lines, with each table as one of them; none where there is no table."""
-    found: list[Line] = []
+    lines: list[Line] = []
     run: list[list[Line]] = []
     tables = 0
     for row in [*rows, []]:
@@ -50,13 +50,13 @@ def _replaced(rows: list[list[Line]]) -> list[Line]:
         if run and not goes_on:
             table = _table_of(run)
             tables += table is not None
-            found.extend([line for each in run for line in each] if table is None else [table])
+            lines.extend([line for each in run for line in each] if table is None else [table])
             run = []
         if side_by_side:
             run.append(row)
         else:
-            found.extend(row)
-    return found if tables else []
+            lines.extend(row)
+    return lines if tables else []
 
 
 def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
@@ -110,14 +110,14 @@ def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
     """Return left and right edge of the columns, by the rows with the most cells: cells of others
     may reach over several."""
     most = max(len(row) for row in rows)
-    found: list[tuple[float, float]] = []
+    columns: list[tuple[float, float]] = []
     fullest = [line for row in rows if len(row) == most for line in row]
     for line in sorted(fullest, key=lambda line: line.x0):
-        if found and line.x0 <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], line.x1))
+        if columns and line.x0 <= columns[-1][1]:
+            columns[-1] = (columns[-1][0], max(columns[-1][1], line.x1))
         else:
-            found.append((line.x0, line.x1))
-    return found
+            columns.append((line.x0, line.x1))
+    return columns
 
 
 def _table(

@@ -35,13 +35,13 @@ def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
 
 def _columns(lines: Sequence[Line]) -> list[list[Line]]:
     """Join each line with those that follow right below it."""
-    found: list[list[Line]] = []
+    columns: list[list[Line]] = []
     for line in lines:
-        if found and _may_stand(line) and _is_below(found[-1][-1], line):
-            found[-1].append(line)
+        if columns and _may_stand(line) and _is_below(columns[-1][-1], line):
+            columns[-1].append(line)
         else:
-            found.append([line])
-    return found
+            columns.append([line])
+    return columns
 
 
 def _may_stand(line: Line) -> bool:

@@ -57,7 +57,7 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
     links = () if "nofollow" in robots else tuple(_links(tree))
     heading = _first(tree.xpath("//title//text()")) or _first(tree.xpath("//h1//text()"))
     about = extract_metadata(text, default_url=url)
-    found = extract(
+    page = extract(
         text,
         url=url,
         output_format="markdown",
@@ -67,7 +67,7 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
     )
     return WebText(
         title=_tag_content(about.title) or heading,
-        text=(found or "")[:MAX_TEXT],
+        text=(page or "")[:MAX_TEXT],
         author=_tag_content(about.author),
         date=_tag_content(about.date),
         language=_tag_content(about.language) or _tag_content(tree.get("lang")),
@@ -78,12 +78,12 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
 
 def _directives(tree: object) -> set[str]:
     """Return the directives of `<meta name="robots">` and of the one for us."""
-    found: set[str] = set()
+    directives: set[str] = set()
     for each in tree.xpath("//meta[@name and @content]")[:200]:  # type: ignore[attr-defined]
         if each.get("name", "").strip().lower() in ("robots", "switchyard"):
             words = each.get("content", "").lower().replace(",", " ").split()
-            found |= {"noindex", "nofollow"} if "none" in words else set(words)
-    return found
+            directives |= {"noindex", "nofollow"} if "none" in words else set(words)
+    return directives
 
 
 def _links(tree: object) -> Iterator[str]:
@@ -92,8 +92,8 @@ def _links(tree: object) -> Iterator[str]:
             yield str(each.get("href"))[:4000]
 
 
-def _first(found: list[object]) -> str:
-    return " ".join("".join(map(str, found[:20])).split())[:1000]
+def _first(values: list[object]) -> str:
+    return " ".join("".join(map(str, values[:20])).split())[:1000]
 
 
 def _tag_content(value: object) -> str | None:

@@ -107,12 +107,12 @@ def _outdated(text: str) -> SchemaOutdated:
 
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the error, what SQLAlchemy wrapped, and what its dialect had wrapped before."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     following: BaseException | None = error
-    while following is not None and following not in found:
-        found.append(following)
+    while following is not None and following not in errors:
+        errors.append(following)
         following = getattr(following, "orig", None) or following.__cause__
-    return found
+    return errors
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -113,8 +113,8 @@ class ContentHistory:
     """None for letters, which are only told apart."""
 
     def all(self) -> list[JobContent]:
-        found = (content for edit in self.edits for content in (edit.before, edit.after))
-        return [self.recorded, *(content for content in found if content is not None)]
+        contents = (content for edit in self.edits for content in (edit.before, edit.after))
+        return [self.recorded, *(content for content in contents if content is not None)]
 
     def is_edit(self, content: JobContent, redrives: int) -> bool:
         """Tell whether a redrive has made that content in the copy of that number."""

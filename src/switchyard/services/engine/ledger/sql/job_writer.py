@@ -239,14 +239,14 @@ class JobWriter:
         ids = list(job_ids)
         claims = [each for each in operations if isinstance(each, Claim)]
         select = self._select_with_content if claims else self._select
-        found = list(sql.fetch_locked(connection, select, ids))
+        locked_rows = list(sql.fetch_locked(connection, select, ids))
         records = [each for each in operations if isinstance(each, InsertJob)]
         if claims or records:
             rows.pauses = ActivePauses.from_records(load_pauses(connection))
         keys = list({each.idempotency_key for each in records if each.idempotency_key is not None})
         if keys:
-            found += sql.fetch_locked(connection, self._select_keys, keys)
-        for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
+            locked_rows += sql.fetch_locked(connection, self._select_keys, keys)
+        for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in locked_rows:
             started_at, key, fingerprint, join_id, joins, cancel_asked, has_checkpoint, *content = (
                 rest
             )

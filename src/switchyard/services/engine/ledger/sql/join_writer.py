@@ -194,10 +194,10 @@ class JoinWriter:
         return copy if done.rowcount else None
 
     def _load(self, connection: Connection, ids: list[str]) -> list[JoinRow]:
-        found = sql.fetch_locked(connection, self._select, ids)
+        rows = sql.fetch_locked(connection, self._select, ids)
         return [
             JoinRow(join_id, when_dead, bool(held), bool(again), JoinDelta(*numbers), fulfilled_at)
-            for join_id, when_dead, held, again, *numbers, fulfilled_at in found
+            for join_id, when_dead, held, again, *numbers, fulfilled_at in rows
         ]
 
     def _store(

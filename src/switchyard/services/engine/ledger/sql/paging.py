@@ -53,9 +53,9 @@ def fetch_page(
         each = [select(newest(query.where(part)).subquery().c._key) for part in parts]
         keys = connection.scalars(union_all(*each)) if each else ()
         query = query.where(among(connection, key, keys))
-    found = connection.execute(newest(query)).all()
-    rows: Sequence[Row[Any]] = found[:limit]
-    more = len(found) > limit
+    keyed_rows = connection.execute(newest(query)).all()
+    rows: Sequence[Row[Any]] = keyed_rows[:limit]
+    more = len(keyed_rows) > limit
     last = rows[-1]._mapping if more else None
     return Page(
         items=tuple(make(row) for row in rows),

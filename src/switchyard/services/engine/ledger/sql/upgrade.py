@@ -78,8 +78,8 @@ def _migrate(name: str, connection: Connection) -> bool:
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
     is_new = not has_tables(connection)
-    if not is_new and (found := read_tables_version(connection)) and found.is_newer:
-        found.require()
+    if not is_new and (version := read_tables_version(connection)) and version.is_newer:
+        version.require()
         return False
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))

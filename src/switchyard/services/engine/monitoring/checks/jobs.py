@@ -103,26 +103,26 @@ async def archive(system: DoctorContext) -> list[Diagnostic]:
     ledger, storage = system.need_ledger(), Storage(system.settings.files_url)
     try:
         async with asyncio.timeout(ARCHIVE_TIMEOUT):
-            found = await read_contents(ledger, storage)
+            contents = await read_contents(ledger, storage)
     except (TimeoutError, StorageUnavailable):
         return []  # the check of the storage tells of it
     answers = []
-    if found.missing:
-        number = pluralize(len(found.missing), "file")
-        detail = f"{number} missing, or damaged: {some([file.key for file in found.missing])}"
+    if contents.missing:
+        number = pluralize(len(contents.missing), "file")
+        detail = f"{number} missing, or damaged: {some([file.key for file in contents.missing])}"
         remedy = (
             "is JOBS_STORAGE_URL right? Put them back from a backup; where they are lost, remove "
             "what is left of them, and then `jobctl archive forget`: queries go on without them"
         )
         answers.append(failure("archive", Finding.ARCHIVE_DAMAGED, detail, remedy))
     lately = ledger.clock.time() - LEFTOVER_SECONDS
-    left = [each.key for each in found.leftovers if each.modified.timestamp() < lately]
+    left = [each.key for each in contents.leftovers if each.modified.timestamp() < lately]
     if left:
         detail = f"{pluralize(len(left), 'file')} of an interrupted step: {some(left)}"
         remedy = "delete them from the storage: nobody reads them, and their jobs are in the ledger"
         answers.append(warning("archive", Finding.ARCHIVE_LEFTOVER, detail, remedy))
-    if found.files and not answers:
-        answers.append(ok("archive", f"{pluralize(len(found.files), 'file')}, all there"))
+    if contents.files and not answers:
+        answers.append(ok("archive", f"{pluralize(len(contents.files), 'file')}, all there"))
     return answers
 
 

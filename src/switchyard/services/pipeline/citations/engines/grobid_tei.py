@@ -31,8 +31,8 @@ def entries_of(answer: bytes) -> list[TeiEntry]:
     """
     if not answer.strip():
         return []
-    found = list(xml_tree(answer, "GROBID").iter(f"{_TEI}biblStruct"))[:_MAX_ENTRIES]
-    return [_entry(each) for each in sorted(found, key=_number)]
+    elements = list(xml_tree(answer, "GROBID").iter(f"{_TEI}biblStruct"))[:_MAX_ENTRIES]
+    return [_entry(each) for each in sorted(elements, key=_number)]
 
 
 def _number(element: ET.Element) -> int:

@@ -113,14 +113,14 @@ def works_by_key(
     works: Sequence[CitedWork | None], keys: Mapping[str, str]
 ) -> dict[str, CitedWork]:
     """Return works by the keys of the questions for their DOIs (`keys_by_doi`)."""
-    found: dict[str, CitedWork] = {}
+    by_key: dict[str, CitedWork] = {}
     for work in works:
         if work is None:
             continue
         for doi in (work.doi, ARXIV_DOI + work.arxiv_id):
             if doi in keys:
-                found.setdefault(keys[doi], work)
-    return found
+                by_key.setdefault(keys[doi], work)
+    return by_key
 
 
 def work_or_none(**fields: Any) -> CitedWork | None:
@@ -142,8 +142,8 @@ def person_of(name: str) -> Person:
 
 
 def doi_in(value: Any) -> str:
-    found = re.search(r"10\.\d{4,9}/\S{1,300}", text_in(value).lower())
-    return found.group() if found else ""
+    match = re.search(r"10\.\d{4,9}/\S{1,300}", text_in(value).lower())
+    return match.group() if match else ""
 
 
 def last_part(value: Any, form: str) -> str:

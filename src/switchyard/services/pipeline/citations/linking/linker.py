@@ -200,7 +200,7 @@ class Linker:
                 answered = is_incomplete = True
                 continue
             try:
-                found = await self._look_up(catalogue, left)
+                found_works = await self._look_up(catalogue, left)
                 answered = True
             except (SourceUnavailable, InvalidSourceResponse) as error:
                 self._log.warning(
@@ -227,7 +227,7 @@ class Linker:
                 )
                 answered = True
                 continue
-            for key, works in found.items():
+            for key, works in found_works.items():
                 answers[key] += [
                     {"provider": catalogue.name, "work": work.as_json()} for work in works
                 ]
@@ -244,8 +244,8 @@ class Linker:
         if questions[0].method is not LookupMethod.SEARCH:
 
             async def ask() -> dict[str, list[CitedWork]]:
-                found = await catalogue.by_identifiers(questions)
-                return {key: [work] for key, work in found.items()}
+                works = await catalogue.by_identifiers(questions)
+                return {key: [work] for key, work in works.items()}
 
         else:
 
@@ -266,8 +266,8 @@ class Linker:
         """Ask, and again as long as a busy catalogue's pause is short."""
         while True:
             try:
-                found: dict[str, list[CitedWork]] = await ask()
-                return found
+                works: dict[str, list[CitedWork]] = await ask()
+                return works
             except SourceBusy as error:
                 if error.wait > TURN_TIMEOUT:
                     raise
