@@ -82,3 +82,14 @@ def test_a_pattern_of_somebody_elses_own_is_shown_as_it_is() -> None:
         Person(shirt="m")
 
     assert "^x+l$" in describe(failed.value)
+
+
+WIDE_AND_COUNTED = re.compile(r"((?<!\\)\.|\\[wWsSdD]|\[(\^|[^\]]*\\[wWsSdD])[^\]]*\])\{")
+"""Repeated so many times: any character, or one of all scripts."""
+
+
+def test_what_a_pattern_counts_is_ascii_as_all_else_takes_megabytes_to_compile() -> None:
+    for wide in (r"^(a|/.{1,4000})$", r"^[A-Za-z0-9][\w.-]{0,95}$", r"^[^\x00]{1,9}$", r"\d{4}"):
+        assert WIDE_AND_COUNTED.search(wide), wide
+    for pattern in patterns.IN_WORDS:
+        assert not WIDE_AND_COUNTED.search(pattern), pattern

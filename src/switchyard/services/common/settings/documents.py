@@ -31,6 +31,7 @@ class DocumentSettings(BaseSettings, defer_build=True):
     embed_offline: str = Field(
         default="wordllama",
         pattern=patterns.EMBEDDER,
+        max_length=4000,
         description="Embedder without a server: `wordllama` compares meaning and is best for "
         "English; `hashed` compares words, in any script; `minilm` is all-MiniLM-L6-v2, better and "
         "slower, of the extra `minilm`; or the folder (`/…`) of a sentence model in ONNX or BERT. "
