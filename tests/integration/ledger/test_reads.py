@@ -186,7 +186,7 @@ async def test_jobs_are_counted_by_lane_and_state(ledger: Ledger) -> None:
     }
 
 
-async def test_ended_jobs_are_counted_anew_when_that_was_quick_or_is_long_ago(
+async def test_ended_jobs_are_counted_anew_unless_they_are_many_and_that_takes_long(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b", "c"):
@@ -196,6 +196,8 @@ async def test_ended_jobs_are_counted_anew_when_that_was_quick_or_is_long_ago(
     monkeypatch.setattr(job_reads, "COUNT_SECONDS", 0.0)  # from now on no count is quick
     monkeypatch.setattr(job_reads, "COUNT_REST_RATIO", 1e9)
     await set_columns(ledger, "b", state="succeeded")
+    assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2, State.PENDING: 1}}
+    monkeypatch.setattr(job_reads, "MANY_ENDED", 2)
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2, State.PENDING: 1}}
     await set_columns(ledger, "c", state="succeeded")
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2}}

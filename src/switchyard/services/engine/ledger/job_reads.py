@@ -87,6 +87,8 @@ NEW_SECONDS = 3 * DAY
 COUNT_SECONDS = 0.1
 COUNT_REST_RATIO = 20.0
 """Ended jobs take at most about a twentieth of the time to count, however often somebody looks."""
+MANY_ENDED = 100_000
+"""Fewer are counted each time: where that is slow, the machine is busy with something else."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
 
@@ -204,8 +206,9 @@ class JobReads(Repository):
     def counts(self, connection: Connection) -> dict[str, dict[State, int]]:
         """Count jobs by lane and state; states without jobs are left out.
 
-        To count those that have ended takes seconds where there are ten million. Where it takes
-        more than COUNT_SECONDS, they are as they were up to COUNT_REST_RATIO times as long ago.
+        To count those that have ended takes seconds where there are ten million. Where they are
+        MANY_ENDED and that takes more than COUNT_SECONDS, they are as they were up to
+        COUNT_REST_RATIO times as long ago.
         """
         began = time.monotonic()
         counts = _counts(connection, [state for state in State if state not in FINISHED])
@@ -213,7 +216,9 @@ class JobReads(Repository):
             self._ended = _counts(connection, sorted(FINISHED))
             ended_at = time.monotonic()
             took = ended_at - began
-            self._count_again_at = ended_at + took * COUNT_REST_RATIO * (took > COUNT_SECONDS)
+            number = sum(sum(by_state.values()) for by_state in self._ended.values())
+            if took > COUNT_SECONDS and number >= MANY_ENDED:
+                self._count_again_at = ended_at + took * COUNT_REST_RATIO
         for lane, numbers in self._ended.items():
             counts.setdefault(lane, {}).update(numbers)
         return counts
