@@ -40,5 +40,5 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return what can be named in the place of `name`: the nearest one first, then all."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
-    listed = f"known are: {', '.join(names) or 'none'}"
-    return f"did you mean {near[0]!r}? {listed}" if near else listed
+    names_text = f"known are: {', '.join(names) or 'none'}"
+    return f"did you mean {near[0]!r}? {names_text}" if near else names_text

@@ -37,16 +37,16 @@ def day(name: str, value: Day | None) -> str | None:
 
 
 def _moment(name: str, value: object, sign: int) -> datetime:
-    made: object = value
+    moment: object = value
     try:
-        if isinstance(made, str):
-            made = _read(made)
-        if isinstance(made, timedelta):
-            made = datetime.now(UTC) + sign * made
+        if isinstance(moment, str):
+            moment = _read(moment)
+        if isinstance(moment, timedelta):
+            moment = datetime.now(UTC) + sign * moment
     except (ValueError, OverflowError):
-        made = None
-    if isinstance(made, datetime) and made.tzinfo is not None:
-        return made
+        moment = None
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        return moment
     raise ValueError(
         f"{name} is {str(value)[:100]!r}: give a datetime with a time zone, such a time in ISO "
         f"8601, or a duration, as a timedelta or as text, {DURATION_HELP}"

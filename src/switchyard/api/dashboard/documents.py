@@ -259,8 +259,8 @@ async def _costs(state: ApiState, run: Sequence[JobSummary]) -> dict[str, float]
 
 async def _references(documents: DocumentService, document_id: str) -> list[dict[str, Any]]:
     result = await _if_made(documents.references(document_id))
-    listed = [] if result is None else result["references"][:MAX_REFERENCES]
-    return [{**each, "links": _links_of(each)} for each in listed]
+    references = [] if result is None else result["references"][:MAX_REFERENCES]
+    return [{**each, "links": _links_of(each)} for each in references]
 
 
 def _links_of(reference: Mapping[str, Any]) -> dict[str, str]:

@@ -59,8 +59,10 @@ async def pause(
     pause_request = PauseRequest(
         scope=scope, target=target.strip(), reason=reason.strip() or None, seconds=seconds
     )
-    made = await make_pause(pause_request, request, Response(), state)
-    return done(VIEWS[back], f"The {made.scope} {made.target} is paused: its jobs do not begin.")
+    pause_view = await make_pause(pause_request, request, Response(), state)
+    return done(
+        VIEWS[back], f"The {pause_view.scope} {pause_view.target} is paused: its jobs do not begin."
+    )
 
 
 @router.post("/{pause_id}/resume", dependencies=ADMIN)

@@ -31,7 +31,7 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
     """Show the workers that are current, or all that the ledger knows."""
     now = state.ledger.clock.time()
     workers = await state.ledger.workers.list_workers()
-    listed = [each for each in workers if everything or is_current(each, now)]
+    shown = [each for each in workers if everything or is_current(each, now)]
     running: defaultdict[str | None, list[JobSummary]] = defaultdict(list)
     page = await state.ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=MAX_RUNNING)
     for job in page.items:
@@ -42,7 +42,7 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
         sources[lane.name] = sorted(counted.items(), key=lambda each: -each[1])[:MAX_SOURCES]
     context = {
         "workers": view_workers(
-            listed,
+            shown,
             await state.ledger.workers.lacking(),
             takeover_after=state.settings.takeover_after,
             now=now,
@@ -54,6 +54,6 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
         "everything": everything,
         "pauses": await pauses_in_force(state.ledger),
         "types": sorted(each.name for each in state.registry),
-        "hidden": len(workers) - len(listed),
+        "hidden": len(workers) - len(shown),
     }
     return DashboardPage("workers.html", context, title="Workers")

@@ -74,7 +74,7 @@ class BulkRoutes(Generic[V]):
     def add_to(self, router: Routes) -> None:
         """Add the routes that list, show, pause and resume operations of this kind."""
         id_name, plural = f"{self.noun}_id", f"{self.noun}s"
-        one = f"{self.path}/{{{id_name}}}"
+        one_path = f"{self.path}/{{{id_name}}}"
         operation_id: Any = Path(
             alias=id_name,
             pattern=self.id_pattern,
@@ -105,7 +105,7 @@ class BulkRoutes(Generic[V]):
             return self.page.model_validate({plural: views, "next_cursor": page.next_cursor})
 
         @router.get(
-            one,
+            one_path,
             name=f"show{self.suffix}",
             response_model=self.view,
             dependencies=self.reads,
@@ -116,7 +116,7 @@ class BulkRoutes(Generic[V]):
             return await self.found(state, operation_id)
 
         @router.post(
-            f"{one}/pause",
+            f"{one_path}/pause",
             name=f"pause{self.suffix}",
             response_model=self.view,
             dependencies=self.changes,
@@ -128,7 +128,7 @@ class BulkRoutes(Generic[V]):
             return await self.changed(state, request, operation_id)
 
         @router.post(
-            f"{one}/resume",
+            f"{one_path}/resume",
             name=f"resume{self.suffix}",
             response_model=self.view,
             dependencies=self.changes,

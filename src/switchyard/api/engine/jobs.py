@@ -272,11 +272,11 @@ async def references_of_job(
     """Show the result of a job on references: `references`, and `citations` if it extracted them;
     or only the references in another format. 409 until the job has succeeded.
     """
-    made = await desk.references(job_id)
+    result = await desk.references(job_id)
     return (
-        made
+        result
         if reference_format is ReferenceFormat.JSON
-        else in_format(made["references"], reference_format)
+        else in_format(result["references"], reference_format)
     )
 
 

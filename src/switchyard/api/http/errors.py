@@ -194,11 +194,11 @@ def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
 def _invalid_request(errors: Sequence[Any]) -> Problem:
     if any(error["type"] == "json_invalid" for error in errors):
         return Problem("malformed-request", "the body is not valid JSON")
-    listed: list[dict[str, Any]] = [
+    error_list: list[dict[str, Any]] = [
         {"location": list(error["loc"]), "message": complaint(error)} for error in errors[:50]
     ]
-    text = "; ".join(at_place(each["location"], each["message"]) for each in listed[:3])
-    return Problem("invalid", text, errors=listed)
+    text = "; ".join(at_place(each["location"], each["message"]) for each in error_list[:3])
+    return Problem("invalid", text, errors=error_list)
 
 
 def _answer_status(error: StarletteHTTPException) -> Problem:

@@ -70,12 +70,12 @@ class Problem(HTTPException):
 
 def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
     """Make the problem of a request with invalid fields, which stand in that part of it."""
-    listed = [{"location": [place, *each.at], "message": each.message} for each in errors]
+    error_list = [{"location": [place, *each.at], "message": each.message} for each in errors]
     text = "; ".join(
         at_place((place, *each.at), each.message) if each.at else each.message
         for each in errors[:3]
     )
-    return Problem("invalid", text, errors=listed)
+    return Problem("invalid", text, errors=error_list)
 
 
 def at_place(location: Iterable[str | int], message: str) -> str:

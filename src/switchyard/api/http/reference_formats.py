@@ -46,5 +46,5 @@ def in_format(
     references: Sequence[Mapping[str, Any]], reference_format: ReferenceFormat
 ) -> Response:
     """References as jobs keep them, as the answer to a request."""
-    made = export_references(references, reference_format)
-    return Response(made.content, media_type=made.media_type)
+    export = export_references(references, reference_format)
+    return Response(export.content, media_type=export.media_type)

@@ -284,8 +284,8 @@ def view_batch(batch: OpenAiBatch) -> models.OpenAiBatchView:
     }
     errors = None
     if batch.errors:
-        listed = [models.BatchErrorView(**each) for each in batch.errors]
-        errors = models.BatchErrorList(data=listed)
+        error_list = [models.BatchErrorView(**each) for each in batch.errors]
+        errors = models.BatchErrorList(data=error_list)
     counts = models.BatchCounts(total=batch.total, completed=batch.completed, failed=batch.failed)
     return models.OpenAiBatchView(
         id=batch.id,

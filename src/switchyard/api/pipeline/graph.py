@@ -81,8 +81,8 @@ async def neighbours(
         ),
         node,
     )
-    listed = [models.NeighbourView.from_record(each) for each in page.items]
-    return models.NeighbourList(neighbours=listed, next_cursor=page.next_cursor)
+    views = [models.NeighbourView.from_record(each) for each in page.items]
+    return models.NeighbourList(neighbours=views, next_cursor=page.next_cursor)
 
 
 @router.get("/neighbourhood", responses=NODE_PROBLEMS)

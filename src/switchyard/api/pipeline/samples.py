@@ -52,5 +52,5 @@ async def generate_documents(
         response.headers.update(POLL_AFTER)
         return SamplesView(job_id=ordered.job_id)
     response.status_code = 201
-    made = [SampleView.model_validate(each) for each in ordered.documents]
-    return SamplesView(job_id=ordered.job_id, documents=made)
+    views = [SampleView.model_validate(each) for each in ordered.documents]
+    return SamplesView(job_id=ordered.job_id, documents=views)

@@ -24,9 +24,9 @@ def view_crawl_details(progress: CrawlProgress, pages: Sequence[ListedPage]) -> 
     return CrawlDetails.from_record(view_crawl(progress), last_pages=last_pages)
 
 
-def view_crawl_page(listed: ListedPage) -> CrawlPageView:
+def view_crawl_page(page: ListedPage) -> CrawlPageView:
     """Show a page of a crawl."""
-    return CrawlPageView.from_record(listed.page, state=listed.state, outcome=listed.outcome)
+    return CrawlPageView.from_record(page.page, state=page.state, outcome=page.outcome)
 
 
 def view_index(index: OpenIndex, generations: Iterable[GenerationReport]) -> IndexView:

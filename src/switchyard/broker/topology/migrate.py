@@ -112,8 +112,8 @@ async def plan(client: ManagementClient, target: Topology) -> list[Step]:
     return sorted(steps, key=lambda step: (step.lane == "hot", step.lane, step.name))
 
 
-def _same(one: Queue, other: Queue) -> bool:
-    return one.declare_arguments == other.declare_arguments
+def _same(queue: Queue, other: Queue) -> bool:
+    return queue.declare_arguments == other.declare_arguments
 
 
 def _left_over(policies: Iterable[Policy], name: str) -> bool:
@@ -222,12 +222,12 @@ class Migration:
         await self.client.delete_queue(temporary)
         await self.client.delete_exchange(temporary)
 
-    async def _rebind(self, one: str, other: str) -> None:
+    async def _rebind(self, old_name: str, other: str) -> None:
         """Give one queue's bindings to another, which has each before the first one loses it."""
         own = [
             each
             for each in await self.client.bindings()
-            if each.destination == one
+            if each.destination == old_name
             and each.destination_type == "queue"
             and not each.source.startswith(STAND_IN_PREFIX)
         ]

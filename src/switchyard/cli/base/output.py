@@ -132,12 +132,12 @@ def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()
     """
     from rich.table import Table
 
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    new_table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
-        made.add_column(
+        new_table.add_column(
             name, no_wrap=name not in flexible, justify="right" if name in right else "left"
         )
-    return made
+    return new_table
 
 
 def add_row(rows: Table, *cells: str) -> None:

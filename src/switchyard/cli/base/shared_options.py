@@ -75,8 +75,8 @@ def with_options(
 
         @wraps(command)
         def run_it(**arguments: Any) -> None:
-            made = shared(**{option: arguments.pop(option) for option in options})
-            command(**arguments, **{name: made})
+            options_value = shared(**{option: arguments.pop(option) for option in options})
+            command(**arguments, **{name: options_value})
 
         run_it.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run_it.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -169,8 +169,8 @@ def show(
     async def work(desk: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
         return await desk.show(crawl_id), await desk.pages(crawl_id, limit=max(1, pages))
 
-    progress, listed = _with_desk(work)
-    shown = listed.items[:pages]
+    progress, crawl_page = _with_desk(work)
+    shown = crawl_page.items[:pages]
     if as_json:
         from switchyard.api.views.pipeline import view_crawl_details
 

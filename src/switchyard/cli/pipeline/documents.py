@@ -204,23 +204,23 @@ def result(
 ) -> None:
     """Show the results of a document: summary, links to similar documents, counts."""
     with api_client() as client:
-        made = client.document_result(document_id, with_text=text)
+        document_result = client.document_result(document_id, with_text=text)
     if as_json:
-        print_json(made)
+        print_json(document_result)
         return
-    summary = made.get("summary") or {}
+    summary = document_result.get("summary") or {}
     print_rows(
         (
-            ("Title", made.get("title") or ""),
-            ("Source", made.get("source") or ""),
-            ("Pages", str(made.get("page_count") or "")),
-            ("Words", str(made.get("word_count") or "")),
+            ("Title", document_result.get("title") or ""),
+            ("Source", document_result.get("source") or ""),
+            ("Pages", str(document_result.get("page_count") or "")),
+            ("Words", str(document_result.get("word_count") or "")),
             ("Summary", summary.get("summary") or ""),
-            *(("Similar", _link(each)) for each in made.get("links") or ()),
+            *(("Similar", _link(each)) for each in document_result.get("links") or ()),
         )
     )
     if text:
-        _print_pages(made)
+        _print_pages(document_result)
 
 
 @app.command()
@@ -247,11 +247,11 @@ def text(
     """Print the text of a file, without storing it as a document."""
     refuse_id(file, "jobctl documents page {} 1")
     with api_client() as client:
-        made = client.text_of(file, timeout=optional_duration(timeout))
+        text_result = client.text_of(file, timeout=optional_duration(timeout))
     if as_json:
-        print_json(made)
+        print_json(text_result)
     else:
-        _print_pages(made)
+        _print_pages(text_result)
 
 
 def _wait(
@@ -324,6 +324,6 @@ def _link(link: dict[str, Any]) -> str:
     return f"{link['document_id']}  {link['similarity']:.2f}"
 
 
-def _print_pages(made: dict[str, Any]) -> None:
-    for page in made.get("pages") or ():
+def _print_pages(result: dict[str, Any]) -> None:
+    for page in result.get("pages") or ():
         echo(page["text"])

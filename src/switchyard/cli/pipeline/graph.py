@@ -165,14 +165,14 @@ def path(
     if as_json:
         print_json(paths)
         return
-    out = console()
+    terminal = console()
     for number, way in enumerate(paths.paths):
         if number:
-            out.print()
-        out.print(_describe_node(way.nodes[0]))
+            terminal.print()
+        terminal.print(_describe_node(way.nodes[0]))
         for node, edge in zip(way.nodes[1:], way.edges, strict=True):
             arrow = f"─ {edge.kind} →" if edge.target == node.key else f"← {edge.kind} ─"
-            out.print(f"  {arrow} {_describe_node(node)}")
+            terminal.print(f"  {arrow} {_describe_node(node)}")
     if not paths.paths:
         say(f"No path of at most {longest} edges found.")
     if not paths.complete:

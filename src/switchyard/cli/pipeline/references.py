@@ -52,11 +52,11 @@ def references(
         if written is not None:
             echo(client.bibliography(document_id, written.value).removesuffix("\n"))
             return
-        made = client.document_references(document_id)
+        result = client.document_references(document_id)
     if as_json:
-        print_json(made)
+        print_json(result)
         return
-    _print_references(made)
+    _print_references(result)
 
 
 def bibliography(
@@ -79,14 +79,14 @@ def bibliography(
         if written is not None:
             echo(client.job_bibliography(ordered.job_id, written.value).removesuffix("\n"))
             return
-        made = ordered.result or client.job_references(ordered.job_id)
+        result = ordered.result or client.job_references(ordered.job_id)
     if as_json:
-        print_json(made)
+        print_json(result)
     else:
-        _print_references(made)
+        _print_references(result)
 
 
-def _print_references(made: dict[str, Any]) -> None:
+def _print_references(result: dict[str, Any]) -> None:
     rows = table(
         "LABEL",
         "AUTHORS",
@@ -96,7 +96,7 @@ def _print_references(made: dict[str, Any]) -> None:
         flexible=("AUTHORS", "TITLE", "IN"),
         right=("YEAR",),
     )
-    for reference in made["references"]:
+    for reference in result["references"]:
         authors = [person["family"] for person in reference.get("authors", ())]
         shown = ", ".join(authors[:3]) + (" …" if len(authors) > 3 else "")
         add_row(
@@ -109,6 +109,6 @@ def _print_references(made: dict[str, Any]) -> None:
         )
     console().print(rows)
     say(
-        f"{pluralize(len(made['references']), 'reference')}, "
-        f"cited at {pluralize(len(made['citations']), 'place')}"
+        f"{pluralize(len(result['references']), 'reference')}, "
+        f"cited at {pluralize(len(result['citations']), 'place')}"
     )

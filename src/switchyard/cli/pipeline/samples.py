@@ -106,13 +106,13 @@ def generate_documents(
     `jobctl samples generate --help`.
     """
     with api_client() as client:
-        made = client.generate_documents(count, seed=seed, kinds=kind, languages=language)
+        samples = client.generate_documents(count, seed=seed, kinds=kind, languages=language)
     if as_json:
-        print_json(made)
+        print_json(samples)
         return
-    if made.documents is None:
-        echo(made.job_id)
+    if samples.documents is None:
+        echo(samples.job_id)
         return
-    for document in made.documents:
+    for document in samples.documents:
         echo(f"{document.document_id}  {one_line(document.filename)}")
-    say(f"made by job {made.job_id}")
+    say(f"made by job {samples.job_id}")

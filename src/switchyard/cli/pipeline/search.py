@@ -106,11 +106,13 @@ def search(
     if not answer.hits:
         say(f"Nothing found.{hint}")
         return
-    out = console()
+    terminal = console()
     for hit in answer.hits:
         title = cell(hit.title)
         where = f"{cell(hit.document_id)}  {hit.score:.2f}"
-        out.print(f"[bold]{title}[/], page {hit.page}  [dim]{where}[/]")
-        out.print(f"  {cell(hit.snippet)}")
+        terminal.print(f"[bold]{title}[/], page {hit.page}  [dim]{where}[/]")
+        terminal.print(f"  {cell(hit.snippet)}")
         if hit.unreadable_pages:
-            out.print(f"  [dim]not searched: unreadable {page_ranges(hit.unreadable_pages)}[/]")
+            terminal.print(
+                f"  [dim]not searched: unreadable {page_ranges(hit.unreadable_pages)}[/]"
+            )

@@ -170,11 +170,11 @@ def forget(yes: YesOption = False, as_json: JsonOption = False) -> None:
             "are not in the storage?",
             abort=True,
         )
-    gone = run(_forget(settings))
+    forgotten = run(_forget(settings))
     if as_json:
-        print_json({"files": [_file_as_json(file) for file in gone]})
+        print_json({"files": [_file_as_json(file) for file in forgotten]})
         return
-    say(f"{pluralize(len(gone), 'file')} forgotten.")
+    say(f"{pluralize(len(forgotten), 'file')} forgotten.")
 
 
 async def _contents(settings: Settings) -> ArchiveContents:

@@ -194,9 +194,13 @@ class Autoscaler:
         pids = {each.name: each.process.pid for each in self._supervisor.children if each.process}
         for kind in self._spans:
             names = self._names(kind)
-            mine = load.get(kind)
-            waited = 0.0 if mine is None or mine.oldest is None else max(0.0, now - mine.oldest)
-            by_pid = {} if mine is None else mine.running
+            kind_load = load.get(kind)
+            waited = (
+                0.0
+                if kind_load is None or kind_load.oldest is None
+                else max(0.0, now - kind_load.oldest)
+            )
+            by_pid = {} if kind_load is None else kind_load.running
             self._running |= {name: by_pid.get(pids.get(name, 0), 0) for name in names}
             seen[kind] = KindLoad(
                 processes=len(names),

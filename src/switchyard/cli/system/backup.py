@@ -240,10 +240,10 @@ def _tell_what_lacks(manifest: Manifest) -> None:
 
 
 def _as_json(archive: Path, manifest: Manifest) -> dict[str, Any]:
-    listed = manifest.model_dump(exclude={"members"})
+    values = manifest.model_dump(exclude={"members"})
     return {
         "archive": str(archive),
-        **listed,
+        **values,
         "files": manifest.files,
         "bytes": manifest.bytes,
     }

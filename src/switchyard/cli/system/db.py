@@ -55,5 +55,5 @@ def users(
 
     settings = load_settings()
     url, given = settings.ledger_url, settings.database_passwords
-    made = run(make_database_users(url, prefix, renew=renew, passwords=given))
-    print_users(made, lambda: url, given, as_json=as_json)
+    made_users = run(make_database_users(url, prefix, renew=renew, passwords=given))
+    print_users(made_users, lambda: url, given, as_json=as_json)

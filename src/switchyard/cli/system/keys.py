@@ -102,12 +102,12 @@ def create(
         budget_per_day,
         budget_per_month,
     )
-    made = run(_create(settings, name, scopes, limits))
+    new_key = run(_create(settings, name, scopes, limits))
     if as_json:
-        print_json({"id": made.id, "key": made.key, "scopes": [str(each) for each in scopes]})
+        print_json({"id": new_key.id, "key": new_key.key, "scopes": [str(each) for each in scopes]})
         return
-    say(f"Key {made.id} ({', '.join(scopes)}). It is not shown again:")
-    echo(made.key)
+    say(f"Key {new_key.id} ({', '.join(scopes)}). It is not shown again:")
+    echo(new_key.key)
     say(
         "From now on every request to the HTTP API needs a key, also from this machine; jobctl and "
         "the Python client send the one in JOBS_API_KEY."

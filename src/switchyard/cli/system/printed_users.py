@@ -35,7 +35,7 @@ class _Made(Protocol):
 
 
 def print_users(
-    made: Sequence[_Made], url: Callable[[], str], named: Collection[str], *, as_json: bool
+    made_users: Sequence[_Made], url: Callable[[], str], named: Collection[str], *, as_json: bool
 ) -> None:
     """Print each user with its address, which is `url` with the user's login; or why no password
     has to be told. `named` are the roles whose passwords come from the settings."""
@@ -45,12 +45,12 @@ def print_users(
         each.name: with_login(url(), f"{quote(each.name)}:{each.password}")
         if each.password is not None
         else None
-        for each in made
+        for each in made_users
     }
     if as_json:
-        print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
+        print_json([{"name": each.name, "url": addresses[each.name]} for each in made_users])
         return
-    for each in made:
+    for each in made_users:
         say(f"{each.name}: {each.role.purpose}")
         if each.role.name in named:
             known = f"its password is that of JOBS_{each.role.name.upper()}_PASSWORD"

@@ -224,9 +224,9 @@ def load_shared_modules(*, postgres: bool = False) -> None:
     the API if it is installed; make what each process would make of them at its start."""
     for name in (*SHARED_MODULES, *(POSTGRES_MODULES if postgres else ())):
         import_module(name)
-    made = import_module(PROGRAM).shared_commands().commands
+    commands = import_module(PROGRAM).shared_commands().commands
     for command in COMMANDS:
-        cast("LazyCommand", made[command]).loaded  # noqa: B018
+        cast("LazyCommand", commands[command]).loaded  # noqa: B018
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.wings import job_modules
 

@@ -142,10 +142,10 @@ def users(
     quiet_logs()
     settings = load_settings()
     passwords = settings.role_passwords
-    made = _on_broker(
+    made_users = _on_broker(
         settings, lambda client: make_users(client, prefix, renew=renew, passwords=passwords)
     )
-    print_users(made, settings.require_amqp_url, passwords, as_json=as_json)
+    print_users(made_users, settings.require_amqp_url, passwords, as_json=as_json)
 
 
 async def _mark(settings: Settings) -> str | None:

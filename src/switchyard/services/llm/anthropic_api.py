@@ -268,31 +268,31 @@ def _tools(chat: Mapping[str, Any]) -> dict[str, Any]:
     tools, choice = chat.get("tools"), chat.get("tool_choice")
     if not tools:
         return {}
-    made: dict[str, Any] = {}
+    tool_choice: dict[str, Any] = {}
     match choice:
         case None:
             pass
         case str() if choice in _TOOL_CHOICES:
-            made = {"type": _TOOL_CHOICES[choice]}
+            tool_choice = {"type": _TOOL_CHOICES[choice]}
         case {"type": "function", "function": {"name": name}}:
-            made = {"type": "tool", "name": name}
+            tool_choice = {"type": "tool", "name": name}
         case _:
             raise LlmBadRequest(
                 "tool_choice: for Anthropic's API it is auto, none, required, or one function"
             )
-    if chat.get("parallel_tool_calls") is False and made.get("type") != "none":
-        made = {"type": "auto", **made, "disable_parallel_tool_use": True}
-    listed = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
-    return {"tools": listed} | ({"tool_choice": made} if made else {})
+    if chat.get("parallel_tool_calls") is False and tool_choice.get("type") != "none":
+        tool_choice = {"type": "auto", **tool_choice, "disable_parallel_tool_use": True}
+    tool_list = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+    return {"tools": tool_list} | ({"tool_choice": tool_choice} if tool_choice else {})
 
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
     match tool:
         case {"type": "function", "function": {"name": name, **more}}:
-            made = {"name": name, "input_schema": more.get("parameters") or _NO_PARAMETERS}
+            translated = {"name": name, "input_schema": more.get("parameters") or _NO_PARAMETERS}
             if more.get("description") is not None:
-                made["description"] = more["description"]
-            return made | ({"strict": True} if more.get("strict") is True else {})
+                translated["description"] = more["description"]
+            return translated | ({"strict": True} if more.get("strict") is True else {})
     raise LlmBadRequest(f"{place}: only functions with a name can be made tools of Anthropic's API")
 
 

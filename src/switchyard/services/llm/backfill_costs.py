@@ -60,10 +60,10 @@ async def short_budget(
 ) -> str | None:
     """Say which budget, of a backfill or of the day, was too short for its last call; None where
     none was. Raises LedgerError."""
-    mine = ("day:", f"backfill:{backfill_id}")
+    prefixes = ("day:", f"backfill:{backfill_id}")
     per_day = settings.llm_budget_per_day if asks_models else None
     for budget in await LlmLedger(ledger).spending.llm_budgets(per_day=per_day):
-        if budget.is_short and budget.key.startswith(mine):
+        if budget.is_short and budget.key.startswith(prefixes):
             return f"{budget.name} has too little left"
     return None
 

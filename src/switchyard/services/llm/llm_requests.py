@@ -234,16 +234,16 @@ class FieldGroupRequest(_OfText):
     def question(self) -> LlmQuestion:
         properties: dict[str, Schema] = {}
         for each in self.fields:
-            one: Schema = {"type": each.type}
+            schema: Schema = {"type": each.type}
             if each.many:
-                properties[each.name] = {"type": "array", "items": one}
+                properties[each.name] = {"type": "array", "items": schema}
             else:
                 properties[each.name] = {"type": [each.type, "null"]}
             properties[each.name]["description"] = each.description
-        listed = "\n".join(f"- {each.name}: {each.description}" for each in self.fields)
+        field_list = "\n".join(f"- {each.name}: {each.description}" for each in self.fields)
         task = (
             f"Find the values of these fields ({self.group}) in the document; null for what it "
-            f"does not say.\n{listed}"
+            f"does not say.\n{field_list}"
         )
         return self._question(task, _object(**properties))
 

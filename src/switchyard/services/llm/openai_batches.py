@@ -287,8 +287,8 @@ class OpenAiBatches:
             limits = await self._limits_of(batch)
             report = await check_input(self._settings, self._storage, batch, limits)
         except NotStored:
-            gone = {"code": "file_not_found", "message": "the input file is gone"}
-            await self._fail(batch, [gone | {"param": None, "line": None}])
+            error = {"code": "file_not_found", "message": "the input file is gone"}
+            await self._fail(batch, [error | {"param": None, "line": None}])
             return
         if report.errors:
             await self._fail(batch, report.errors)
@@ -438,13 +438,13 @@ class OpenAiBatches:
         """Yield the line of each request, in their order, and whether it has an answer. Nothing
         where the input is gone: only whoever deletes it in the storage can do that."""
         ids = await self._ledger.system.job_ids()
-        async for some in self._in_groups(batch):
+        async for group in self._in_groups(batch):
             job_ids = {
                 line.custom_id: item_job_id(ids, batch.operation_id, line.custom_id)
-                for line in some
+                for line in group
             }
             ends = await self._repository.job_ends(list(job_ids.values()))
-            for line in some:
+            for line in group:
                 job_id = job_ids[line.custom_id]
                 yield self._result(batch, outcome, line, job_id, ends.get(job_id))
 

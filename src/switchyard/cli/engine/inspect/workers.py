@@ -46,12 +46,12 @@ def workers(
             return records, lacking, ledger.clock.time()
 
     worker_list, lacking, now = run(read(settings))
-    listed = [worker for worker in worker_list if everything or is_current(worker, now)]
-    views = view_workers(listed, lacking, takeover_after=settings.takeover_after, now=now)
+    shown = [worker for worker in worker_list if everything or is_current(worker, now)]
+    views = view_workers(shown, lacking, takeover_after=settings.takeover_after, now=now)
     if as_json:
         print_json(views)
         return
-    if not listed:
+    if not shown:
         say("No workers: start one with `jobctl worker all`.")
         return
     rows = table(
@@ -65,7 +65,7 @@ def workers(
         "UP",
         flexible=("WORKER", "KINDS", "LANES"),
     )
-    for worker, view in zip(listed, views, strict=True):
+    for worker, view in zip(shown, views, strict=True):
         add_row(
             rows,
             cell(worker.worker_id),

@@ -169,8 +169,8 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
     def print_change(changed_id: str, **change: object) -> None:
         from switchyard.api.models.jobs import ObservedChange
 
-        made = {"seen_at": time.time(), "job_id": changed_id, **change}
-        print_json_line(ObservedChange.model_validate(made))
+        line = {"seen_at": time.time(), "job_id": changed_id, **change}
+        print_json_line(ObservedChange.model_validate(line))
 
     def show_change(changed_id: str, state: State) -> None:
         moment = time.time()
@@ -285,9 +285,9 @@ def _join_text(join: JoinRecord) -> str:
 
 def _join_hint(join: JoinRecord, dead: list[str]) -> str:
     """Say what to do about a join that waits for nothing but dead jobs."""
-    some = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
+    dead_ids = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
     return (
-        f"It waits for dead jobs ({some}): `jobctl dead redrive {dead[0]}`, or without them: "
+        f"It waits for dead jobs ({dead_ids}): `jobctl dead redrive {dead[0]}`, or without them: "
         f"`jobctl jobs release {join.id}`."
     )
 

@@ -106,9 +106,9 @@ async def clean(storage: Storage, references: FileReferences, expiry: Expiry) ->
         looked_at = references.clock.time()
         needed |= await references.names_needed(since=max(0.0, since - _OVERLAP))
         since = looked_at
-        listed = await _listed(storage, batch)
+        referenced = await _listed(storage, batch)
         for stored in batch:
-            if stored.key in listed:
+            if stored.key in referenced:
                 continue
             if _is_needed(stored.key, needed):
                 done.kept += 1
@@ -142,14 +142,14 @@ async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
     for stored in batch:
         if match := _PICTURES.fullmatch(stored.key):
             pictures.setdefault(match[1], set()).add(stored.key)
-    listed: set[str] = set()
+    names: set[str] = set()
     for document_id, keys in pictures.items():
         try:
             listing = (await storage.get_async(figures_key(document_id))).decode()
         except NotStored:
             continue
-        listed |= {key for key in keys if json.dumps(key) in listing}
-    return listed
+        names |= {key for key in keys if json.dumps(key) in listing}
+    return names
 
 
 def _is_needed(key: str, needed: set[str]) -> bool:

@@ -217,16 +217,16 @@ class ActionRun(ABC):
         await self.session.move(BulkState.RUNNING, traffic.why)
         number = await traffic.allowance(min(len(waiting), allowed))
         number = await self.session.take_slots(number)
-        some = [waiting.popleft() for _ in range(number)]
-        ids = [job.id for job in some]
+        batch = [waiting.popleft() for _ in range(number)]
+        ids = [job.id for job in batch]
         noted = await self.ledger.job_actions.of_operation(self.session.id, ids)
         # Hot jobs need not give way to hot jobs.
-        is_hot = all(job.lane == HOT.name for job in some)
+        is_hot = all(job.lane == HOT.name for job in batch)
         async with nullcontext() if is_hot else traffic.turn(self.session):
-            await self.act(some, noted)
+            await self.act(batch, noted)
         if self.spec.canary is not None and self._canary_left is not None:
             self._looked_at = float("-inf")  # those that have just gone count at once
-        self._cursor["after"] = [some[-1].created_at, some[-1].id]
+        self._cursor["after"] = [batch[-1].created_at, batch[-1].id]
         await self._save()
 
     async def _allowance(self) -> int:

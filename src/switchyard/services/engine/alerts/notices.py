@@ -159,8 +159,8 @@ async def _content_of(
     states = [each.state for each in jobs]
     counts = {state.value: states.count(state) for state in sorted(FINISHED)}
     dead = [each for each in jobs if each.state is State.DEAD][:MAX_SHOWN]
-    listed = [_dead_job_of(each.id, each) for each in dead]
-    return _of_job(first, counts, listed if payload.errors else [])
+    examples = [_dead_job_of(each.id, each) for each in dead]
+    return _of_job(first, counts, examples if payload.errors else [])
 
 
 def _of_job(

@@ -91,9 +91,9 @@ class JobArchiver:
                     and len(table.versions) < MAX_FILE_JOBS
                     and table.content_bytes < MAX_CONTENT_BYTES
                 ):
-                    some = job_ids[done : done + step()]
-                    await asyncio.to_thread(table.add, await read_jobs(some))
-                    done += len(some)
+                    batch = job_ids[done : done + step()]
+                    await asyncio.to_thread(table.add, await read_jobs(batch))
+                    done += len(batch)
                 if not table.versions:
                     return None, done
                 path = await asyncio.to_thread(table.write)
@@ -113,7 +113,7 @@ class JobArchiver:
         received = await self._storage.put_stream_async(
             key, _parts(path), max_bytes=MAX_FILE_BYTES, durable=True
         )
-        made = [version.created_us / 1e6 for version in table.versions.values()]
+        creation_times = [version.created_us / 1e6 for version in table.versions.values()]
         return ArchiveFile(
             number=number,
             key=key,
@@ -121,8 +121,8 @@ class JobArchiver:
             attempts=table.attempts,
             bytes=received.size,
             sha256=received.sha256,
-            oldest_at=min(made),
-            newest_at=max(made),
+            oldest_at=min(creation_times),
+            newest_at=max(creation_times),
             created_at=now,
         )
 
@@ -145,8 +145,8 @@ class JobArchiver:
         archive, left = self._ledger.archive, set[str]()
         ids = list(written.versions)
         for start in range(0, len(ids), SETTLED_AT_ONCE):
-            some = ids[start : start + SETTLED_AT_ONCE]
-            left |= await archive.still_there({each: written.versions[each] for each in some})
+            batch = ids[start : start + SETTLED_AT_ONCE]
+            left |= await archive.still_there({each: written.versions[each] for each in batch})
         await archive.settle(
             written.file.number, {each: written.versions[each] for each in sorted(left)}
         )

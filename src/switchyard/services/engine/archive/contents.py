@@ -41,10 +41,10 @@ async def read_contents(ledger: Ledger, storage: Storage) -> ArchiveContents:
 async def forget_missing(ledger: Ledger, storage: Storage) -> tuple[ArchiveFile, ...]:
     """Delete what the ledger knows of files that are not in the storage, and return them. Raises
     LedgerError, StorageUnavailable."""
-    gone = [
+    missing = [
         file
         for file in (await read_contents(ledger, storage)).missing
         if not await storage.exists_async(file.key)
     ]
-    await ledger.archive.forget([file.number for file in gone])
-    return tuple(gone)
+    await ledger.archive.forget([file.number for file in missing])
+    return tuple(missing)

@@ -158,8 +158,8 @@ class JobTable:
             self._connection.close()
 
     def _create(self, name: str, columns: Mapping[str, str]) -> None:
-        listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
-        self._connection.execute(f"CREATE TABLE {name} ({listed})")
+        column_list = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+        self._connection.execute(f"CREATE TABLE {name} ({column_list})")
 
     def _insert(
         self,
@@ -204,17 +204,17 @@ def read_versions(path: Path) -> dict[str, JobVersion]:
 def parquet_source(paths: Iterable[Path], *, with_name: bool = False) -> str:
     """Return a FROM item of these files; with the column `filename`, if that is wanted. An older
     file may lack columns that newer ones have."""
-    listed = ", ".join(f"'{_quoted(path)}'" for path in paths)
+    path_list = ", ".join(f"'{_quoted(path)}'" for path in paths)
     name = ", filename = true" if with_name else ""
-    return f"read_parquet([{listed}], union_by_name = true{name})"
+    return f"read_parquet([{path_list}], union_by_name = true{name})"
 
 
 def empty_source() -> str:
     """Return a FROM item without rows that has all columns of a file."""
     attempt = ", ".join(f"{name} {kind}" for name, kind in _ATTEMPT_COLUMNS.items())
     kinds = {**_JOB_COLUMNS, **_TAGS, ATTEMPT_LIST: f"STRUCT({attempt})[]"}
-    listed = ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in kinds.items())
-    return f"(SELECT {listed} WHERE false)"
+    column_list = ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in kinds.items())
+    return f"(SELECT {column_list} WHERE false)"
 
 
 def hiding_secrets(registry: Registry) -> Callable[[str, str], str]:

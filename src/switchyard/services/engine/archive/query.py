@@ -97,8 +97,8 @@ async def run_query(
     ArchiveFileDamaged, ExtraNotInstalled, LedgerError, StorageError."""
     await asyncio.to_thread(load_duckdb)
     check_is_select(sql)
-    with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder_name:
+        folder = Path(folder_name)
         # Before the list of files is read: what is archived meanwhile is in both, and counts once.
         current = (
             await _ledger_jobs(ledger, folder, hide, archive_range)
@@ -261,11 +261,11 @@ def _fetched(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryAnswe
     rows: list[tuple[Any, ...]] = []
     size = 0
     while len(rows) <= limit and size <= MAX_ANSWER_BYTES:
-        some = answer.fetchmany(min(_FETCHED_AT_ONCE, limit + 1 - len(rows)))
-        if not some:
+        batch = answer.fetchmany(min(_FETCHED_AT_ONCE, limit + 1 - len(rows)))
+        if not batch:
             return QueryAnswer(tuple(names), tuple(rows), more=False)
-        rows += [tuple(map(_plain, row)) for row in some]
-        size += sum(len(str(value)) for row in some for value in row)
+        rows += [tuple(map(_plain, row)) for row in batch]
+        size += sum(len(str(value)) for row in batch for value in row)
     return QueryAnswer(tuple(names), tuple(rows[:limit]), more=True)
 
 

@@ -264,11 +264,11 @@ def _staging(root: Path) -> Iterator[Path]:
     for old in root.glob(f"{STAGING}*"):
         if time.time() - old.stat().st_mtime > STAGING_KEPT:
             shutil.rmtree(old, ignore_errors=True)
-    made = Path(mkdtemp(prefix=STAGING, dir=root))
+    folder = Path(mkdtemp(prefix=STAGING, dir=root))
     try:
-        yield made
+        yield folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(

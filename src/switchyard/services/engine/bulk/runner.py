@@ -136,8 +136,8 @@ class BulkRunner:
         log.info("bulk operation started", title=operation.title)
         try:
             await self._run_handler(session, log)
-        except SessionEnded as gone:
-            log.info("bulk operation released", reason=str(gone))
+        except SessionEnded as session_end:
+            log.info("bulk operation released", reason=str(session_end))
         finally:
             await listening.close()
             del self._sessions[operation.id]

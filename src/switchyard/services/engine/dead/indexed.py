@@ -77,8 +77,8 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
         return False
     if count > dead.ready * MAX_SHARE:
         return False
-    listed = await ledger.dead_letters.count_messages()
-    return listed + await ledger.redrives.count_leftovers() == dead.ready
+    letter_count = await ledger.dead_letters.count_messages()
+    return letter_count + await ledger.redrives.count_leftovers() == dead.ready
 
 
 async def _indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:

@@ -178,7 +178,7 @@ async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Regist
     unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
     paused = [letter for letter in displaced if letter.certificate.error_type == PAUSED]
     thrown_out = [letter for letter in displaced if letter not in (*unbound, *paused)]
-    for event, some in (
+    for event, found_letters in (
         (
             "the broker dropped accepted jobs from full lanes: they are returned automatically",
             thrown_out,
@@ -189,9 +189,9 @@ async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Regist
         ),
         ("paused jobs grew too old for their lanes: they are kept until the pause ends", paused),
     ):
-        if some:
-            queues = sorted({letter.certificate.queue for letter in some})
-            _log.error(event, jobs=len(some), queues=queues)
+        if found_letters:
+            queues = sorted({letter.certificate.queue for letter in found_letters})
+            _log.error(event, jobs=len(found_letters), queues=queues)
     for letter in batch:
         letter.delivery.ack()
     indexed = len(batch)

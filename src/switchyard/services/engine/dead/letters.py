@@ -115,11 +115,12 @@ class LetterFilter(LetterFields):
         if self.ids and other.ids and not self.ids & other.ids:
             return False
         if self.group and other.group:
-            one, another = sorted((self.group, other.group), key=len)
-            if not another.startswith(one):
+            shorter, another = sorted((self.group, other.group), key=len)
+            if not another.startswith(shorter):
                 return False
         return all(
-            None in (mine := getattr(self, name), theirs := getattr(other, name)) or mine == theirs
+            None in (own_value := getattr(self, name), theirs := getattr(other, name))
+            or own_value == theirs
             for name in ("job_type", "lane", "reason", "error_type", "operation")
         )
 

@@ -135,8 +135,8 @@ def _refusal(name: str, instead: str) -> Refusal:
 
 def _is_same(keys: Iterable[str], raw: Mapping[str, Any], vouched: Mapping[str, Any]) -> bool:
     pairs = [(raw.get(key, _MISSING), vouched.get(key, _MISSING)) for key in keys]
-    return all(one == other for one, other in pairs) and any(
-        one is not _MISSING for one, _ in pairs
+    return all(value == other for value, other in pairs) and any(
+        value is not _MISSING for value, _ in pairs
     )
 
 

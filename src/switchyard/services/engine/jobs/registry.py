@@ -154,14 +154,16 @@ class JobType:
             if older not in steps:
                 raise UpgradeFailed(f"{where}: the type declares no upgrade from there")
             try:
-                made = steps[older](upgraded)
+                payload_after = steps[older](upgraded)
             except Exception as error:  # whatever a function of the user's does
                 reason = Scrubber.from_payload(payload, self.secrets).scrubbed(str(error))
                 cause = error if self.secrets is None else None  # its traceback quotes values
                 raise UpgradeFailed(f"{where}: {type(error).__name__}: {reason}") from cause
-            if not isinstance(made, Mapping):
-                raise UpgradeFailed(f"{where}: its function returned {type(made).__name__}")
-            upgraded = dict(made)
+            if not isinstance(payload_after, Mapping):
+                raise UpgradeFailed(
+                    f"{where}: its function returned {type(payload_after).__name__}"
+                )
+            upgraded = dict(payload_after)
         return upgraded
 
     @property

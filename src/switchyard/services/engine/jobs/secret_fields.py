@@ -88,15 +88,15 @@ class _AllNames(GenerateJsonSchema):
         fields = {field["name"]: field for field in schema["fields"]}
         return self._named(super().dataclass_args_schema(schema), fields)
 
-    def _named(self, made: JsonSchemaValue, fields: Mapping[str, Any]) -> JsonSchemaValue:
-        properties = made.get("properties", {})
+    def _named(self, named: JsonSchemaValue, fields: Mapping[str, Any]) -> JsonSchemaValue:
+        properties = named.get("properties", {})
         others = []
         for name, field in fields.items():
             paths = _paths(name, field)
             known = next((path[0] for path in paths if path[0] in properties), None)
             if known is not None:
                 others += [_at(path, properties[known]) for path in paths if path != [known]]
-        return {**made, OTHER_NAMES: others} if others else made
+        return {**named, OTHER_NAMES: others} if others else named
 
 
 def _paths(name: str, field: Mapping[str, Any]) -> list[list[str | int]]:
@@ -112,13 +112,13 @@ def _paths(name: str, field: Mapping[str, Any]) -> list[list[str | int]]:
 
 def _at(path: Sequence[str | int], schema: Any) -> Any:
     """Return a schema that has the given one at a path."""
-    made = deepcopy(schema)
+    found_schema = deepcopy(schema)
     for step in reversed(path):
         if isinstance(step, str):
-            made = {"type": "object", "properties": {step: made}}
+            found_schema = {"type": "object", "properties": {step: found_schema}}
         else:
-            made = {"type": "array", "items": made}
-    return made
+            found_schema = {"type": "array", "items": found_schema}
+    return found_schema
 
 
 @lru_cache(maxsize=1024)
@@ -439,7 +439,7 @@ class _Replacement:
             alike[look].append(was[number])
         # Of items that look the same it can't be told which is meant, unless they are the same.
         meant = {
-            look: each[0] for look, each in alike.items() if all(one == each[0] for one in each)
+            look: each[0] for look, each in alike.items() if all(part == each[0] for part in each)
         }
         is_as_long = len(items) == len(was)
         remaining = set(now)

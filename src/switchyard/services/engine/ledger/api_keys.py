@@ -44,10 +44,10 @@ class ApiKeyRepository(Repository):
     @write
     def set_key_limits(self, connection: Connection, key_id: str, limits: KeyLimits | None) -> bool:
         """Set the limits of a key, or lift them. False when there is none of that id."""
-        mine = api_keys.c.id == key_id
+        condition = api_keys.c.id == key_id
         values = {"limits": None if limits is None else json.dumps(asdict(limits))}
-        connection.execute(update(api_keys).where(mine).values(values))
-        return connection.execute(select(api_keys.c.id).where(mine)).first() is not None
+        connection.execute(update(api_keys).where(condition).values(values))
+        return connection.execute(select(api_keys.c.id).where(condition)).first() is not None
 
     @write
     def take_allowance(
@@ -58,12 +58,14 @@ class ApiKeyRepository(Repository):
         is let in when all of them are there, and those after it wait the longer."""
         most = (limits.requests_per_minute, limits.tokens_per_minute)
         now = db_now(connection)
-        mine = api_key_allowances.c.key_id == key_id
+        condition = api_key_allowances.c.key_id == key_id
         full = {"key_id": key_id, "at": now, "requests": most[0] or 0, "tokens": most[1] or 0}
         connection.execute(
             insert_into(connection, api_key_allowances).values(full).on_conflict_do_nothing()
         )
-        row = connection.execute(select(api_key_allowances).where(mine).with_for_update()).one()
+        row = connection.execute(
+            select(api_key_allowances).where(condition).with_for_update()
+        ).one()
         waits, left = [], []
         for size, had, needed in zip(most, (row.requests, row.tokens), (1, tokens), strict=True):
             rate = (size or 0) / 60
@@ -75,7 +77,7 @@ class ApiKeyRepository(Repository):
         if not refused:
             left = [left[0] - 1, left[1] - tokens]
         values = {"at": now, "requests": left[0], "tokens": left[1]}
-        connection.execute(update(api_key_allowances).where(mine).values(values))
+        connection.execute(update(api_key_allowances).where(condition).values(values))
         return KeyAllowance(
             requests=None if most[0] is None else max(0.0, left[0]),
             tokens=None if most[1] is None else max(0.0, left[1]),
@@ -120,11 +122,13 @@ class ApiKeyRepository(Repository):
     def revoke_api_key(self, connection: Connection, key_id: str, now: float) -> bool:
         """Make a key useless, for good. False when there is none of that id; a key that was
         revoked before stays as it was."""
-        mine = api_keys.c.id == key_id
+        condition = api_keys.c.id == key_id
         connection.execute(
-            update(api_keys).where(mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=now)
+            update(api_keys)
+            .where(condition, api_keys.c.revoked_at.is_(None))
+            .values(revoked_at=now)
         )
-        return connection.execute(select(api_keys.c.id).where(mine)).first() is not None
+        return connection.execute(select(api_keys.c.id).where(condition)).first() is not None
 
     @write
     def note_api_key_used(self, connection: Connection, key_id: str, now: float) -> None:

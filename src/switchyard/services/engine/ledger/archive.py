@@ -110,23 +110,23 @@ class ArchiveRepository(Repository):
     def settle(self, connection: Connection, number: int, left: Mapping[str, JobVersion]) -> None:
         """Note that the jobs of a file have been removed from the ledger, but for those of `left`
         that are there. From now on nobody removes jobs for this file."""
-        mine = (archive_files.c.number == number) & archive_files.c.settled_at.is_(None)
+        condition = (archive_files.c.number == number) & archive_files.c.settled_at.is_(None)
         # Waits for those who still remove jobs for it.
-        locked = select(archive_files.c.number).where(mine).with_for_update()
+        locked = select(archive_files.c.number).where(condition).with_for_update()
         if connection.scalar(locked) is None:
             return
         kept = sorted(_still_there(connection, left))
         connection.execute(
             update(archive_files)
-            .where(mine)
+            .where(condition)
             .values(settled_at=self.clock.time(), kept_ids=to_json(kept) if kept else None)
         )
 
     @write
     def forget(self, connection: Connection, numbers: Sequence[int]) -> int:
         """Delete what is known of these files, and return how many there were."""
-        gone = delete(archive_files).where(archive_files.c.number.in_(numbers))
-        return connection.execute(gone).rowcount
+        statement = delete(archive_files).where(archive_files.c.number.in_(numbers))
+        return connection.execute(statement).rowcount
 
     @read
     def files(self, connection: Connection) -> list[ArchiveFile]:

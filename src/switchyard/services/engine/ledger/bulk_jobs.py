@@ -31,8 +31,8 @@ class BulkJobRepository(Repository):
         )
         own: dict[State, int] = {}
         followers: dict[State, int] = {}
-        for mine, state, number in connection.execute(query):
-            (own if mine else followers)[State(state)] = number
+        for is_bulk_job, state, number in connection.execute(query):
+            (own if is_bulk_job else followers)[State(state)] = number
         counts = select(bulk_operations.c.counts).where(bulk_operations.c.id == operation_id)
         pruned = json.loads(connection.scalar(counts) or "{}").get("pruned", {})
         for whose, numbers in (("own", own), ("followers", followers)):

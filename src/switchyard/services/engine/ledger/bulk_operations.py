@@ -86,12 +86,12 @@ class BulkRepository(Repository):
         known = _fetch(connection, operation_id)
         if known is not None:
             return known
-        made = connection.execute(
+        row = connection.execute(
             bulk_operations.insert().values(values).returning(bulk_operations)
         ).one()
         if notice is not None:
             self._writer.run(connection, [ops.InsertJob(notice)])
-        return self._take(connection, operation_id, hold) or _operation(made)
+        return self._take(connection, operation_id, hold) or _operation(row)
 
     async def get_bulk(self, operation_id: str) -> BulkOperation | None:
         """Return one operation."""
@@ -196,9 +196,9 @@ class BulkRepository(Repository):
             values["cursor"] = to_json(cursor)
         if counts is not None:
             values["counts"] = to_json(counts)
-        mine = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
+        condition = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
         written = connection.execute(
-            update(bulk_operations).where(mine).values(values).returning(bulk_operations)
+            update(bulk_operations).where(condition).values(values).returning(bulk_operations)
         ).one_or_none()
         if written is None:
             return None
@@ -207,7 +207,7 @@ class BulkRepository(Repository):
             return operation
         moved = connection.execute(
             update(bulk_operations)
-            .where(mine)
+            .where(condition)
             .values(_moved(state, note, self.clock.time()))
             .returning(bulk_operations)
         ).one()
@@ -258,19 +258,19 @@ class BulkRepository(Repository):
         when there is no such operation."""
         if not changes or not changes.keys() <= {"rate", "max_open", "budget", WEIGHT}:
             raise ValueError("only rate, max_open, budget and weight can be set")
-        mine = bulk_operations.c.id == operation_id
+        condition = bulk_operations.c.id == operation_id
 
         def work(connection: Connection) -> BulkOperation | None:
             values: dict[str, Any] = dict(changes)
             if WEIGHT in values:
                 spec = connection.scalar(
-                    select(bulk_operations.c.spec).where(mine).with_for_update()
+                    select(bulk_operations.c.spec).where(condition).with_for_update()
                 )
                 if spec is None:
                     return None
                 values["spec"] = to_json({**json.loads(spec), WEIGHT: values.pop(WEIGHT)})
             row = connection.execute(
-                update(bulk_operations).where(mine).values(values).returning(bulk_operations)
+                update(bulk_operations).where(condition).values(values).returning(bulk_operations)
             ).one_or_none()
             return None if row is None else _operation(row)
 
@@ -286,12 +286,12 @@ class BulkRepository(Repository):
 def keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
     """Tell whether the operation is the holder's. If it is, nobody takes it before the transaction
     ends: the row is locked, and in SQLite the transaction alone may write."""
-    mine = (
+    held_row = (
         select(bulk_operations.c.id)
         .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
         .with_for_update(read=True)
     )
-    return connection.scalar(mine) is not None
+    return connection.scalar(held_row) is not None
 
 
 def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:

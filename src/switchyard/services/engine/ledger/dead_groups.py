@@ -97,8 +97,8 @@ class DeadLetterRepository(DeadLetterReads):
             return len(rows)
 
         done = 0
-        while some := await self._database.write(work):
-            done += some
+        while batch := await self._database.write(work):
+            done += batch
         return done
 
     async def drop_expired_letters(self, indexed_before: float) -> int:

@@ -194,10 +194,10 @@ class DeadLetterReads(Repository):
             dead_letters.c.reason != REFUSED,
             dead_letters.c.updated_at <= until,
         )
-        listed = await self._database.read(
+        letter_ids = await self._database.read(
             lambda connection: list(connection.execute(query).scalars())
         )
-        absent = sorted(set(listed) - set(present))
+        absent = sorted(set(letter_ids) - set(present))
         if not absent:
             return 0
         return await self.mark_dead_state(absent, DeadLetterState.DROPPED, self.clock.time())

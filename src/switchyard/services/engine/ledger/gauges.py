@@ -77,10 +77,10 @@ def _load(connection: Connection, host: str) -> dict[str, WorkerLoad]:
     since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
     queued = select(jobs.c.worker, since).where(jobs.c.state == State.QUEUED)
     oldest = {row[0]: row[1] for row in connection.execute(queued.group_by(jobs.c.worker))}
-    mine = workers.c.worker_id == jobs.c.worker_id
+    is_worker = workers.c.worker_id == jobs.c.worker_id
     query = (
         select(jobs.c.worker, workers.c.pid, func.count())
-        .select_from(jobs.join(workers, mine))
+        .select_from(jobs.join(workers, is_worker))
         .where(jobs.c.state == State.RUNNING, workers.c.host == host)
         .group_by(jobs.c.worker, workers.c.pid)
     )

@@ -121,8 +121,8 @@ class JobActionRepository(Repository):
     @read
     def count(self, connection: Connection, operation_id: str) -> int:
         """Count the jobs that an operation has changed."""
-        mine = job_actions.c.operation_id == operation_id
-        return connection.scalar(select(func.count()).where(mine)) or 0
+        condition = job_actions.c.operation_id == operation_id
+        return connection.scalar(select(func.count()).where(condition)) or 0
 
     @read
     def of_job(self, connection: Connection, job_id: str) -> list[JobActionRecord]:

@@ -245,12 +245,12 @@ class JobReads(Repository):
         query = select(jobs.c.job_type, jobs.c.state, func.count()).where(late)
         query = query.group_by(jobs.c.job_type, jobs.c.state)
         found: Counter[str] = Counter()
-        for state, mine in (
+        for state, condition in (
             (State.RETRYING, jobs.c.state == State.RETRYING),
             (State.DEAD, (jobs.c.state == State.DEAD) & is_new),
             (State.DEAD, died & ~is_new),
         ):
-            for job_type, its_state, number in connection.execute(query.where(mine)):
+            for job_type, its_state, number in connection.execute(query.where(condition)):
                 if its_state == state:
                     found[job_type] += number
         return dict(found.most_common())
@@ -457,9 +457,9 @@ def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: st
             column = func.coalesce(column, "")
         query = query.where(column == value)
     for number, (name, value) in enumerate(job_filter.tags.items()):
-        mine = (job_tags.c.name == name) & (job_tags.c.value == value)
+        condition = (job_tags.c.name == name) & (job_tags.c.value == value)
         if number == 0:  # by its index, the jobs come in the order of their age
-            query = query.join(job_tags, (job_tags.c.job_id == jobs.c.id) & mine)
+            query = query.join(job_tags, (job_tags.c.job_id == jobs.c.id) & condition)
         else:
             other = job_tags.alias()
             has_it = (other.c.job_id == jobs.c.id) & (other.c.name == name)
@@ -467,10 +467,10 @@ def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: st
     if job_filter.ids:
         query = query.where(among_of(dialect, jobs.c.id, job_filter.ids))
     if job_filter.acted_by is not None:
-        mine = (job_actions.c.operation_id == job_filter.acted_by) & (
+        condition = (job_actions.c.operation_id == job_filter.acted_by) & (
             job_actions.c.job_id == jobs.c.id
         )
-        query = query.where(exists().where(mine))
+        query = query.where(exists().where(condition))
     if job_filter.pipeline is not None:
         query = query.where(
             or_(jobs.c.id == job_filter.pipeline, jobs.c.pipeline == job_filter.pipeline)

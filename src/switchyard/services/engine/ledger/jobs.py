@@ -103,12 +103,12 @@ class JobRepository(Repository):
         states = zip(job_ids, _all_of(answers), strict=True)
         return {job_id: state for job_id, state in states if state is not None}
 
-    async def rollback_inserts(self, made: Sequence[Created]) -> list[State | None]:
-        """Forget jobs whose publish was refused; `made` is what `record` returned for them.
+    async def rollback_inserts(self, created: Sequence[Created]) -> list[State | None]:
+        """Forget jobs whose publish was refused; `created` is what `record` returned for them.
         Returns, in order, None for a job that is gone, and the state of a job that is kept because
         somebody else has been told of it meanwhile: `pending`, it will be run."""
         return _all_of(
-            await self._committer.submit_many([ops.RollbackInsert(each) for each in made])
+            await self._committer.submit_many([ops.RollbackInsert(each) for each in created])
         )
 
     async def mark_overflowed(self, job_id: str, now: float) -> bool:
@@ -164,10 +164,10 @@ class JobRepository(Repository):
         state: State,
         claim_ids: Sequence[str] | None = None,
     ) -> int:
-        mine = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
+        condition = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
         if claim_ids is not None:
-            mine &= jobs.c.claim_id.in_(claim_ids)
-        held = connection.execute(select(jobs.c.id).where(mine).with_for_update()).scalars()
+            condition &= jobs.c.claim_id.in_(claim_ids)
+        held = connection.execute(select(jobs.c.id).where(condition).with_for_update()).scalars()
         ids = list(held)
         if not ids:
             return 0
@@ -182,12 +182,12 @@ class JobRepository(Repository):
                     jobs.c.started_at,
                     literal(now),
                     literal(AttemptOutcome.RELEASED.value),
-                ).where(mine),
+                ).where(condition),
             )
         )
         connection.execute(
             update(jobs)
-            .where(mine)
+            .where(condition)
             .values(state=state, worker_id=None, claim_id=None, updated_at=now)
         )
         return len(ids)

@@ -102,11 +102,11 @@ class JoinRepository(Repository):
         if state is not None:
             query = query.where(jobs.c.state == state)
         if after is not None:
-            made, job_id = after
+            last_created, job_id = after
             query = query.where(
                 or_(
-                    jobs.c.created_at > made,
-                    and_(jobs.c.created_at == made, jobs.c.id > job_id),
+                    jobs.c.created_at > last_created,
+                    and_(jobs.c.created_at == last_created, jobs.c.id > job_id),
                 )
             )
         query = query.order_by(jobs.c.created_at, jobs.c.id).limit(limit)

@@ -77,14 +77,14 @@ class LaneHistory(Repository):
         died = [
             _count(connection, dead_letters.c.lane, dead_letters.c.dead_at, each) for each in slices
         ]
-        made: list[LaneMinute] = []
+        minutes: list[LaneMinute] = []
         for lane in lanes:
             was_open = before[lane].open_jobs if lane in before else None
             all_came = sum(each[lane] for each in came)
             ended = 0 if was_open is None else max(0, was_open + all_came - is_open[lane])
             for index, (_, until) in enumerate(slices):
                 is_last = index == len(slices) - 1
-                made.append(
+                minutes.append(
                     LaneMinute(
                         at=minute - MINUTE * (len(slices) - 1 - index),
                         lane=lane,
@@ -98,7 +98,7 @@ class LaneHistory(Repository):
                         wait_p99=_quantile(waits, 0.99) if is_last and lane == hot else None,
                     )
                 )
-        connection.execute(_INSERT, [asdict(each) for each in made])
+        connection.execute(_INSERT, [asdict(each) for each in minutes])
         connection.execute(delete(lane_minutes).where(lane_minutes.c.at < now - KEPT_FOR))
 
 

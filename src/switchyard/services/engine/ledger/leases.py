@@ -106,11 +106,11 @@ class LeaseRepository(Repository):
     @write
     def release_lease(self, connection: Connection, name: str, holder: str) -> bool:
         """Give the lease back. False when another has it."""
-        gone = connection.execute(
+        deleted = connection.execute(
             text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
             {"name": name, "holder": holder},
         )
-        return gone.first() is not None
+        return deleted.first() is not None
 
     @write
     def drop_old_leases(self, connection: Connection, age: float) -> int:

@@ -130,9 +130,9 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
     by_limit = (limit_holds.c.name, limit_holds.c.key)
     held = select(*by_limit, func.count()).where(limit_holds.c.expires_at > now)
     in_use = {(row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))}
-    mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    waiting = select(func.count()).where(*mine).scalar_subquery()
-    longest = select(limit_waits.c.tokens).where(*mine)
+    condition = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
+    waiting = select(func.count()).where(*condition).scalar_subquery()
+    longest = select(limit_waits.c.tokens).where(*condition)
     longest = longest.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
     reports = []
     query = select(

@@ -113,8 +113,8 @@ class PauseRepository(Repository):
         """End the pause of a lane, type, source or queue; None where it is not paused."""
         now = db_now(connection)
         _end_lapsed(connection, now)
-        mine = (pauses.c.scope == scope) & (pauses.c.target == clean(target))
-        return _end(connection, mine, now, by)
+        condition = (pauses.c.scope == scope) & (pauses.c.target == clean(target))
+        return _end(connection, condition, now, by)
 
     @read
     def active(self, connection: Connection) -> ActivePauses:
@@ -127,8 +127,8 @@ class PauseRepository(Repository):
         of at most MAX_HELD_COUNTED paused jobs, whichever they are."""
         active = load_pauses(connection)
         columns = (jobs.c.lane, jobs.c.worker, jobs.c.job_type, jobs.c.source)
-        some = select(*columns).where(jobs.c.state == State.PAUSED).limit(MAX_HELD_COUNTED)
-        kinds = some.subquery()
+        sample = select(*columns).where(jobs.c.state == State.PAUSED).limit(MAX_HELD_COUNTED)
+        kinds = sample.subquery()
         query = select(kinds, func.count()).group_by(*kinds.c)
         held: Counter[str] = Counter()
         for lane, worker, job_type, source, number in connection.execute(query):
@@ -151,12 +151,12 @@ class PauseRepository(Repository):
         at most MAX_COUNTED."""
         counts: dict[State, int] = {}
         for state in sorted((WAITING | {State.RUNNING}) - {State.SCHEDULED}):
-            some = (
+            sample = (
                 select(jobs.c.id)
                 .where(jobs.c.state == state, _COLUMNS[scope] == clean(target))
                 .limit(MAX_COUNTED)
             )
-            number = connection.scalar(select(func.count()).select_from(some.subquery())) or 0
+            number = connection.scalar(select(func.count()).select_from(sample.subquery())) or 0
             if number:
                 counts[state] = number
         return counts

@@ -118,7 +118,7 @@ class RedriveRepository(Repository):
         if not removed:
             return
         dialect = self._database.dialect
-        gone = text(
+        update = text(
             f"UPDATE leftover_letters SET copies = leftover_letters.copies - r.copies "
             f"FROM {sql.rows_source(dialect, _LEFTOVERS)} "
             "WHERE leftover_letters.letter_id = r.letter_id"
@@ -127,7 +127,7 @@ class RedriveRepository(Repository):
         parameters = sql.rows_parameters(dialect, _LEFTOVERS, rows)
 
         def work(connection: Connection) -> None:
-            connection.execute(gone, parameters)
+            connection.execute(update, parameters)
             connection.execute(delete(leftover_letters).where(leftover_letters.c.copies <= 0))
 
         await self._database.write(work)
@@ -246,9 +246,9 @@ class RedriveRepository(Repository):
             "WHERE redriven_letters.operation_id = :operation AND outcome IS NULL "
             "AND d.id = letter_id AND d.redrives >= redriven_letters.redrives"
         )
-        mine = redriven_letters.c.operation_id == operation_id
+        condition = redriven_letters.c.operation_id == operation_id
         outcome = redriven_letters.c.outcome
-        query = select(outcome, func.count()).where(mine).group_by(outcome)
+        query = select(outcome, func.count()).where(condition).group_by(outcome)
         parameters = {"operation": operation_id}
         connection.execute(ended, parameters)
         connection.execute(buried, parameters)
@@ -302,13 +302,13 @@ class RedriveRepository(Repository):
 
         `restored` is the letter that is to wait in its place. False when it is too late.
         """
-        mine = (letter_edits.c.letter_id == edit.letter_id) & (
+        condition = (letter_edits.c.letter_id == edit.letter_id) & (
             letter_edits.c.redrives == edit.redrives
         )
         undo = UndoRedrive(job, edit.redrives + 1, reason)
         if self._writer.run(connection, [undo]) != [True]:
             return False
-        connection.execute(update(letter_edits).where(mine).values(undone_at=job.now))
+        connection.execute(update(letter_edits).where(condition).values(undone_at=job.now))
         connection.execute(
             update(dead_letters)
             .where(dead_letters.c.id == edit.letter_id)

@@ -32,8 +32,8 @@ class ReferencedKeys(Repository):
         # All at one moment: a job that changes its state meanwhile is among them all the same.
         ids = await self._database.read(partial(self._needed_jobs, since=since))
         for start in range(0, len(ids), _PAGE):
-            some = ids[start : start + _PAGE]
-            await self._database.read(partial(_of_jobs, job_ids=some, found=names))
+            batch = ids[start : start + _PAGE]
+            await self._database.read(partial(_of_jobs, job_ids=batch, found=names))
         letter: str | None = "" if not since else None
         while letter is not None:
             letter = await self._database.read(partial(_of_letters, after=letter, names=names))

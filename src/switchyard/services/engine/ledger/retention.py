@@ -111,14 +111,14 @@ class RetentionRepository(Repository):
         age = ages.shortest(state, lane)
         if age is None:
             return ExaminedJobs((), Counter(), Counter(), None, 0.0)
-        some = select(jobs.c.id).where(
+        sample = select(jobs.c.id).where(
             jobs.c.state == state, jobs.c.lane == lane, jobs.c.created_at < now - age
         )
         if before is not None:
             at, _ = before
             key = tuple_(jobs.c.created_at, jobs.c.id)
-            some = some.where(jobs.c.created_at <= at, key < tuple_(*before))
-        page = some.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit).subquery()
+            sample = sample.where(jobs.c.created_at <= at, key < tuple_(*before))
+        page = sample.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit).subquery()
         why = _kept_for(ages, now, foresee=foresee).label("why")
         query = (
             select(jobs.c.id, jobs.c.created_at, jobs.c.job_type, why)
@@ -179,17 +179,17 @@ class RetentionRepository(Repository):
         limit = ATTEMPTS_PER_JOB * max(1, len(ids))
         keys = keys_parameter(connection.dialect.name, ids)
         condition = keys_condition(connection.dialect.name, "job_id")
-        some = text(
+        statement = text(
             "DELETE FROM attempts WHERE id IN "
             f"(SELECT id FROM attempts WHERE {condition} LIMIT :most)"
         )
-        removed["attempts"] = connection.execute(some, keys | {"most": limit}).rowcount
+        removed["attempts"] = connection.execute(statement, keys | {"most": limit}).rowcount
         is_complete = removed["attempts"] < limit
         if is_complete and ids:
             for table, key in _OF_JOBS.items():
                 condition = keys_condition(connection.dialect.name, key)
-                gone = connection.execute(text(f"DELETE FROM {table} WHERE {condition}"), keys)
-                removed[table] = gone.rowcount
+                deleted = connection.execute(text(f"DELETE FROM {table} WHERE {condition}"), keys)
+                removed[table] = deleted.rowcount
             _count_removed(connection, found)
         return Removal(+removed, is_complete, watch.seconds())
 
@@ -234,10 +234,10 @@ class RetentionRepository(Repository):
         removed = Counter({"dead_letters": len(ids)})
         if ids and not dry_run:
             for column in (letter_edits.c.letter_id, dead_letters.c.id):
-                gone = connection.execute(
+                deleted = connection.execute(
                     delete(column.table).where(among(connection, column, ids))
                 )
-                removed[str(column.table)] = gone.rowcount
+                removed[str(column.table)] = deleted.rowcount
         place = (rows[-1].dead_at, rows[-1].id) if len(rows) == limit else None
         return Removal(+removed, place is None, watch.seconds()), place
 
@@ -253,10 +253,10 @@ class RetentionRepository(Repository):
             return Removal(removed, True, watch.seconds())
         for key in (redriven_letters.c.letter_id, letter_edits.c.letter_id, job_actions.c.job_id):
             table = key.table
-            mine = table.c.operation_id == found
-            some = select(key).where(mine).limit(limit)
-            gone = connection.execute(delete(table).where(mine, key.in_(some)))
-            removed[table.name] += gone.rowcount
+            condition = table.c.operation_id == found
+            batch = select(key).where(condition).limit(limit)
+            deleted = connection.execute(delete(table).where(condition, key.in_(batch)))
+            removed[table.name] += deleted.rowcount
         if removed.total() == 0:
             connection.execute(delete(bulk_operations).where(bulk_operations.c.id == found))
             removed["bulk_operations"] = 1
@@ -272,10 +272,10 @@ class RetentionRepository(Repository):
     def remove_workers(self, connection: Connection, *, limit: int) -> Removal:
         """Remove workers that stopped or died long ago, and to which no job is recorded."""
         watch = Stopwatch(connection)
-        some = _old_workers(self.clock.time() - WORKERS_KEPT_FOR).limit(limit)
-        gone = connection.execute(delete(workers).where(workers.c.worker_id.in_(some)))
-        removed = Counter({"workers": gone.rowcount})
-        return Removal(removed, gone.rowcount < limit, watch.seconds())
+        old_workers = _old_workers(self.clock.time() - WORKERS_KEPT_FOR).limit(limit)
+        deleted = connection.execute(delete(workers).where(workers.c.worker_id.in_(old_workers)))
+        removed = Counter({"workers": deleted.rowcount})
+        return Removal(removed, deleted.rowcount < limit, watch.seconds())
 
     @read
     def count_old_workers(self, connection: Connection) -> int:
@@ -298,10 +298,10 @@ class RetentionRepository(Repository):
                 age = late.shortest(state, lane)
                 if age is None:
                     continue
-                mine = (jobs.c.state == state) & (jobs.c.lane == lane)
+                condition = (jobs.c.state == state) & (jobs.c.lane == lane)
                 oldest = (
                     select(jobs.c.id)
-                    .where(mine, jobs.c.created_at < now - age)
+                    .where(condition, jobs.c.created_at < now - age)
                     .order_by(jobs.c.created_at)
                     .limit(sample)
                     .subquery()
@@ -315,8 +315,8 @@ class RetentionRepository(Repository):
     @read
     def oldest_job(self, connection: Connection) -> float | None:
         """Return when the oldest job was made; None where there is none."""
-        made: float | None = connection.scalar(select(func.min(jobs.c.created_at)))
-        return made
+        created_at: float | None = connection.scalar(select(func.min(jobs.c.created_at)))
+        return created_at
 
 
 def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool]:
@@ -394,8 +394,10 @@ def _count_removed(connection: Connection, removed: Sequence[Any]) -> None:
         if row.operation_id is not None
     )
     for operation_id in sorted({each for each, _, _ in numbers}):
-        mine = bulk_operations.c.id == operation_id
-        record = connection.scalar(select(bulk_operations.c.counts).where(mine).with_for_update())
+        condition = bulk_operations.c.id == operation_id
+        record = connection.scalar(
+            select(bulk_operations.c.counts).where(condition).with_for_update()
+        )
         if record is None:
             continue
         counts = json.loads(record)
@@ -404,4 +406,4 @@ def _count_removed(connection: Connection, removed: Sequence[Any]) -> None:
             if each == operation_id:
                 of_whom = pruned.setdefault(whose, {})
                 of_whom[state] = of_whom.get(state, 0) + number
-        connection.execute(update(bulk_operations).where(mine).values(counts=to_json(counts)))
+        connection.execute(update(bulk_operations).where(condition).values(counts=to_json(counts)))

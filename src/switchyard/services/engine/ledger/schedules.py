@@ -68,7 +68,7 @@ class ScheduleRepository(Repository):
         connection: Connection,
         origin: str,
         changed: Sequence[ScheduleRecord],
-        gone: Sequence[str],
+        removed_names: Sequence[str],
     ) -> None:
         """Make these what that origin says, in one transaction. One that is there keeps whether it
         is paused."""
@@ -86,7 +86,7 @@ class ScheduleRepository(Repository):
                     },
                 )
             )
-        for name in gone:
+        for name in removed_names:
             _remove(connection, name, origin)
 
     async def remove_schedule(self, name: str, origin: str) -> bool:
@@ -251,10 +251,10 @@ def _note(connection: Connection, firing: Firing) -> bool:
 
 
 def _forget_old(connection: Connection, name: str) -> None:
-    mine = schedule_firings.c.schedule == name
+    condition = schedule_firings.c.schedule == name
     oldest = connection.scalar(
         select(schedule_firings.c.due_at)
-        .where(mine)
+        .where(condition)
         .order_by(schedule_firings.c.due_at.desc())
         .limit(1)
         .offset(KEPT - 1)
@@ -262,16 +262,16 @@ def _forget_old(connection: Connection, name: str) -> None:
     if oldest is not None:
         old = schedule_firings.c.due_at < oldest
         closed = schedule_firings.c.outcome != FiringOutcome.DUE
-        connection.execute(delete(schedule_firings).where(mine, old, closed))
+        connection.execute(delete(schedule_firings).where(condition, old, closed))
 
 
 def _remove(connection: Connection, name: str, origin: str) -> bool:
-    gone = connection.execute(
+    deleted = connection.execute(
         delete(schedules)
         .where(schedules.c.name == name, schedules.c.origin == origin)
         .returning(schedules.c.name)
     ).first()
-    if gone is None:
+    if deleted is None:
         return False
     connection.execute(delete(schedule_firings).where(schedule_firings.c.schedule == name))
     return True

@@ -41,7 +41,7 @@ class Histogram:
     def add_all(self, other: Histogram) -> None:
         """Add the values of another one, of the same bounds."""
         self._counts = [
-            mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)
+            count + theirs for count, theirs in zip(self._counts, other._counts, strict=True)
         ]
         self.sum += other.sum
 

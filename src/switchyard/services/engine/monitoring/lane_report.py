@@ -144,8 +144,8 @@ async def _unlisted(settings: Settings, ledger: Ledger) -> int:
     there = depths[DEAD_QUEUE]
     if there is None:
         return 0
-    listed = await ledger.dead_letters.count_messages()
-    return there.ready - listed - await ledger.redrives.count_leftovers()
+    letter_count = await ledger.dead_letters.count_messages()
+    return there.ready - letter_count - await ledger.redrives.count_leftovers()
 
 
 async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:

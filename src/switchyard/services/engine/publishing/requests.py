@@ -168,7 +168,7 @@ def differs(
     return None if abs(request.delay - known_delay) <= SAME_MOMENT else "delay"
 
 
-def _same(one: float | None, other: float | None, tolerance: float) -> bool:
-    if one is None or other is None:
-        return one is other
-    return abs(one - other) < tolerance
+def _same(first: float | None, other: float | None, tolerance: float) -> bool:
+    if first is None or other is None:
+        return first is other
+    return abs(first - other) < tolerance

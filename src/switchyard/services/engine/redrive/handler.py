@@ -82,10 +82,10 @@ class RedriveHandler:
                 while not run.has_enough:
                     await run.wait_for_slot()
                     async with self._source(spec, run) as letters, queue_depths(url) as depth:
-                        one = RedrivePass(
+                        redrive_pass = RedrivePass(
                             run, sender, publisher, QueueCapacity(self._lanes, depth), self._hold
                         )
-                        if await one.run(letters):
+                        if await redrive_pass.run(letters):
                             break
                     await session.sleep(
                         STATE_POLL_INTERVAL

@@ -71,10 +71,10 @@ async def plan_redrive(
                 break
         await would_go()
     if not spec.from_ledger:
-        listed = await ledger.dead_letters.count_dead(
+        letter_count = await ledger.dead_letters.count_dead(
             spec.which.for_index("waiting", ledger.clock.now())
         )
-        if (lost := min(listed, spec.limit or listed) - tally.matched) > 0:
+        if (lost := min(letter_count, spec.limit or letter_count) - tally.matched) > 0:
             tally.notes.insert(0, only_in_ledger(lost))
     return tally
 

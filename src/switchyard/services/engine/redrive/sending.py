@@ -212,23 +212,23 @@ class LetterSender:
         size = len(letters) if self._change.jq is None else 1
         copies: list[RedriveMessage] = []
         for start in range(0, len(letters), max(size, 1)):
-            for made in await asyncio.to_thread(self._made, letters[start : start + size]):
-                if isinstance(made, RedriveMessage):
-                    copies.append(made)
+            for message in await asyncio.to_thread(self._made, letters[start : start + size]):
+                if isinstance(message, RedriveMessage):
+                    copies.append(message)
                 else:
                     tally.invalid += 1
-                    tally.note(made)
+                    tally.note(message)
         return copies
 
     def _made(self, letters: Sequence[DeadLetterLike]) -> list[RedriveMessage | str]:
         """Return the copy of each letter, or why there is none."""
-        made: list[RedriveMessage | str] = []
+        messages: list[RedriveMessage | str] = []
         for letter in letters:
             try:
-                made.append(self._copy(letter))
+                messages.append(self._copy(letter))
             except InvalidRedrive as error:
-                made.append(f"{letter.id}: not redriven: {error}")
-        return made
+                messages.append(f"{letter.id}: not redriven: {error}")
+        return messages
 
     def _copy(self, letter: DeadLetterLike) -> RedriveMessage:
         message, routing_key = changed(

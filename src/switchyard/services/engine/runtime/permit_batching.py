@@ -56,8 +56,8 @@ class PermitRequestBatcher:
             self._released.set()
             self._released = None
 
-    def _release_if(self, mine: asyncio.Event) -> None:
-        if self._released is mine:
+    def _release_if(self, event: asyncio.Event) -> None:
+        if self._released is event:
             self.release_waiting()
 
     def note_full(self, name: str, key: str) -> None:

@@ -190,12 +190,12 @@ class Pruner:
         self, job_ids: list[str], report: RetentionReport, archived: WrittenFile | None = None
     ) -> None:
         while job_ids:
-            some = job_ids[: self._removing.rows]
+            batch = job_ids[: self._removing.rows]
             removal = await self._step(
-                partial(self._retention.remove_jobs, self._ages, some, archived=archived), report
+                partial(self._retention.remove_jobs, self._ages, batch, archived=archived), report
             )
             if removal.is_complete:
-                del job_ids[: len(some)]
+                del job_ids[: len(batch)]
 
     async def _archive_some(self, archiver: JobArchiver, report: RetentionReport) -> None:
         """Write a file of collected jobs, as many as it takes, and remove them."""

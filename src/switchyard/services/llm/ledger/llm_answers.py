@@ -43,8 +43,8 @@ class LlmAnswerRepository(Repository):
         row = connection.execute(_find(connection), {"key": key}).one()
         if row.created_at is not None and row.created_at > row.now - max_age and not lost:
             if row.used_at < row.now - USE_NOTED_INTERVAL:
-                mine = llm_answers.c.key == key
-                connection.execute(update(llm_answers).where(mine).values(used_at=row.now))
+                condition = llm_answers.c.key == key
+                connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
             return CacheHit(row.created_at)
         taken = connection.execute(
             _claim(), {"key": key, "holder": holder, "now": row.now, "until": row.now + ttl}
@@ -71,16 +71,18 @@ class LlmAnswerRepository(Repository):
     @write
     def give_up_llm_answer(self, connection: Connection, key: str, holder: str) -> None:
         """Release the right to ask, without an answer: others may ask now."""
-        mine = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
-        gone = mine & llm_answers.c.created_at.is_(None)
-        connection.execute(delete(llm_answers).where(gone))
-        connection.execute(update(llm_answers).where(mine).values(holder=None, lease_until=None))
+        condition = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
+        unanswered = condition & llm_answers.c.created_at.is_(None)
+        connection.execute(delete(llm_answers).where(unanswered))
+        connection.execute(
+            update(llm_answers).where(condition).values(holder=None, lease_until=None)
+        )
 
     @write
     def forget_llm_answer(self, connection: Connection, key: str) -> None:
         """Delete the record of an answer; a process that asks just now goes on."""
-        mine = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
-        connection.execute(delete(llm_answers).where(mine))
+        condition = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
+        connection.execute(delete(llm_answers).where(condition))
 
     @write
     def drop_llm_answers(
@@ -97,8 +99,8 @@ class LlmAnswerRepository(Repository):
             idle
         )
         each = ranked.subquery()
-        out = or_(each.c.created_at <= now - max_age, each.c.up_to > max_bytes)
-        keys = list(connection.scalars(select(each.c.key).where(out).limit(limit)))
+        is_dropped = or_(each.c.created_at <= now - max_age, each.c.up_to > max_bytes)
+        keys = list(connection.scalars(select(each.c.key).where(is_dropped).limit(limit)))
         connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(keys)))
         # Claims of those who died before they had an answer.
         dead = llm_answers.c.created_at.is_(None) & (

@@ -83,8 +83,8 @@ class LlmBatchRepository(Repository):
     def end_llm_wait(self, connection: Connection, key: str, job_id: str) -> bool:
         """Delete a job's wait for a question that no batch has any more. Returns whether the batch
         has answered the question, and this job was the first to ask it."""
-        mine = (waits.key == key) & (waits.job_id == job_id)
-        connection.execute(delete(llm_batch_waits).where(mine))
+        condition = (waits.key == key) & (waits.job_id == job_id)
+        connection.execute(delete(llm_batch_waits).where(condition))
         ended = (items.key == key) & items.state.in_(ENDED_STATES)
         row = connection.execute(select(items.state, items.call).where(ended)).one_or_none()
         if row is None:
@@ -124,9 +124,9 @@ class LlmBatchRepository(Repository):
     async def release_llm_question(self, key: str) -> bool:
         """Let the jobs of a collected question ask live. Returns False where it is in a batch
         meanwhile."""
-        mine = (items.key == key) & (items.state == ItemState.COLLECTED)
+        condition = (items.key == key) & (items.state == ItemState.COLLECTED)
         return await self._changes(
-            update(llm_batch_items).where(mine).values(state=ItemState.LIVE.value)
+            update(llm_batch_items).where(condition).values(state=ItemState.LIVE.value)
         )
 
     # --- batches ------------------------------------------------------------------------------
@@ -151,10 +151,12 @@ class LlmBatchRepository(Repository):
             waits.job_id == jobs.c.id,
             jobs.c.state.not_in([each.value for each in FINISHED]),
         )
-        mine = and_(items.state == ItemState.COLLECTED, items.provider == provider, has_open_job)
+        condition = and_(
+            items.state == ItemState.COLLECTED, items.provider == provider, has_open_job
+        )
         query = (
             select(items.key, items.size, items.created_at)
-            .where(mine)
+            .where(condition)
             .order_by(items.created_at, items.key)
             .limit(most)
         )
@@ -183,12 +185,12 @@ class LlmBatchRepository(Repository):
             .values(state=ItemState.SENT.value, batch_id=batch_id)
             .returning(items.key)
         ).all()
-        mine = batches.id == batch_id
+        condition = batches.id == batch_id
         if not taken:  # another process was faster
-            connection.execute(delete(llm_batches).where(mine))
+            connection.execute(delete(llm_batches).where(condition))
             return None
-        connection.execute(update(llm_batches).where(mine).values(questions=len(taken)))
-        return _batch_of(connection.execute(select(llm_batches).where(mine)).one())
+        connection.execute(update(llm_batches).where(condition).values(questions=len(taken)))
+        return _batch_of(connection.execute(select(llm_batches).where(condition)).one())
 
     @read
     def llm_batches(self, connection: Connection) -> list[LlmBatch]:
@@ -223,8 +225,8 @@ class LlmBatchRepository(Repository):
         values: dict[str, Any] = {"state": state.value, "note": clean(note)}
         if remote_id is not None:
             values["remote_id"] = remote_id
-        mine = (batches.id == batch.id) & (batches.state == batch.state.value)
-        return await self._changes(update(llm_batches).where(mine).values(values))
+        condition = (batches.id == batch.id) & (batches.state == batch.state.value)
+        return await self._changes(update(llm_batches).where(condition).values(values))
 
     @read
     def llm_batch_items(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
@@ -236,8 +238,10 @@ class LlmBatchRepository(Repository):
     async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
         """Record that a batch has ended for one of its questions. Returns False where it had
         before, or the batch is not as it was read."""
-        mine = (items.key == key) & _open_in(batch)
-        return await self._changes(update(llm_batch_items).where(mine).values(state=state.value))
+        condition = (items.key == key) & _open_in(batch)
+        return await self._changes(
+            update(llm_batch_items).where(condition).values(state=state.value)
+        )
 
     @write
     def _changes(self, connection: Connection, statement: Update) -> bool:
@@ -264,8 +268,8 @@ class LlmBatchRepository(Repository):
         )
         rows = connection.execute(due).all()
         for row in rows:
-            mine = (waits.key == row.key) & (waits.job_id == row.job_id)
-            connection.execute(update(llm_batch_waits).where(mine).values(called_at=now))
+            condition = (waits.key == row.key) & (waits.job_id == row.job_id)
+            connection.execute(update(llm_batch_waits).where(condition).values(called_at=now))
         return [row.job_id for row in rows]
 
     @write
@@ -275,14 +279,14 @@ class LlmBatchRepository(Repository):
         """
         old = db_now(connection) - max_age
         unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
-        gone = connection.execute(
+        deleted = connection.execute(
             delete(llm_batch_items).where(unwanted).returning(items.state, items.call)
         ).all()
         connection.execute(delete(llm_batch_waits).where(~exists().where(items.key == waits.key)))
         connection.execute(
             delete(llm_batches).where(batches.created_at < old, batches.state == BatchState.DONE)
         )
-        return [_call_of(row.call) for row in gone if row.state == ItemState.COLLECTED]
+        return [_call_of(row.call) for row in deleted if row.state == ItemState.COLLECTED]
 
     @read
     def llm_batch_counts(self, connection: Connection) -> Mapping[tuple[str, str], int]:

@@ -25,8 +25,8 @@ class LlmHistory(Repository):
         changes nothing."""
         rows = [asdict(each) for each in minutes]
         if rows:
-            made = insert_into(connection, llm_minutes).values(rows)
-            connection.execute(made.on_conflict_do_nothing())
+            statement = insert_into(connection, llm_minutes).values(rows)
+            connection.execute(statement.on_conflict_do_nothing())
         connection.execute(delete(llm_minutes).where(llm_minutes.c.at < now - KEPT_FOR))
         connection.execute(delete(llm_pauses).where(llm_pauses.c.until < now - KEPT_FOR))
 
@@ -73,5 +73,5 @@ def note_pause(
             return
     if after.paused_until > now:
         new = LlmPause(server, now, after.paused_until, after.pause_reason)
-        made = insert_into(connection, llm_pauses).values(**asdict(new))
-        connection.execute(made.on_conflict_do_nothing())
+        statement = insert_into(connection, llm_pauses).values(**asdict(new))
+        connection.execute(statement.on_conflict_do_nothing())

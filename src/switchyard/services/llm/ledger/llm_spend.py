@@ -100,8 +100,10 @@ class LlmSpendRepository(Repository):
             cost = row.cost or 0.0
             added = {"reserved": -cost, "spent": cost, "calls": 1}
             _add_to_accounts(connection, _account_keys_of_row(row), row.day, added)
-            mine = llm_calls.c.id == row.id
-            connection.execute(update(llm_calls).where(mine).values(state=CallState.UNSURE.value))
+            condition = llm_calls.c.id == row.id
+            connection.execute(
+                update(llm_calls).where(condition).values(state=CallState.UNSURE.value)
+            )
         return len(rows)
 
     @read
@@ -188,9 +190,9 @@ class LlmSpendRepository(Repository):
         old. Returns the number of calls."""
         day = _day(db_now(connection) - max_age)
         old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
-        gone = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
+        deleted = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
         connection.execute(delete(llm_accounts).where(llm_accounts.c.day < day))
-        return gone.rowcount
+        return deleted.rowcount
 
 
 def reserve_call(
@@ -240,12 +242,12 @@ def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
     if known is not None:
         day, keys = known.day, _account_keys_of_row(known)
         added["reserved" if known.state == CallState.OPEN else "spent"] = -(known.cost or 0.0)
-        mine = llm_calls.c.id == call.id
+        condition = llm_calls.c.id == call.id
         if call.state is CallState.FREE:
-            connection.execute(delete(llm_calls).where(mine))
+            connection.execute(delete(llm_calls).where(condition))
         else:  # in its place: whoever waits for the row finds it
             settled = {"state": call.state.value, "cost": call.cost, **_tokens(call)}
-            connection.execute(update(llm_calls).where(mine).values(settled))
+            connection.execute(update(llm_calls).where(condition).values(settled))
     if call.state is not CallState.FREE:
         column = "saved" if call.state is CallState.SAVED else "spent"
         added[column] = added.get(column, 0.0) + (call.cost or 0.0)

@@ -63,8 +63,8 @@ class OpenAiBatchRepository(Repository):
     @read
     def file(self, connection: Connection, file_id: str, owner: str) -> OpenAiFile | None:
         """Return a file of that owner that is written."""
-        mine = (files.id == file_id, files.owner == owner, files.size.is_not(None))
-        row = connection.execute(select(openai_files).where(*mine)).one_or_none()
+        conditions = (files.id == file_id, files.owner == owner, files.size.is_not(None))
+        row = connection.execute(select(openai_files).where(*conditions)).one_or_none()
         return None if row is None else _file(row)
 
     @read
@@ -154,8 +154,8 @@ class OpenAiBatchRepository(Repository):
     @read
     def count_open(self, connection: Connection, owner: str) -> int:
         """Count the owner's batches that have not ended."""
-        mine = (batches.owner == owner, batches.state.in_(_OPEN))
-        return connection.scalar(select(func.count()).where(*mine)) or 0
+        conditions = (batches.owner == owner, batches.state.in_(_OPEN))
+        return connection.scalar(select(func.count()).where(*conditions)) or 0
 
     @write
     def move_batch(
@@ -212,10 +212,10 @@ def _page(
     key: Column[Any]
     at, key = table.c.created_at, table.c.id
     if after is not None:
-        mine = select(at, key).where(key == after, table.c.owner == owner).subquery()
-        place = tuple_(mine.c.created_at, mine.c.id)
+        last_row = select(at, key).where(key == after, table.c.owner == owner).subquery()
+        place = tuple_(last_row.c.created_at, last_row.c.id)
         row = tuple_(at, key)
-        query = query.join(mine, (row < place) if newest_first else (row > place))
+        query = query.join(last_row, (row < place) if newest_first else (row > place))
     order = (at.desc(), key.desc()) if newest_first else (at, key)
     return query.order_by(*order).limit(limit)
 

@@ -105,15 +105,15 @@ def split_references(pages: Sequence[str]) -> SplitPaper:
     """
     lines = _lines(pages)
     references: list[RawReference] = []
-    listed: set[int] = set()
+    numbers: set[int] = set()
     for section in _sections(lines):
         entries = _entries(lines[section.start : section.stop])
         references += entries
         if entries:
-            listed.update(section)
+            numbers.update(section)
     body: list[list[str]] = [[] for _ in pages]
     for place, line in enumerate(lines):
-        if place not in listed:
+        if place not in numbers:
             body[line.page - 1].append(line.text)
     return SplitPaper(references[:MAX_REFERENCES], ["\n".join(page) for page in body])
 

@@ -357,14 +357,14 @@ class DocumentService:
             raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")
         recorded = state if state in FINISHED_STATES else None
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
-        listed: list[DocumentStatus] = []
+        document_statuses: list[DocumentStatus] = []
         for _ in range(_MAX_FILTERED_PAGES):
             page = await self._documents.list_documents(
                 state=recorded,
                 not_states=not_states,
                 source=source,
                 classes=classes,
-                limit=limit - len(listed),
+                limit=limit - len(document_statuses),
                 cursor=cursor,
             )
             ids = await self._ledger.system.job_ids()
@@ -372,13 +372,13 @@ class DocumentService:
                 {each.id: recorded_run(ids, each) for each in page.items}
             )
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
-            listed += await self._described(
+            document_statuses += await self._described(
                 [each for each in statuses if state in (None, each.state)]
             )
             cursor = page.next_cursor
-            if cursor is None or len(listed) == limit:
+            if cursor is None or len(document_statuses) == limit:
                 break
-        return Page(items=tuple(listed), next_cursor=cursor)
+        return Page(items=tuple(document_statuses), next_cursor=cursor)
 
     async def _json(self, key: str) -> dict[str, Any] | None:
         try:

@@ -131,11 +131,11 @@ async def _first(
     """Read the first `number` candidates. Those that were deleted meanwhile are replaced by the
     next ones."""
     first: list[_Ranked] = []
-    while some := list(islice(weighed, number - len(first))):
-        known = await index.read_candidates([key for key, _ in some])
+    while rest := list(islice(weighed, number - len(first))):
+        known = await index.read_candidates([key for key, _ in rest])
         first += [
             _Ranked(known[key].chunk, known[key].title, score)
-            for key, score in some
+            for key, score in rest
             if key in known
         ]
     return first

@@ -113,13 +113,13 @@ def describe_mismatch(generation: Generation, alike: float) -> str:
     )
 
 
-def likeness(one: Sequence[float], other: Sequence[float]) -> float:
+def likeness(vector: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine of two vectors, each of length 1 or 0; -1 where their lengths differ."""
-    if len(one) != len(other):
+    if len(vector) != len(other):
         return -1.0
-    if not any(one) and not any(other):
+    if not any(vector) and not any(other):
         return 1.0
-    return sum(a * b for a, b in zip(one, other, strict=True))
+    return sum(a * b for a, b in zip(vector, other, strict=True))
 
 
 def decode_probe(text: str) -> list[float]:

@@ -210,11 +210,11 @@ class LanceStore:
                 try:
                     table = await _open_table(connection, generation.table)
                     if table is None:
-                        made = {
+                        metadata = {
                             _EMBEDDER: generation.embedder.encode(),
                             _WORDING: str(TOKENIZER_VERSION).encode(),
                         }
-                        schema = columns_of(generation.dimensions).with_metadata(made)
+                        schema = columns_of(generation.dimensions).with_metadata(metadata)
                         table = await connection.create_table(generation.table, schema=schema)
                         await add_word_index(table, WORDS_COLUMN)
                     return table

@@ -288,8 +288,8 @@ class LanceTable:
         row_ids = rows.column("_rowid").to_pylist()
         vectors = column.combine_chunks().flatten().to_numpy().reshape(len(row_ids), -1)
         chosen = set(best)
-        some = [at for at, key in enumerate(row_ids) if key in chosen]
-        mean = vectors[some].sum(axis=0, dtype=np.float64)
+        places = [at for at, key in enumerate(row_ids) if key in chosen]
+        mean = vectors[places].sum(axis=0, dtype=np.float64)
         return dict(zip(row_ids, cosines(mean, column), strict=True))
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
@@ -341,8 +341,8 @@ class LanceTable:
         first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
         doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
         for start in range(0, len(doubles), BATCH_SIZE):
-            some = ", ".join(map(str, doubles[start : start + BATCH_SIZE]))
-            await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({some})"))
+            row_ids = ", ".join(map(str, doubles[start : start + BATCH_SIZE]))
+            await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({row_ids})"))
 
     async def _segments(self, index: Any | None) -> int:
         """Count the segments of an index of neighbours; 0 without one, and for the kind that

@@ -139,12 +139,12 @@ async def _build(
     connection: Any, name: str, table: str, dimensions: int, lists: int | None
 ) -> None:
     if lists is None:
-        made = "hnsw (vector vector_cosine_ops)"
+        columns = "hnsw (vector vector_cosine_ops)"
     else:
         halved = _halved("vector", dimensions)
-        made = f"ivfflat ({halved} halfvec_cosine_ops) WITH (lists = {lists})"
+        columns = f"ivfflat ({halved} halfvec_cosine_ops) WITH (lists = {lists})"
     # What is there is what somebody began who was killed.
     await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}", timeout=MAINTENANCE)
     await connection.execute(
-        f"CREATE INDEX CONCURRENTLY {name} ON {table} USING {made}", timeout=MAINTENANCE
+        f"CREATE INDEX CONCURRENTLY {name} ON {table} USING {columns}", timeout=MAINTENANCE
     )

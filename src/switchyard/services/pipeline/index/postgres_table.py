@@ -85,8 +85,8 @@ async def create_table(connection: Any, generation: Generation) -> None:
     )
     await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
     await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
-    made = {"embedder": generation.embedder, "dimensions": length, "wording": TOKENIZER_VERSION}
-    marker = json.dumps(made)
+    fields = {"embedder": generation.embedder, "dimensions": length, "wording": TOKENIZER_VERSION}
+    marker = json.dumps(fields)
     quoted = await connection.fetchval("SELECT quote_literal($1::text)", marker)
     await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
 
@@ -119,14 +119,14 @@ def description_of(row: Any) -> TableDescription | None:
         return None
     try:
         fields = json.loads(row["told"])
-        made = str(fields["embedder"]), int(fields["dimensions"])
+        embedder = str(fields["embedder"]), int(fields["dimensions"])
     except (ValueError, KeyError, TypeError):
         return TableDescription("unknown", 0, 0)
     try:
         wording = int(fields["wording"])
     except (ValueError, KeyError, TypeError):
         wording = 0
-    return TableDescription(*made, wording, row["lists"], row["counted"])
+    return TableDescription(*embedder, wording, row["lists"], row["counted"])
 
 
 async def fetch_description(connection: Any, name: str) -> TableDescription | None:

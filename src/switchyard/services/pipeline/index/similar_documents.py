@@ -40,8 +40,8 @@ async def similar_documents(
     mean = (await index.means_of([document_id])).get(document_id)
     if mean is None:
         return []
-    some = await index.vectors_at(document_id, _spread(await index.count(document_id), _PROBES))
-    candidates = await index.neighbours([mean, *some], _NEIGHBOURS, excluding=document_id)
+    probes = await index.vectors_at(document_id, _spread(await index.count(document_id), _PROBES))
+    candidates = await index.neighbours([mean, *probes], _NEIGHBOURS, excluding=document_id)
     candidates = candidates[:_CANDIDATES]
     means = await index.means_of([each.document_id for each in candidates])
     links = [
@@ -53,8 +53,8 @@ async def similar_documents(
     return sorted(links, key=lambda link: (-link.similarity, link.document_id))[:top_k]
 
 
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+def _dot(vector: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(vector, other, strict=True))
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -81,8 +81,10 @@ class CatalogueAnswerRepository(Repository):
         self, connection: Connection, keys: Sequence[str], holder: str, ttl: float
     ) -> None:
         """Keep the claims for `ttl` seconds more, as far as nobody else has them."""
-        mine = table.c.key.in_(keys) & (table.c.holder == holder)
-        connection.execute(update(table).where(mine).values(lease_until=db_now(connection) + ttl))
+        condition = table.c.key.in_(keys) & (table.c.holder == holder)
+        connection.execute(
+            update(table).where(condition).values(lease_until=db_now(connection) + ttl)
+        )
 
     @write
     def keep_catalogue_answers(
@@ -108,8 +110,8 @@ class CatalogueAnswerRepository(Repository):
         self, connection: Connection, keys: Sequence[str], holder: str
     ) -> None:
         """Release claims without an answer: others may ask now."""
-        mine = table.c.key.in_(keys) & (table.c.holder == holder)
-        connection.execute(update(table).where(mine).values(holder=None, lease_until=None))
+        condition = table.c.key.in_(keys) & (table.c.holder == holder)
+        connection.execute(update(table).where(condition).values(holder=None, lease_until=None))
 
     @write
     def drop_catalogue_answers(self, connection: Connection, *, max_age: float) -> int:

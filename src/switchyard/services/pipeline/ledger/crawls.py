@@ -110,9 +110,9 @@ class CrawlRepository(Repository):
         interval: float,
     ) -> int:
         by_address = {_address(each.url): each for each in pages}
-        mine = crawl_pages.c.crawl_id == crawl.id
+        condition = crawl_pages.c.crawl_id == crawl.id
         known = select(crawl_pages.c.address).where(
-            mine, crawl_pages.c.address.in_(list(by_address))
+            condition, crawl_pages.c.address.in_(list(by_address))
         )
         taken = set(connection.execute(known).scalars())
         room = crawl.max_pages - crawl.claimed
@@ -123,7 +123,7 @@ class CrawlRepository(Repository):
         hosts = {each.host for each in new.values()}
         last = (
             select(crawl_pages.c.host, func.max(crawl_pages.c.due_at))
-            .where(mine, crawl_pages.c.host.in_(hosts))
+            .where(condition, crawl_pages.c.host.in_(hosts))
             .group_by(crawl_pages.c.host)
         )
         due = {row[0]: max(now, row[1] + interval) for row in connection.execute(last)}
@@ -174,8 +174,8 @@ class CrawlRepository(Repository):
         }
         # Locks the crawl: its pages are claimed one caller at a time.
         connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
-        made = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
-        connection.execute(made)
+        statement = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
+        connection.execute(statement)
         owner = select(crawl_pages.c.job_id).where(
             crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == row["address"]
         )
@@ -315,9 +315,9 @@ class CrawlRepository(Repository):
 
     @write
     def _drop_some_pages(self, connection: Connection, crawl_id: str) -> int:
-        mine = crawl_pages.c.crawl_id == crawl_id
-        some = select(crawl_pages.c.address).where(mine).limit(DROP_BATCH_SIZE)
-        pages = delete(crawl_pages).where(mine, crawl_pages.c.address.in_(some))
+        condition = crawl_pages.c.crawl_id == crawl_id
+        batch = select(crawl_pages.c.address).where(condition).limit(DROP_BATCH_SIZE)
+        pages = delete(crawl_pages).where(condition, crawl_pages.c.address.in_(batch))
         return connection.execute(pages).rowcount
 
     @write

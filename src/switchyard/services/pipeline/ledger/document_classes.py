@@ -62,8 +62,11 @@ class DocumentClassRepository(Repository):
                 .order_by(columns.kind, columns.score.desc(), columns.label)
             )
             for row in connection.execute(query):
-                one = DocumentClass(row.kind, row.label, row.score, json.loads(row.why))
-                by_document[row.document_id] = (*by_document.get(row.document_id, ()), one)
+                document_class = DocumentClass(row.kind, row.label, row.score, json.loads(row.why))
+                by_document[row.document_id] = (
+                    *by_document.get(row.document_id, ()),
+                    document_class,
+                )
         return by_document
 
 

@@ -206,12 +206,12 @@ class DocumentRepository(Repository):
     @write
     def add_completed_stage(self, connection: Connection, document_id: str, stage: str) -> None:
         """Add a stage to those that a document has completed (once); its own stage stays."""
-        mine = documents.c.id == document_id
-        row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
+        condition = documents.c.id == document_id
+        row = connection.execute(select(documents).where(condition).with_for_update()).one_or_none()
         if row is None or stage in (stages := _document_of(row).completed_stages):
             return
         connection.execute(
-            update(documents).where(mine).values(completed_stages=json.dumps([*stages, stage]))
+            update(documents).where(condition).values(completed_stages=json.dumps([*stages, stage]))
         )
 
     @write

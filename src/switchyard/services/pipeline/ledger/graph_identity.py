@@ -57,13 +57,13 @@ def best_key(keys: Iterable[str]) -> str:
     return min(keys, key=place)
 
 
-def contradict(one: Collection[str], other: Collection[str]) -> bool:
+def contradict(keys: Collection[str], other: Collection[str]) -> bool:
     """Return whether two sets of keys can't be of one work."""
     for scheme in UNIQUE_SCHEMES:
-        mine = {key for key in one if scheme_of(key) == scheme}
+        own_keys = {key for key in keys if scheme_of(key) == scheme}
         others = {key for key in other if scheme_of(key) == scheme}
-        if mine and others:
-            return not mine & others
+        if own_keys and others:
+            return not own_keys & others
     return False
 
 

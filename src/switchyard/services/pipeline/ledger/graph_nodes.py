@@ -150,8 +150,8 @@ class GraphNodes:
             ids = list(self._connection.scalars(idle))
             if not ids:
                 return
-            gone = among(self._connection, graph_edges.c.source, ids)
-            targets = select(graph_edges.c.target).where(gone).distinct()
+            is_source = among(self._connection, graph_edges.c.source, ids)
+            targets = select(graph_edges.c.target).where(is_source).distinct()
             waiting = set(self._connection.scalars(targets)) - set(ids)
             cited = self._cited_by(ids)
             for column in (
@@ -175,17 +175,17 @@ class GraphNodes:
             .where(edges.c.target == graph_nodes.c.id, edges.c.kind == EdgeKind.CITES)
             .scalar_subquery()
         )
-        mine = among(self._connection, graph_nodes.c.id, ids)
-        self._connection.execute(update(graph_nodes).where(mine).values(cited=count))
+        condition = among(self._connection, graph_nodes.c.id, ids)
+        self._connection.execute(update(graph_nodes).where(condition).values(cited=count))
 
     def _merge_if_same(self, known: int | None, other: int, key: str) -> int:
         """Merge two nodes that one description names, unless they contradict each other. Returns
         the node that it means from now on."""
         if known is None or known == other:
             return other
-        one, two = self.node(known), self.node(other)
-        by_title = key.startswith("title:") and bool(one.documents and two.documents)
-        if contradict(one.keys, two.keys) or by_title:
+        node, other_node = self.node(known), self.node(other)
+        by_title = key.startswith("title:") and bool(node.documents and other_node.documents)
+        if contradict(node.keys, other_node.keys) or by_title:
             return known
         return self._merge(known, other)
 
@@ -266,10 +266,10 @@ class GraphNodes:
             node.is_changed |= name != node.key
             node.key = name
 
-    def _merge(self, one: int, other: int) -> int:
+    def _merge(self, node_id: int, other: int) -> int:
         """Merge two nodes into the older one."""
         self.flush()
-        kept_id, merged_id = sorted((one, other))
+        kept_id, merged_id = sorted((node_id, other))
         stays, goes = self.node(kept_id), self.node(merged_id)
         touched = {kept_id} | self._cited_by((kept_id, merged_id))
         for table in (graph_keys, graph_documents):
@@ -303,14 +303,14 @@ class GraphNodes:
         known = select(others.c.target).where(
             others.c.source == kept_id, others.c.kind == edges.kind, edges.owner == 0
         )
-        out = select(
+        outgoing = select(
             literal(kept_id), edges.kind, edges.target, edges.owner, edges.weight, edges.provenance
         ).where(edges.source == merged_id, edges.target != kept_id, ~known.exists())
         into = select(
             edges.source, edges.kind, literal(kept_id), edges.owner, edges.weight, edges.provenance
         ).where(edges.target == merged_id, edges.source != kept_id, edges.source != merged_id)
         names = ["source", "kind", "target", "owner", "weight", "provenance"]
-        for moved in (out, into):
+        for moved in (outgoing, into):
             copy = insert_into(self._connection, graph_edges).from_select(names, moved)
             self._connection.execute(copy.on_conflict_do_nothing())
         either = or_(edges.source == merged_id, edges.target == merged_id)

@@ -130,6 +130,6 @@ class GraphRankings(Repository):
     def _drop_some_ranks(self, connection: Connection) -> int:
         columns = graph_ranks.c
         unranked = columns.generation.not_in(select(graph_rankings.c.generation))
-        some = select(columns.generation, columns.node_id).where(unranked).limit(BATCH_SIZE)
+        batch = select(columns.generation, columns.node_id).where(unranked).limit(BATCH_SIZE)
         key = tuple_(columns.generation, columns.node_id)
-        return connection.execute(delete(graph_ranks).where(key.in_(some))).rowcount
+        return connection.execute(delete(graph_ranks).where(key.in_(batch))).rowcount

@@ -150,7 +150,7 @@ class GraphReads(Repository):
     ) -> set[str] | None:
         """Return documents that cite the work; without `cites`, those that it cites. Some of them,
         where there are more than `limit`."""
-        mine, theirs = (
+        near, far = (
             (graph_edges.c.target, graph_edges.c.source)
             if cites
             else (graph_edges.c.source, graph_edges.c.target)
@@ -161,8 +161,8 @@ class GraphReads(Repository):
         query = (
             select(graph_documents.c.document_id)
             .distinct()
-            .join(graph_edges, theirs == graph_documents.c.node_id)
-            .where(mine == node_id, graph_edges.c.kind == _CITES)
+            .join(graph_edges, far == graph_documents.c.node_id)
+            .where(near == node_id, graph_edges.c.kind == _CITES)
             .limit(limit)
         )
         return set(connection.scalars(query))
@@ -230,8 +230,8 @@ class GraphReads(Repository):
         node_id = node_of(connection, key)
         if node_id is None:
             return None
-        mine = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
-        shared = list(connection.scalars(mine.limit(MAX_SAMPLED_WORKS + 1)))
+        own_neighbours = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
+        shared = list(connection.scalars(own_neighbours.limit(MAX_SAMPLED_WORKS + 1)))
         sampled, shared = len(shared) > MAX_SAMPLED_WORKS, shared[:MAX_SAMPLED_WORKS]
         pairs = (
             select(among_them, here)
@@ -266,7 +266,7 @@ def _neighbour_rows(
 ) -> Sequence[Row[Any]]:
     """Read one row for each neighbour and kind, those that the edges lead to first."""
     parts = []
-    for way, mine, theirs in (
+    for way, near, far in (
         (0, graph_edges.c.source, graph_edges.c.target),
         (1, graph_edges.c.target, graph_edges.c.source),
     ):
@@ -277,15 +277,15 @@ def _neighbour_rows(
         query = select(
             literal(way).label("way"),
             graph_edges.c.kind,
-            theirs.label("other"),
+            far.label("other"),
             # Two documents of one work may both tell an edge: it is one.
             func.max(graph_edges.c.weight).label("weight"),
             func.min(graph_edges.c.provenance).label("provenance"),
-        ).where(mine == node_id)
+        ).where(near == node_id)
         query = of_kinds(query, kinds)
         if after is not None and after[0] == way:
-            query = query.where(tuple_(graph_edges.c.kind, theirs) > tuple_(*after[1:]))
-        grouped = query.group_by(graph_edges.c.kind, theirs).order_by(graph_edges.c.kind, theirs)
+            query = query.where(tuple_(graph_edges.c.kind, far) > tuple_(*after[1:]))
+        grouped = query.group_by(graph_edges.c.kind, far).order_by(graph_edges.c.kind, far)
         parts.append(select(grouped.limit(limit).subquery()))
     if not parts:
         return []

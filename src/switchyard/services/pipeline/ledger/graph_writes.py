@@ -63,10 +63,10 @@ class GraphWrites(Repository):
             if target != source and (known is None or known["weight"] < edge.weight):
                 rows[kind, target] = _edge_row(source, kind, target, owner, edge)
         before = _cited_nodes(connection, source)
-        mine = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
+        condition = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
         removed = connection.scalars(
             delete(graph_edges)
-            .where(mine, graph_edges.c.owner == owner)
+            .where(condition, graph_edges.c.owner == owner)
             .returning(graph_edges.c.target)
         )
         left |= set(removed)
@@ -81,22 +81,22 @@ class GraphWrites(Repository):
         """Delete a document's edges from the graph, and its node unless others cite the work.
         Returns False where it was not in the graph."""
         nodes = GraphNodes(connection)
-        gone = connection.execute(
+        deleted = connection.execute(
             delete(graph_documents)
             .where(graph_documents.c.document_id == document_id)
             .returning(graph_documents.c.id, graph_documents.c.node_id)
         ).one_or_none()
-        if gone is None:
+        if deleted is None:
             return False
-        before = _cited_nodes(connection, gone.node_id)
+        before = _cited_nodes(connection, deleted.node_id)
         removed = connection.scalars(
             delete(graph_edges)
-            .where(graph_edges.c.source == gone.node_id, graph_edges.c.owner == gone.id)
+            .where(graph_edges.c.source == deleted.node_id, graph_edges.c.owner == deleted.id)
             .returning(graph_edges.c.target)
         )
-        left = {gone.node_id, *removed}
-        _adjust_citations(connection, before, _cited_nodes(connection, gone.node_id))
-        _demote_to_work(connection, gone.node_id)
+        left = {deleted.node_id, *removed}
+        _adjust_citations(connection, before, _cited_nodes(connection, deleted.node_id))
+        _demote_to_work(connection, deleted.node_id)
         nodes.drop_idle(left)
         return True
 
@@ -124,8 +124,8 @@ def _place_document(
         return owner, node_id, set()
     # The document is another work than it was taken for: it moves, with its edges.
     nodes.flush()
-    mine = graph_documents.c.id == owner
-    connection.execute(update(graph_documents).where(mine).values(node_id=node_id))
+    condition = graph_documents.c.id == owner
+    connection.execute(update(graph_documents).where(condition).values(node_id=node_id))
     nodes.node(before).documents.discard(document_id)
     nodes.node(node_id).documents.add(document_id)
     own_edges = (graph_edges.c.source == before) & (graph_edges.c.owner == owner)
@@ -256,6 +256,6 @@ def _adjust_citations(connection: Connection, before: set[int], after: set[int])
     count them all each time."""
     for changed, by in ((after - before, 1), (before - after, -1)):
         if changed:
-            mine = among(connection, graph_nodes.c.id, changed)
-            count = update(graph_nodes).where(mine)
+            condition = among(connection, graph_nodes.c.id, changed)
+            count = update(graph_nodes).where(condition)
             connection.execute(count.values(cited=graph_nodes.c.cited + by))

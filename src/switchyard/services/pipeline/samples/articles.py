@@ -48,9 +48,9 @@ def write_samples(directory: Path, count: int = len(ARTICLES)) -> list[Path]:
     """Write the first `count` samples into a directory, made if need be; gives their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for made in samples(count):
-        path = directory / made.filename
-        path.write_bytes(made.content)
+    for sample in samples(count):
+        path = directory / sample.filename
+        path.write_bytes(sample.content)
         paths.append(path)
     return paths
 

@@ -136,8 +136,10 @@ def _content(document: Any, kind: SampleKind, random: Random) -> tuple[bytes, st
     with pymupdf().open() as scan:
         for page in document:
             picture = _scanned(page, random)
-            made = scan.new_page(width=page.rect.width, height=page.rect.height)
-            made.insert_image(made.rect, stream=picture.tobytes("jpeg", jpg_quality=70))
+            scanned_page = scan.new_page(width=page.rect.width, height=page.rect.height)
+            scanned_page.insert_image(
+                scanned_page.rect, stream=picture.tobytes("jpeg", jpg_quality=70)
+            )
         scan.set_metadata({})
         return bytes(scan.tobytes(garbage=3, no_new_id=True)), "pdf"
 
@@ -152,5 +154,5 @@ def _scanned(page: Any, random: Random) -> Any:
     drawn = page.get_pixmap(matrix=askew, colorspace=library.csGRAY, alpha=False)
     shades = np.frombuffer(drawn.samples, np.uint8).astype(np.float32)
     noise = np.random.default_rng(random.getrandbits(32)).normal(0, 6, shades.size)
-    made = np.clip(shades * 0.96 + noise, 0, 255).astype(np.uint8)
-    return library.Pixmap(library.csGRAY, drawn.width, drawn.height, made.tobytes(), False)
+    pixels = np.clip(shades * 0.96 + noise, 0, 255).astype(np.uint8)
+    return library.Pixmap(library.csGRAY, drawn.width, drawn.height, pixels.tobytes(), False)

@@ -96,10 +96,10 @@ class GithubSource(DocumentSource):
         releases = await client.get(
             f"{path}/releases", {"per_page": str(MAX_RELEASES)}, accept=_JSON, conditional=True
         )
-        listed = releases.json()
-        if not isinstance(listed, list):
+        release_list = releases.json()
+        if not isinstance(release_list, list):
             raise InvalidSourceResponse("GitHub returned something other than a list of releases")
-        newest = [each for each in listed if isinstance(each, dict)][:MAX_RELEASES]
+        newest = [each for each in release_list if isinstance(each, dict)][:MAX_RELEASES]
         return FoundDocument(
             id=name.lower(),
             title=name,

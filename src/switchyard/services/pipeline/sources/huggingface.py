@@ -123,8 +123,8 @@ def _metadata(name: str, kind: Kind, about: Mapping[str, Any]) -> dict[str, Any]
         value = card.get(key) if isinstance(card, dict) else None
         if is_prose(value):
             metadata[key] = str(value)[:500]
-        elif listed := words(value):
-            metadata[key] = listed
+        elif texts := words(value):
+            metadata[key] = texts
     for flag in ("private", "gated", "disabled"):
         metadata[flag] = about.get(flag) not in (None, False)
     return metadata

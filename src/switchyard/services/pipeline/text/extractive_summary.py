@@ -129,11 +129,11 @@ def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_
     return chosen
 
 
-def _cosine(one: Counter[str], other: Counter[str]) -> float:
-    product = sum(count * other[term] for term, count in one.items() if term in other)
+def _cosine(counts: Counter[str], other: Counter[str]) -> float:
+    product = sum(count * other[term] for term, count in counts.items() if term in other)
     if not product:
         return 0.0
-    return product / (_length(one) * _length(other))
+    return product / (_length(counts) * _length(other))
 
 
 def _length(terms: Counter[str]) -> float:

@@ -266,15 +266,15 @@ def _merged(boxes: Sequence[Box]) -> list[Box]:
     return merged
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
-def _shared(one: Box, other: Box) -> float:
+def _shared(box: Box, other: Box) -> float:
     """Return how much of the first box is in the other, from 0 to 1."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    area = (one[2] - one[0]) * (one[3] - one[1])
+    width = min(box[2], other[2]) - max(box[0], other[0])
+    height = min(box[3], other[3]) - max(box[1], other[1])
+    area = (box[2] - box[0]) * (box[3] - box[1])
     return width * height / area if width > 0 and height > 0 and area else 0.0
 
 

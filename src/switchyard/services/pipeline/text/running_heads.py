@@ -64,14 +64,14 @@ def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
             for row in _candidates(page, number):
                 forms[row.form].append(row)
     least = max(_RUNNING, len(pages) / 4)
-    gone = {
+    line_ids = {
         id(line)
         for rows in forms.values()
         if len({row.page for row in rows}) >= least
         for row in _repeated(rows)
         for line in row.lines
     }
-    remaining = [[line for line in page.lines if id(line) not in gone] for page in pages]
+    remaining = [[line for line in page.lines if id(line) not in line_ids] for page in pages]
     return [lines or list(page.lines) for page, lines in zip(pages, remaining, strict=True)]
 
 

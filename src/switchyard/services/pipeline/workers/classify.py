@@ -152,8 +152,8 @@ async def _description_vectors(
         if len(vectors.of) > 10 * len(texts):
             vectors.of.clear()  # of files and embedders that are used no more
             missing = sorted(texts)
-        made = await embedder.embed(missing)
+        new_vectors = await embedder.embed(missing)
         vectors.of |= {
-            (embedder.name, text): each for text, each in zip(missing, made, strict=True)
+            (embedder.name, text): each for text, each in zip(missing, new_vectors, strict=True)
         }
     return {text: vectors.of[embedder.name, text] for text in texts}

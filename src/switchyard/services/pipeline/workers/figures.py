@@ -121,13 +121,13 @@ async def _describe_all(
     for start in range(0, len(pictures), _AT_ONCE):
         if time.monotonic() > ends_at or ctx.is_cancelled():
             raise _TimeBudgetExceeded
-        some = pictures[start : start + _AT_ONCE]
+        batch = pictures[start : start + _AT_ONCE]
         asking = (
             _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
-            for each in some
+            for each in batch
         )
         answers = await gather_bounded(asking, at_once=_AT_ONCE)
-        for number, (picture, answer) in enumerate(zip(some, answers, strict=True), start + 1):
+        for number, (picture, answer) in enumerate(zip(batch, answers, strict=True), start + 1):
             key = figure_key(files.document_id, content_hash(picture.content), picture.suffix)
             await files.require_async(original.content)
             await files.storage.put_async(key, picture.content)

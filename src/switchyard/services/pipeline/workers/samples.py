@@ -53,7 +53,7 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.samples.typeface import SamplesNeedPyMuPDF
 
     storage = Storage(ctx.settings.files_url)
-    jobs, made = [], []
+    jobs, lists = [], []
     try:
         drawn = generate(
             payload.count, seed=payload.seed, kinds=payload.kinds, languages=payload.languages
@@ -64,7 +64,7 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
             storage.put(key, sample.content)
             taken_in = {"key": key, "filename": sample.filename}
             jobs.append(Job(INGEST.name, taken_in, own_pipeline=True))
-            made.append(
+            lists.append(
                 {
                     "document_id": document_id_of(content_hash(sample.content)),
                     "filename": sample.filename,
@@ -75,4 +75,4 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
             )
     except (UnknownSample, SamplesNeedPyMuPDF) as error:
         raise PermanentError(str(error)) from error
-    return Next(jobs, {"documents": made})
+    return Next(jobs, {"documents": lists})

@@ -164,10 +164,10 @@ class DocumentFiles:
     ) -> StageOutput:
         """Keep another result of a stage for the same input: one that a later stage completes.
         Raises ContentReplaced."""
-        made = _envelope(stage, before.input_hash, before.content, result)
+        envelope = _envelope(stage, before.input_hash, before.content, result)
         await self.require_async(before.content)
-        await self.storage.put_async(self._key(stage), encode_result(made))
-        return _stage_output(made, reused=False)
+        await self.storage.put_async(self._key(stage), encode_result(envelope))
+        return _stage_output(envelope, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`; gives its key."""

@@ -87,7 +87,7 @@ def _make(
     _must_own(connection)
     # Before PostgreSQL 15 everybody may make tables there.
     _run(connection, "REVOKE CREATE ON SCHEMA %I FROM PUBLIC", _schema(connection))
-    made = []
+    made_users = []
     for role in DATABASE_ROLES:
         name = f"{prefix}_{role.name}"
         there = connection.scalar(
@@ -100,8 +100,8 @@ def _make(
             verb = "ALTER" if there else "CREATE"
             _run(connection, f"{verb} ROLE %I LOGIN PASSWORD %L", name, scram_verifier(password))
         _grant(connection, name, role.rights)
-        made.append(MadeDatabaseUser(name, role, notice))
-    return made
+        made_users.append(MadeDatabaseUser(name, role, notice))
+    return made_users
 
 
 def scram_verifier(password: str) -> str:

@@ -274,9 +274,9 @@ class JobWriter:
 
     def _write(self, connection: Connection, rows: Rows) -> None:
         if rows.deleted:
-            gone = [row.id for row in rows.deleted]
-            connection.execute(self._delete, sql.keys_parameter(self._dialect, gone))
-            connection.execute(self._delete_tags, sql.keys_parameter(self._dialect, gone))
+            deleted_ids = [row.id for row in rows.deleted]
+            connection.execute(self._delete, sql.keys_parameter(self._dialect, deleted_ids))
+            connection.execute(self._delete_tags, sql.keys_parameter(self._dialect, deleted_ids))
         new = [row for row in rows.jobs.values() if row.new is not None]
         for part in _parts(new):
             parameters = self._parameters(_INSERTED, [_inserted(row) for row in part])

@@ -122,10 +122,12 @@ class JoinWriter:
         ended the last job of a join is told in `rows.noted`."""
         changes = _changes(rows)
         self._report_late(connection, rows, sorted(rows.noted.keys() - changes.keys()))
-        gone = [row.id for row in rows.deleted if row.joins]
-        if gone:  # nobody waits any more for what they waited for
-            connection.execute(self._delete, sql.keys_parameter(self._dialect, sorted(gone)))
-            changes = {join_id: each for join_id, each in changes.items() if join_id not in gone}
+        deleted_ids = [row.id for row in rows.deleted if row.joins]
+        if deleted_ids:  # nobody waits any more for what they waited for
+            connection.execute(self._delete, sql.keys_parameter(self._dialect, sorted(deleted_ids)))
+            changes = {
+                join_id: each for join_id, each in changes.items() if join_id not in deleted_ids
+            }
         if not changes and not rows.opened:
             return
         at = max((row.updated_at or 0 for row in rows.jobs.values()), default=0)

@@ -250,8 +250,8 @@ def _holds(dialect: str) -> Select[Any]:
         tokens=limit_holds.c.tokens,
         expires_at=limit_holds.c.expires_at,
     )
-    mine = among_listed(dialect, limit_holds.c.hold, "holds")
-    return part.where(or_(mine, among_listed(dialect, limit_holds.c.job_id, "claimed")))
+    is_listed = among_listed(dialect, limit_holds.c.hold, "holds")
+    return part.where(or_(is_listed, among_listed(dialect, limit_holds.c.job_id, "claimed")))
 
 
 def _part(kind: str, **values: Any) -> Select[Any]:

@@ -100,9 +100,9 @@ def _single(part: str) -> Insert | Update | Delete:
         case "limits":
             # A name may not be that of a column.
             new: dict[str, Any] = {each.name: bindparam(f"limits_{each.name}") for each in limits.c}
-            mine = (limits.c.name == new["name"], limits.c.key == new["key"])
+            condition = (limits.c.name == new["name"], limits.c.key == new["key"])
             changed: dict[str, Any] = {name: new[name] for name in _changing(limits)}
-            return update(limits).where(*mine).values(changed)
+            return update(limits).where(*condition).values(changed)
         case "holds":
             return sqlite.insert(limit_holds)
         case "waits":
@@ -122,8 +122,8 @@ def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
         new = _rows(part)
         if part == "limits":
             changed = {name: new.c[name] for name in _changing(limits)}
-            mine = (limits.c.name == new.c.name, limits.c.key == new.c.key)
-            done.append(update(limits).where(*mine).values(changed))
+            condition = (limits.c.name == new.c.name, limits.c.key == new.c.key)
+            done.append(update(limits).where(*condition).values(changed))
         else:
             names = [each.name for each in table.c]
             insert = postgresql.insert(table).from_select(names, new.select())
@@ -163,7 +163,7 @@ def _columns(part: str, rows: Sequence[_Values]) -> dict[str, list[Any]]:
     return {f"{part}_{each.name}": [row[each.name] for row in rows] for each in _TABLES[part].c}
 
 
-def _mark_woken(mine: ColumnElement[bool]) -> Update:
+def _mark_woken(condition: ColumnElement[bool]) -> Update:
     """Note that jobs were woken: their permits are reserved for them."""
     now = bindparam("now", type_=Double)
     calls = limit_waits.c.calls
@@ -171,7 +171,7 @@ def _mark_woken(mine: ColumnElement[bool]) -> Update:
     pause = WAKE_TTL * literal(1).bitwise_lshift(times)
     return (
         update(limit_waits)
-        .where(mine)
+        .where(condition)
         .values(
             called_until=now + WAKE_TTL,
             call_after=now + case((pause < MAX_WAKE_TTL, pause), else_=MAX_WAKE_TTL),

@@ -139,16 +139,20 @@ class PermitQueue:
         if not self._waiting.get(place):
             # Of all limits with room at once: there may be one for each account.
             limits = {
-                other: one
-                for other, one in self._limits.items()
-                if one.somebody_waits and not self._waiting.get(other) and one.refusal(0) is None
+                other: limit_key
+                for other, limit_key in self._limits.items()
+                if limit_key.somebody_waits
+                and not self._waiting.get(other)
+                and limit_key.refusal(0) is None
             }
             most = (
-                MAX_WOKEN + len(self._requesting) + max(len(one.woken) for one in limits.values())
+                MAX_WOKEN
+                + len(self._requesting)
+                + max(len(limit_key.woken) for limit_key in limits.values())
             )
             rows = read_waiting(self._connection, limits, limit.now, most)
-            for other, one in limits.items():
-                known = {*self._requesting, *one.woken}
+            for other, limit_key in limits.items():
+                known = {*self._requesting, *limit_key.woken}
                 self._waiting[other] = deque(row for row in rows[other] if row.job_id not in known)
-                one.somebody_waits = bool(self._waiting[other])
+                limit_key.somebody_waits = bool(self._waiting[other])
         return self._waiting[place]

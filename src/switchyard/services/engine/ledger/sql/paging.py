@@ -45,8 +45,8 @@ def fetch_page(
         last_at, last_key = _decode(cursor)
         query = query.where(at <= last_at, tuple_(at, key) < tuple_(last_at, last_key))
 
-    def newest(some: Select[Any]) -> Select[Any]:
-        return some.order_by(at.desc(), key.desc()).limit(limit + 1)
+    def newest(part: Select[Any]) -> Select[Any]:
+        return part.order_by(at.desc(), key.desc()).limit(limit + 1)
 
     if parts is not None:
         # In a statement of its own, or PostgreSQL may look for these keys among all rows.

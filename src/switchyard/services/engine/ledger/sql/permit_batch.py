@@ -199,8 +199,8 @@ class PermitBatch:
         writes.limits = [each.row() for each in self._limits.values() if each.has_changed()]
         writes.waits = list(self._new_waits.values())
         # A second copy of one that was put off does not take its place from it.
-        gone = self._no_waits.intersection(self._rows.waits).difference(self._new_waits)
-        writes.waits_no_more = sorted(gone)
+        gone_waits = self._no_waits.intersection(self._rows.waits).difference(self._new_waits)
+        writes.waits_no_more = sorted(gone_waits)
         for limit in self._limits.values():
             writes.woken += limit.woken
         return writes.execute(self._connection, self._rows.now)

@@ -247,10 +247,10 @@ def _lower_limit(node: dict[str, Any]) -> str:
 def _share(node: dict[str, Any], part: str, whole: str) -> float:
     """Tell how much of the one the other is; 0 where the node does not tell, as in its first
     moments."""
-    some, most = node.get(part), node.get(whole)
-    if not isinstance(some, int | float) or not isinstance(most, int | float) or most <= 0:
+    used, most = node.get(part), node.get(whole)
+    if not isinstance(used, int | float) or not isinstance(most, int | float) or most <= 0:
         return 0.0
-    return some / most
+    return used / most
 
 
 def _mib(node: dict[str, Any], key: str) -> str:

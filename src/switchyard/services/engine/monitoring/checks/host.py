@@ -162,8 +162,8 @@ def _is_open_to_all(path: Path) -> bool:
 async def keys(system: DoctorContext) -> list[Diagnostic]:
     """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
     setting = system.settings.api_keys
-    listed = [] if setting is None else setting.get_secret_value().split(",")
-    short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < MIN_KEY_LENGTH]
+    key_list = [] if setting is None else setting.get_secret_value().split(",")
+    short = [each for each in key_list if 0 < len(each.partition(":")[0].strip()) < MIN_KEY_LENGTH]
     if not short:
         return []
     count = pluralize(len(short), "key")

@@ -61,9 +61,9 @@ async def pauses(system: DoctorContext) -> list[Diagnostic]:
     if not held:
         return [ok("pauses", "nothing is paused")]
     now = ledger.clock.time()
-    listed = some([_describe_pause(pause, number, now) for pause, number in held])
+    examples = some([_describe_pause(pause, number, now) for pause, number in held])
     remedy = f"nothing, if that is meant; else {held[0][0].remedy}: `jobctl pauses` lists all"
-    return [warning("pauses", Finding.PAUSED, listed, remedy)]
+    return [warning("pauses", Finding.PAUSED, examples, remedy)]
 
 
 def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
@@ -132,7 +132,7 @@ async def timeouts(system: DoctorContext) -> list[Diagnostic]:
     timeouts_by_type = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
     if not timeouts_by_type:
         return [ok("time limits", "no job has run into its limit within an hour")]
-    listed = some(
+    examples = some(
         [
             f"{pluralize(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
             "within an hour, and have not succeeded since"
@@ -145,7 +145,7 @@ async def timeouts(system: DoctorContext) -> list[Diagnostic]:
         f"{name}`), or raise `timeout` in their @job and start their workers again; then "
         f"`jobctl dead redrive --type {name} --yes`"
     )
-    return [failure("time limits", Finding.TYPE_TIMES_OUT, listed, remedy)]
+    return [failure("time limits", Finding.TYPE_TIMES_OUT, examples, remedy)]
 
 
 def _limit(system: DoctorContext, name: str) -> str:
@@ -162,7 +162,7 @@ async def overdue(system: DoctorContext) -> list[Diagnostic]:
     late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
     if not late:
         return [ok("running jobs", "none runs longer than its type may")]
-    listed = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
+    examples = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
         "the worker's log says whether the handler goes on, or its end can't be published or "
         f"recorded: {await _about_holders(system, late)}; another worker takes the job over; "
@@ -170,7 +170,7 @@ async def overdue(system: DoctorContext) -> list[Diagnostic]:
     )
     return [
         failure(
-            "running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {listed}", remedy
+            "running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {examples}", remedy
         )
     ]
 
@@ -189,7 +189,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
     running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, MAX_EXAMINED)
     if not running:
         return [ok("cancelled jobs", "none runs on")]
-    listed = some(
+    examples = some(
         [
             f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
             for job in running
@@ -204,7 +204,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
         failure(
             "cancelled jobs",
             Finding.CANCEL_UNHEEDED,
-            f"called off, and still running: {listed}",
+            f"called off, and still running: {examples}",
             remedy,
         )
     ]
@@ -223,12 +223,12 @@ async def joins(system: DoctorContext) -> list[Diagnostic]:
     stuck = await system.need_ledger().joins.stuck_joins(MAX_EXAMINED)
     if not stuck:
         return [ok("joins", "no job waits for dead ones alone")]
-    listed = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
+    examples = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
     remedy = (
         f"look: `jobctl jobs show {stuck[0].id}`; redrive the dead, or without them: "
         f"`jobctl jobs release {stuck[0].id}`"
     )
-    return [warning("joins", Finding.JOIN_STUCK, listed, remedy)]
+    return [warning("joins", Finding.JOIN_STUCK, examples, remedy)]
 
 
 async def outbox(system: DoctorContext) -> list[Diagnostic]:
@@ -238,7 +238,7 @@ async def outbox(system: DoctorContext) -> list[Diagnostic]:
     late = await ledger.job_reads.late_pending(now - PENDING_FOR)
     if not late:
         return [ok("outbox", "no job waits for over a minute to be published")]
-    listed = some(
+    examples = some(
         [f"{pluralize(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
     )
     remedy = (
@@ -247,7 +247,7 @@ async def outbox(system: DoctorContext) -> list[Diagnostic]:
         "broker's user who may not publish (`jobctl topology users`), an alarm (above). To give "
         "one up: `jobctl jobs list --state pending`, then `jobctl jobs cancel ID`"
     )
-    return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {listed}", remedy)]
+    return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {examples}", remedy)]
 
 
 async def operations(system: DoctorContext) -> list[Diagnostic]:
@@ -313,10 +313,10 @@ async def dead(system: DoctorContext) -> list[Diagnostic]:
         checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     detail = f"{waiting:,} wait for somebody"
-    listed = waiting + displaced
+    letter_count = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
     messages = await ledger.dead_letters.count_messages() + min(more, 0)
-    if messages > listed:
+    if messages > letter_count:
         detail += f", {messages:,} messages in jobs.dead: identical ones count once"
     of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
     if invalid := await ledger.dead_letters.count_dead(of_reason):
@@ -325,8 +325,8 @@ async def dead(system: DoctorContext) -> list[Diagnostic]:
             "; was that worker older than the publisher? Then start the new one and `jobctl dead "
             "redrive --reason invalid_payload --canary 5`"
         )
-    if messages < listed:
-        detail += f"; the broker has lost {listed - messages:,} of these"
+    if messages < letter_count:
+        detail += f"; the broker has lost {letter_count - messages:,} of these"
         remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, detail, remedy)]
 
@@ -388,7 +388,7 @@ async def schedules(system: DoctorContext) -> list[Diagnostic]:
     checks = []
     if late:
         reasons = {name: each.note for name, each in waiting.items() if each.note is not None}
-        listed = [f"{name} ({reasons[name]})" if name in reasons else name for name in sorted(late)]
+        names = [f"{name} ({reasons[name]})" if name in reasons else name for name in sorted(late)]
         remedy = "`jobctl scheduler`; where one runs, its log says why"
         if late <= reasons.keys():
             remedy = "mend what is said: it is tried again every few seconds"
@@ -396,7 +396,7 @@ async def schedules(system: DoctorContext) -> list[Diagnostic]:
             failure(
                 "schedules",
                 Finding.SCHEDULE_OVERDUE,
-                f"due and not fired for over {SCHEDULE_LATE:g} s: {some(listed)}",
+                f"due and not fired for over {SCHEDULE_LATE:g} s: {some(names)}",
                 remedy,
             )
         )

@@ -174,12 +174,12 @@ async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
         return []
     lanes = list(dict.fromkeys(lane for lane, _ in short_queues))
     commands = " and ".join(f"`jobctl jobs republish --lane {lane}`" for lane in lanes)
-    listed = some([text for _, text in short_queues])
+    examples = some([text for _, text in short_queues])
     return [
         failure(
             "missing jobs",
             Finding.JOBS_MISSING,
-            f"the broker holds no more than {listed}, which wait by the ledger: somebody deleted "
+            f"the broker holds no more than {examples}, which wait by the ledger: somebody deleted "
             "or purged their queue, or the one of retries that they were in",
             f"{commands}: publishes them again, and a job that is there after all runs only once",
         )

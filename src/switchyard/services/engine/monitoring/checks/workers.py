@@ -154,7 +154,7 @@ async def blocked(system: DoctorContext) -> list[Diagnostic]:
     by_type: dict[str, list[LoopBlock]] = {}
     for block in recent_blocks:
         by_type.setdefault(block.job_type or "", []).append(block)
-    listed = some([_blocked_by(name, blocks, now) for name, blocks in by_type.items()])
+    examples = some([_blocked_by(name, blocks, now) for name, blocks in by_type.items()])
     named = next((each for each in recent_blocks if each.job_id is not None), None)
     remedy = (
         "meanwhile it sends no heartbeat and starts no hot job: give what computes or waits there "
@@ -162,7 +162,7 @@ async def blocked(system: DoctorContext) -> list[Diagnostic]:
     )
     if named is not None:
         remedy += f"; the longest: `jobctl jobs show {named.job_id}`"
-    return [warning("event loops", Finding.LOOP_BLOCKED, listed, remedy)]
+    return [warning("event loops", Finding.LOOP_BLOCKED, examples, remedy)]
 
 
 def _blocked_by(job_type: str, blocks: list[LoopBlock], now: float) -> str:
@@ -219,7 +219,7 @@ async def lacking(system: DoctorContext) -> list[Diagnostic]:
     }
     checks = []
     if reports:
-        listed = some(
+        examples = some(
             [
                 f"{each.worker_id} does not know {each.job_type} "
                 f"({pluralize(each.jobs, 'job')} sent on)"
@@ -227,9 +227,9 @@ async def lacking(system: DoctorContext) -> list[Diagnostic]:
             ]
         )
         remedy = f"start those workers with {_modules_of(sent_on, modules)}"
-        checks.append(failure("job types", Finding.TYPES_LACKING, listed, remedy))
+        checks.append(failure("job types", Finding.TYPES_LACKING, examples, remedy))
     if nowhere:
-        listed = some(
+        examples = some(
             [
                 f"{pluralize(count, 'job waits', 'jobs wait')} of {job_type}, which no worker of "
                 f"{kind} that lives can run"
@@ -238,7 +238,7 @@ async def lacking(system: DoctorContext) -> list[Diagnostic]:
         )
         kinds = " ".join(sorted({kind for kind, _ in nowhere.values()}))
         remedy = f"start `jobctl worker {kinds}` with {_modules_of(nowhere, modules)}"
-        checks.append(failure("job types", Finding.TYPES_UNWORKED, listed, remedy))
+        checks.append(failure("job types", Finding.TYPES_UNWORKED, examples, remedy))
     return checks
 
 
@@ -247,7 +247,7 @@ async def outdated(system: DoctorContext) -> list[Diagnostic]:
     reports = await system.need_ledger().workers.outdated()
     if not reports:
         return []
-    listed = some(
+    examples = some(
         [
             f"{each.worker_id} knows an older version of {each.job_type} than "
             f"{pluralize(each.jobs, 'job')} that it has sent on"
@@ -258,7 +258,7 @@ async def outdated(system: DoctorContext) -> list[Diagnostic]:
         "end these workers and start those of the newer release; the error in `jobctl jobs show` "
         "has both versions: docs/payloads.md#what-happens-in-a-deploy"
     )
-    return [warning("payload versions", Finding.VERSIONS_LACKING, listed, remedy)]
+    return [warning("payload versions", Finding.VERSIONS_LACKING, examples, remedy)]
 
 
 def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:

@@ -29,13 +29,13 @@ class ReferencesRequest(LlmRequest):
     references: list[str]
 
     def question(self) -> LlmQuestion:
-        listed = "\n".join(
+        texts = "\n".join(
             f"[{number}] {' '.join(text.split())}"
             for number, text in enumerate(self.references, start=1)
         )
         messages = (
             {"role": "system", "content": _INSTRUCTIONS},
-            {"role": "user", "content": framed(listed)},
+            {"role": "user", "content": framed(texts)},
         )
         return LlmQuestion(messages, self.max_tokens, self.temperature, _schema())
 

@@ -22,9 +22,9 @@ def tei(references: Sequence[Reference], labels: Sequence[str] = ()) -> str:
     _add_text(ET.SubElement(header, "publicationStmt"), "p", "Extracted")
     _add_text(ET.SubElement(header, "sourceDesc"), "p", "A list of references")
     back = ET.SubElement(ET.SubElement(root, "text"), "back")
-    listed = ET.SubElement(ET.SubElement(back, "div", type="references"), "listBibl")
+    bibliography = ET.SubElement(ET.SubElement(back, "div", type="references"), "listBibl")
     for number, reference in enumerate(references):
-        entry = ET.SubElement(listed, "biblStruct", {_XML_ID: f"b{number}"})
+        entry = ET.SubElement(bibliography, "biblStruct", {_XML_ID: f"b{number}"})
         if number < len(labels) and labels[number]:
             entry.set("n", clean(labels[number]))
         _fill_entry(entry, reference)

@@ -152,8 +152,8 @@ class Linker:
                 )
                 answers |= claims.kept
                 if claims.claimed:
-                    mine = [questions[key] for key in claims.claimed]
-                    answers |= await self._ask_claimed(mine)
+                    claimed = [questions[key] for key in claims.claimed]
+                    answers |= await self._ask_claimed(claimed)
                 progress = progress or bool(claims.kept or claims.claimed)
             left = [key for key in left if key not in answers]
             if left and not progress:

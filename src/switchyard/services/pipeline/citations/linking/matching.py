@@ -80,10 +80,10 @@ def link_by_identifier(
     return WorkLink(LinkStatus.LINKED, method, provider, fit, work)
 
 
-def title_likeness(one: str, other: str) -> float | None:
+def title_likeness(title: str, other: str) -> float | None:
     """Return how alike two titles are, 0 to 1; None where one of them is empty. A subtitle that one
     of them leaves out costs little."""
-    first, second = words_of(one), words_of(other)
+    first, second = words_of(title), words_of(other)
     if not first or not second:
         return None
     shorter, longer = sorted((first, second), key=len)
@@ -113,17 +113,17 @@ def _authors(reference: Reference, work: CitedWork) -> float | None:
     return sum(words[-1] in names for words in families) / len(families)
 
 
-def _years(one: int | None, other: int | None) -> float | None:
+def _years(year: int | None, other: int | None) -> float | None:
     """Return how well two years fit: a preprint is often a year older than what it becomes."""
-    if one is None or other is None:
+    if year is None or other is None:
         return None
-    return {0: 1.0, 1: 0.7, 2: 0.3}.get(abs(one - other), 0.0)
+    return {0: 1.0, 1: 0.7, 2: 0.3}.get(abs(year - other), 0.0)
 
 
-def _container(one: str, other: str) -> float | None:
+def _container(name: str, other: str) -> float | None:
     """Return how well two containers' names fit. Abbreviations (Commun. ACM) count by the
     beginnings of their words."""
-    first, second = words_of(one), words_of(other)
+    first, second = words_of(name), words_of(other)
     if not first or not second:
         return None
     return max(_begins(first, second), _begins(second, first))

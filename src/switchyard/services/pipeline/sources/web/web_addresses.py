@@ -25,10 +25,10 @@ def page_address(text: str) -> str:
     if url.port is not None and not 0 < url.port < 65_536:
         raise ValueError(f"there is no port {url.port}")
     parts = urlsplit(str(url))
-    made = urlunsplit(parts if parts.path else parts._replace(path="/"))
-    if len(made) > MAX_LENGTH:
+    address = urlunsplit(parts if parts.path else parts._replace(path="/"))
+    if len(address) > MAX_LENGTH:
         raise ValueError(f"the address has more than {MAX_LENGTH:,} characters")
-    return made
+    return address
 
 
 def origin_of(url: str) -> str:
@@ -40,14 +40,14 @@ def origin_of(url: str) -> str:
 def link_addresses(base: str, links: Iterable[str], *, most: int) -> list[str]:
     """Return the addresses of links on a page, each once, in their order; invalid ones are left
     out."""
-    made: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for each in links:
-        if len(made) >= most:
+        if len(addresses) >= most:
             break
         if len(each) > MAX_LENGTH:
             continue
         try:
-            made[page_address(urljoin(base, each.strip()))] = None
+            addresses[page_address(urljoin(base, each.strip()))] = None
         except ValueError:
             continue
-    return list(made)
+    return list(addresses)

@@ -97,15 +97,15 @@ class IncomingDocument:
         Returns the document's id; or the job's outcome where nothing is to follow.
         """
         if known is not None:
-            mine = await self.renew(ledger, known)
+            document = await self.renew(ledger, known)
         else:
-            mine = await self.place(ctx, claim)
-            if mine is not None and mine.pipeline != ctx.pipeline:
-                return duplicate_outcome(mine)
-        if mine is None:  # another job was faster, perhaps with an older version
+            document = await self.place(ctx, claim)
+            if document is not None and document.pipeline != ctx.pipeline:
+                return duplicate_outcome(document)
+        if document is None:  # another job was faster, perhaps with an older version
             return taken_by_another(self.source)
-        await self.store(ctx, mine.id)
-        return mine.id
+        await self.store(ctx, document.id)
+        return document.id
 
     def _described(self) -> dict[str, Any]:
         return {

@@ -62,14 +62,14 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     if isinstance(linked, Snooze):
         return linked
     links, noted = linked
-    made = {
+    stored_links = {
         "document_id": document_id,
         "of": stored.get("hash"),
         "links": await asyncio.to_thread(lambda: [link.as_json() for link in links]),
         **noted,
     }
     key = links_key(document_id)
-    await storage.put_async(key, encode_result(made))
+    await storage.put_async(key, encode_result(stored_links))
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, LINK_CITATIONS)
     return Done({"document_id": document_id, **_count_by_status(links), **noted, "result": key})
@@ -85,14 +85,21 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     if isinstance(linked, Snooze):
         return linked
     links, noted = linked
-    made = [
+    references_with_links = [
         reference.as_json() | {"link": link.as_json()}
         for reference, link in zip(references, links, strict=True)
     ]
     key = extraction_key(ctx.job_id)
-    output = {"job_id": ctx.job_id, "references": made, "citations": [], **noted}
+    output = {"job_id": ctx.job_id, "references": references_with_links, "citations": [], **noted}
     await Storage(ctx.settings.files_url).put_async(key, encode_result(output))
-    return Done({"references": len(made), **_count_by_status(links), **noted, "result": key})
+    return Done(
+        {
+            "references": len(references_with_links),
+            **_count_by_status(links),
+            **noted,
+            "result": key,
+        }
+    )
 
 
 async def _link(

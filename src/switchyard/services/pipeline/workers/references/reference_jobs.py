@@ -49,9 +49,9 @@ async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, and cut the list into single ones;
     each keeps its label and its page."""
     source = await source_of(payload, ctx)
-    made = await _find_references(source, payload, ctx)
-    references = made.result["references"]
-    return await _store_result(source, ctx, {"references": references}, reused=made.reused)
+    result = await _find_references(source, payload, ctx)
+    references = result.result["references"]
+    return await _store_result(source, ctx, {"references": references}, reused=result.reused)
 
 
 @job("parse_references", worker="link", lanes=LANES, timeout=300)
@@ -61,9 +61,9 @@ async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome
         return Done({"references": await _fields(payload.references, ctx)})
     source = await source_of(payload, ctx)
     texts = reference_lists.split_list("\n".join(source.pages))
-    made = await _parse_references(source, [{"text": text} for text in texts], ctx)
+    result = await _parse_references(source, [{"text": text} for text in texts], ctx)
     return await _store_result(
-        source, ctx, {"references": made.result["references"]}, reused=made.reused
+        source, ctx, {"references": result.result["references"]}, reused=result.reused
     )
 
 
@@ -77,7 +77,7 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     raw = lists.result["references"]
     fields = await _parse_references(source, raw, ctx, force=payload.force)
     body = lists.result["body"]
-    made = await ctx.compute(
+    result = await ctx.compute(
         reference_lists.with_citations,
         raw,
         fields.result["references"],
@@ -86,9 +86,9 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     )
     reused = lists.reused and fields.reused
     if payload.document_id is None:
-        return await _store_result(source, ctx, made, reused=reused)
+        return await _store_result(source, ctx, result, reused=reused)
     await source.files.require_async(source.text.content)
-    return await _store_with_document(source, payload.document_id, ctx, made, reused=reused)
+    return await _store_with_document(source, payload.document_id, ctx, result, reused=reused)
 
 
 async def _find_references(
@@ -200,34 +200,38 @@ async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]
 
 
 async def _store_result(
-    source: ReferenceSource, ctx: JobContext, made: Mapping[str, Any], *, reused: bool
+    source: ReferenceSource, ctx: JobContext, result: Mapping[str, Any], *, reused: bool
 ) -> Done:
     """Store a job's result, and return the outcome that names it: a book has thousands of
     references."""
     key = extraction_key(ctx.job_id)
-    await source.files.storage.put_async(key, encode_result({"job_id": ctx.job_id, **made}))
-    return Done({**_counts(made), "result": key, "reused": reused})
+    await source.files.storage.put_async(key, encode_result({"job_id": ctx.job_id, **result}))
+    return Done({**_counts(result), "result": key, "reused": reused})
 
 
 async def _store_with_document(
     source: ReferenceSource,
     document_id: str,
     ctx: JobContext,
-    made: Mapping[str, Any],
+    job_result: Mapping[str, Any],
     *,
     reused: bool,
 ) -> Done | Next:
     key = references_key(document_id)
-    about = {"document_id": document_id, "hash": content_hash(made), "content": source.text.content}
+    about = {
+        "document_id": document_id,
+        "hash": content_hash(job_result),
+        "content": source.text.content,
+    }
     # Written although reused: what is kept of a stage goes after a day, this stays.
-    await source.files.storage.put_async(key, encode_result({**about, **made}))
+    await source.files.storage.put_async(key, encode_result({**about, **job_result}))
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, PROCESS_REFERENCES)
-    result = {"document_id": document_id, **_counts(made), "result": key, "reused": reused}
+    result = {"document_id": document_id, **_counts(job_result), "result": key, "reused": reused}
     if not ctx.settings.link_citations:
         return Done(result)
     return Next([Job(LINK_CITATIONS.name, {"document_id": document_id})], result)
 
 
-def _counts(made: Mapping[str, Any]) -> dict[str, int]:
-    return {name: len(made[name]) for name in ("references", "citations") if name in made}
+def _counts(result: Mapping[str, Any]) -> dict[str, int]:
+    return {name: len(result[name]) for name in ("references", "citations") if name in result}
