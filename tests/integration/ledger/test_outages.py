@@ -2,7 +2,9 @@ import asyncio
 import signal
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -11,6 +13,7 @@ from switchyard.services.engine.ledger.sql import database as database_module
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.results import Claimed, Created
 from switchyard.services.engine.records.states import State
+from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 from tests.support.made import claim, finish, message, new_job
 from tests.support.postgres import PostgresServer
@@ -128,6 +131,38 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
         other.execute("ROLLBACK")
         assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
     other.close()
+
+
+async def test_who_waits_for_an_answer_gets_a_turn_between_others_that_write_all_the_time(
+    sqlite_url: str,
+) -> None:
+    """A busy machine makes each transaction long, and the pauses between them stay short."""
+    await make_ledger(sqlite_url)
+    written = 0
+    stopped = Event()
+
+    def write_on_and_on() -> None:
+        nonlocal written
+        with closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as other:
+            other.isolation_level = None
+            while not stopped.is_set():
+                other.execute("BEGIN IMMEDIATE")
+                other.execute("UPDATE system_id SET generation = generation + 1")
+                stopped.wait(0.1)
+                other.execute("COMMIT")
+                written += 1
+                stopped.wait(0.003)
+
+    async with await Ledger.open(sqlite_url, prompt=True) as ledger:
+        await ledger.jobs.record(new_job("first"))
+        writing = asyncio.create_task(asyncio.to_thread(write_on_and_on))
+        try:
+            await eventually(lambda: written)
+            for number in range(8):
+                await ledger.jobs.record(new_job(f"job-{number}"))
+        finally:
+            stopped.set()
+            await writing
 
 
 async def test_a_full_disk_is_unavailable_and_then_works_again(

@@ -54,8 +54,15 @@ CONNECT_TIMEOUT = 10.0
 """Seconds that PostgreSQL gets to answer a new connection."""
 
 PROMPT_TIMEOUT = 0.9
-"""Seconds, in the place of both, for a ledger that is to answer soon; twice that at most, as a
-write may come behind one that has just begun to wait."""
+"""Seconds, in the place of both, for a ledger that is to answer soon and gives no sign of life;
+twice that at most, as a write may come behind one that has just begun to wait."""
+
+MAX_PROMPT_WAIT = 10.0
+"""Seconds that such a write waits while other processes write into the file: the ledger is not
+away, the machine is merely busy."""
+TURN_POLL_INTERVAL = 0.003
+"""Seconds between its looks whether it may write. SQLite's own wait looks ten times a second at
+last, and comes too late each time where another process writes again at once."""
 
 MIN_SQLITE_VERSION = (3, 35)
 """The first with RETURNING and materialised common table expressions."""
@@ -143,8 +150,9 @@ class SqliteDatabase:
         self.where = str(file)
         busy = PROMPT_TIMEOUT if prompt else BUSY_TIMEOUT
         opener = partial(_open_file, file, busy, create)
-        self._write_engine = _sqlite_engine(opener, "BEGIN IMMEDIATE", 1, WRITER_CACHE, busy)
-        self._read_engine = _sqlite_engine(opener, "BEGIN", MAX_READERS, READER_CACHE, busy)
+        begin = _begin_promptly if prompt else _begin
+        self._write_engine = _sqlite_engine(opener, begin, 1, WRITER_CACHE, busy)
+        self._read_engine = _sqlite_engine(opener, _begin_reading, MAX_READERS, READER_CACHE, busy)
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._readers = ThreadPoolExecutor(MAX_READERS, "ledger-reader")
 
@@ -384,7 +392,7 @@ def _write_ahead(connection: sqlite3.Connection, busy_timeout: float) -> None:
 
 def _sqlite_engine(
     opener: Callable[[], sqlite3.Connection],
-    begin: str,
+    begin: Callable[[Connection], object],
     pool_size: int,
     cache_kib: int,
     busy_timeout: float,
@@ -404,5 +412,39 @@ def _sqlite_engine(
             connection.execute(f"PRAGMA {pragma}")
 
     event.listen(engine, "connect", prepare)
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    event.listen(engine, "begin", begin)
     return engine
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_promptly(connection: Connection) -> None:
+    """Begin to write when no other process does. Raises OperationalError when the file was locked
+    for PROMPT_TIMEOUT seconds in which nobody has written anything, or for MAX_PROMPT_WAIT."""
+    file = connection.connection.driver_connection
+    assert isinstance(file, sqlite3.Connection)
+    began = silent_since = time.monotonic()
+    version = None
+    file.execute("PRAGMA busy_timeout = 0")
+    while time.monotonic() < min(silent_since + PROMPT_TIMEOUT, began + MAX_PROMPT_WAIT):
+        try:
+            file.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                break
+        else:
+            return
+        with suppress(sqlite3.OperationalError):
+            # Another one after each commit of another connection.
+            (found,) = file.execute("PRAGMA data_version").fetchone()
+            if version not in (None, found):
+                silent_since = time.monotonic()
+            version = found
+        time.sleep(TURN_POLL_INTERVAL)  # in the ledger's own thread
+    _begin(connection)  # which raises what SQLAlchemy makes of the error
