@@ -16,7 +16,7 @@ from tests.support.join_run.run import KILLS, run_join
 from tests.support.joining import JOINING_MODULES
 from tests.support.worker_process import Processes
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.long
@@ -46,7 +46,7 @@ async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(
             await effects.reach("leaf", some, timeout=60)
             await fleet.kill("worker")
         then = await system.stage_id(fan_id, "gather", THEN)
-        record = await system.wait_for_state(then, State.SUCCEEDED, timeout=90)
+        record = await system.wait_for_state(then, State.SUCCEEDED, while_jobs_end=True)
         assert (record.result or {})["states"] == {"succeeded": 10}
         changes = await history_of(system.settings.ledger_url)
         let_go = Counter(job_id for job_id, old, _ in changes if old == State.JOINING)

@@ -95,8 +95,13 @@ class Effects:
         return {effect.job_id for effect in own} - ended
 
     async def reach(self, what: str, count: int, timeout: float = PATIENCE) -> None:
-        """Wait until that many jobs have this effect."""
-        await eventually(lambda: len(set(self.ids(what))) >= count, timeout, f"{count} jobs {what}")
+        """Wait until that many jobs have this effect; `timeout`: seconds in which none has it."""
+        await eventually(
+            lambda: len(set(self.ids(what))) >= count,
+            timeout,
+            f"{count} jobs {what}",
+            progress=lambda: len(set(self.ids(what))),
+        )
 
 
 class Work(BaseModel):

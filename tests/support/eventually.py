@@ -12,18 +12,33 @@ PATIENCE = 60.0
 
 
 async def eventually(
-    predicate: Callable[[], Any], timeout: float = PATIENCE, what: str = ""
+    predicate: Callable[[], Any],
+    timeout: float = PATIENCE,
+    what: str = "",
+    *,
+    progress: Callable[[], Any] | None = None,
 ) -> Any:
     """The first true value of `predicate`, plain or async, asked every 30 ms.
 
+    With `progress`, plain or async, the time begins anew whenever that answers something else: for
+    what takes longer on a busy machine, and must only go on.
+
     Raises AssertionError with the last value after `timeout` seconds.
     """
-    deadline = time.monotonic() + timeout
+    deadline, at = time.monotonic() + timeout, None
     while True:
-        answer = predicate()
-        value = await answer if isawaitable(answer) else answer
+        value = await _answer(predicate)
         if value:
             return value
-        if time.monotonic() > deadline:
+        if progress is not None and (now_at := await _answer(progress)) != at:
+            deadline, at = time.monotonic() + timeout, now_at
+        elif time.monotonic() > deadline:
+            if progress is not None:
+                what = f"{what or 'it'} (stands still at {at!r})"
             raise AssertionError(f"{what or 'it'} did not happen in {timeout:g} s: {value!r}")
         await asyncio.sleep(INTERVAL)
+
+
+async def _answer(question: Callable[[], Any]) -> Any:
+    answer = question()
+    return await answer if isawaitable(answer) else answer

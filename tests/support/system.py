@@ -18,6 +18,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pydantic import SecretStr
+from sqlalchemy import func, select
 
 from switchyard.broker.dead.scan import QueuedDeadLetter, scanning
 from switchyard.broker.errors import LaneFull
@@ -28,6 +29,7 @@ from switchyard.broker.topology.build import build
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.tables import jobs as jobs_table
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
 from switchyard.services.engine.publishing.publisher import JobPublisher
@@ -228,19 +230,24 @@ class System:
         return record
 
     async def wait_for_state(
-        self, job_id: str, *states: State, timeout: float = PATIENCE
+        self, job_id: str, *states: State, timeout: float = PATIENCE, while_jobs_end: bool = False
     ) -> JobRecord:
-        """The job's record as soon as it is in one of these states."""
+        """The job's record as soon as it is in one of these states; with `while_jobs_end` the time
+        begins anew whenever any job ends."""
 
         async def reached() -> bool:
             return await self.state(job_id) in states
 
         try:
-            await eventually(reached, timeout)
+            await eventually(reached, timeout, progress=self._ended if while_jobs_end else None)
         except AssertionError:
             record = await self.ledger.job_reads.get(job_id)
             raise AssertionError(f"not {states} after {timeout:g} s: {record}") from None
         return await self.record(job_id)
+
+    async def _ended(self) -> int:
+        ended = select(func.count()).where(jobs_table.c.finished_at.is_not(None))
+        return await self.ledger.core.database.read(lambda c: c.execute(ended).scalar_one())
 
     async def wait_until_all(
         self, job_ids: Iterable[str], *states: State, timeout: float = PATIENCE
