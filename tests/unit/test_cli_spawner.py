@@ -182,7 +182,9 @@ LOADED = """
 import json, os, sys
 from switchyard.cli.system.spawner import load_shared_modules
 load_shared_modules(postgres=bool(sys.argv[1]))
-print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task"))]))
+from switchyard.services.engine.jobs.registered_types import _schema_of
+schemas = _schema_of.cache_info().currsize
+print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task")), schemas]))
 """
 
 
@@ -218,9 +220,10 @@ def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(l
     done = subprocess.run(
         [sys.executable, "-c", LOADED, ledger], capture_output=True, text=True, check=True
     )
-    modules, threads = json.loads(done.stdout)
+    modules, threads, schemas = json.loads(done.stdout)
     assert threads == 1
-    assert not {"lancedb", "numpy", "pyarrow", "openai", "pymupdf"}.intersection(modules)
+    heavy = {"lancedb", "numpy", "pyarrow", "openai", "pymupdf", "rich", "pygments"}
+    assert not heavy.intersection(modules)
     of_postgresql = {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"}
     assert of_postgresql.intersection(modules) == (of_postgresql if ledger else set())
     assert {
@@ -228,4 +231,10 @@ def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(l
         "switchyard.services.engine.scheduler.scheduler",
         "switchyard.services.pipeline.workers.stages",
         "switchyard.api.server",
+        # What each of several processes would load with its first use of the ledger, or as a duty.
+        "switchyard.services.llm.ledger.llm_tables",
+        "switchyard.services.pipeline.ledger.graph_writes",
+        "switchyard.services.pipeline.operations",
+        "switchyard.services.pipeline.sources.backfill_stored",
     } <= set(modules)
+    assert schemas > 20  # of the built-in job types

@@ -24,6 +24,8 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from switchyard.cli.base.errors import FAILED, CommandFailed
@@ -61,6 +63,10 @@ SHARED_MODULES = (
 """What most of the processes import; less would only take longer."""
 API_MODULES = ("switchyard.cli.process.api", "switchyard.api.server")
 """What the HTTP API imports, where its extra is installed."""
+WING_LEDGERS: Mapping[str, str] = MappingProxyType(
+    {"llm": "switchyard.services.llm.ledger", "pipeline": "switchyard.services.pipeline.ledger"}
+)
+"""Wing → package with its repositories."""
 POSTGRES_MODULES = ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "sqlalchemy.ext.asyncio")
 """What a ledger on PostgreSQL imports, and one on SQLite does not."""
 PROGRAM = "switchyard.cli.main"
@@ -222,18 +228,50 @@ class SpawnerGone(CommandFailed):
 def load_shared_modules(*, postgres: bool = False) -> None:
     """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the job types that come along, and
     the API if it is installed; make what each process would make of them at its start."""
+    _import_without_rich()
     for name in (*SHARED_MODULES, *(POSTGRES_MODULES if postgres else ())):
         import_module(name)
     commands = import_module(PROGRAM).shared_commands().commands
     for command in COMMANDS:
         cast("LazyCommand", commands[command]).loaded  # noqa: B018
-    from switchyard.services.engine.jobs.registry import Registry
-    from switchyard.services.engine.wings import job_modules
-
-    Registry.load(job_modules())  # also keeps what is asked of each payload's schema
+    _load_wings()
     if find_spec("fastapi") is not None:
         for name in API_MODULES:
             import_module(name)
+
+
+def _import_without_rich() -> None:
+    """Import the libraries that load rich where it is installed, for tracebacks on a terminal and a
+    command of their own: 75 modules that no process here uses."""
+    loaded = cast("dict[str, Any]", sys.modules)
+    is_loaded = "rich" in loaded
+    loaded.setdefault("httpx._main", None)
+    loaded.setdefault("rich", None)
+    try:
+        import_module("structlog")
+        import_module("httpx")
+    finally:
+        if not is_loaded:
+            del loaded["rich"]
+
+
+def _load_wings() -> None:
+    """Import what the installed wings bring to workers and scheduler, and make the JSON Schemas of
+    their job types, which are kept."""
+    from switchyard.services.engine.jobs.registered_types import record_of
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.wings import brought, job_modules, load_wings, source_modules
+
+    for job_type in Registry.load(job_modules()):
+        record_of(job_type, "")
+    for name in source_modules():
+        import_module(name)
+    for what in ("periodic_duties", "metrics", "delayed_jobs"):
+        list(brought(what))
+    for wing in load_wings():
+        if package := WING_LEDGERS.get(wing.name):
+            for each in iter_modules(import_module(package).__path__, f"{package}."):
+                import_module(each.name)
 
 
 def _end_of_orphan(pid: int) -> int | None:
