@@ -174,7 +174,7 @@ async def test_a_kill_at_any_step_loses_no_job_and_shows_none_twice(
     pruner = Pruner(ledger, AGES, archiver=archive.archiver())
     with monkeypatch.context() as patch:
         if place == "between":
-            pruner._removing.rows = 20
+            pruner._removing.size.rows = 20
             remove = await killed_after_one(ledger.retention.remove_jobs)
             patch.setattr(ledger.retention, "remove_jobs", remove)
         else:

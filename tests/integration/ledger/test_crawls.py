@@ -13,8 +13,8 @@ from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.crawls.crawl_pages import found_pages
 from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.ledger import crawls as crawl_repository
 from switchyard.services.pipeline.records.crawls import CrawlRecord, CrawlState, FoundPage
+from tests.support.small_steps import removed
 
 CRAWL = CrawlRecord(
     id="0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11",
@@ -139,17 +139,19 @@ async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
 
 
 async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_visited(
-    ledger: Ledger, crawl: CrawlRecord, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    monkeypatch.setattr(crawl_repository, "DROP_BATCH_SIZE", 7)
+    async def dropped(age: float) -> int:
+        crawls = PipelineLedger(ledger).crawls
+        rows = await removed(lambda limit: crawls.drop_old_crawls(age, limit=limit), limit=7)
+        return rows["crawls"]
+
     await PipelineLedger(ledger).crawls.claim_pages(
         crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1
     )
-    assert await PipelineLedger(ledger).crawls.drop_old_crawls(DAY) == 0  # its pages wait
+    assert await dropped(DAY) == 0  # its pages wait
     await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 3_000.0)
-    assert (
-        await PipelineLedger(ledger).crawls.drop_old_crawls(ledger.clock.time()) == 0
-    )  # it is younger than that
+    assert await dropped(ledger.clock.time()) == 0  # it is younger than that
     (job_id, *_) = [
         each.page.job_id
         for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
@@ -160,9 +162,9 @@ async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_vi
         await ledger.core.database.write(lambda connection: connection.execute(change).rowcount)
 
     await died(ledger.clock.time())
-    assert await PipelineLedger(ledger).crawls.drop_old_crawls(DAY) == 0  # it can be redriven
+    assert await dropped(DAY) == 0  # it can be redriven
     await died(4_000.0)
-    assert await PipelineLedger(ledger).crawls.drop_old_crawls(DAY) == 1
+    assert await dropped(DAY) == 1
     assert await PipelineLedger(ledger).crawls.crawl(crawl.id) is None
     assert (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items == ()
     assert await ledger.job_reads.get(job_id) is not None

@@ -14,7 +14,8 @@ from switchyard.services.engine.records.bulk import BulkHold, BulkState
 from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.retention import KeptFor, RetentionAges
 from switchyard.services.engine.records.states import AttemptOutcome, DeadLetterState, State
-from switchyard.services.engine.scheduler.retention import MAX_STEP, MIN_REMOVED, Pruner, StepSize
+from switchyard.services.engine.scheduler.retention import Pruner
+from switchyard.services.engine.scheduler.small_steps import MAX_STEP, MIN_REMOVED, StepSize
 from tests.support.ended_jobs import ENDED, ended, known, recorded
 from tests.support.made import NOW, claim, finish, letter, new_job
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,11 +21,17 @@ from switchyard.services.llm import stored_answers as module
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated, LlmUnavailable
-from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired, LeaseHeld
+from switchyard.services.llm.records.llm_servers import (
+    AnswersExamined,
+    CacheHit,
+    LeaseAcquired,
+    LeaseHeld,
+)
 from switchyard.services.llm.stored_answers import StoredAnswers, drop_old_answers
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server
+from tests.support.small_steps import removed
 from tests.support.tcp_proxy import TcpProxy
 
 QUESTION = {"servers": [["http://there/v1", "m"]], "asked": {"messages": ["hello"]}}
@@ -147,9 +154,9 @@ async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
     await answers._store_or_hold(
         content_hash(QUESTION), QUESTION, Completion("paid", "m", "stop", {})
     )
-    assert await LlmLedger(ledger).answers.drop_llm_answers(max_age=0, max_bytes=0) == [
-        content_hash(QUESTION)
-    ]
+    records = LlmLedger(ledger).answers
+    page = await records.examine_llm_answers(max_age=0, max_bytes=0, after=None, limit=9)
+    assert (await records.drop_llm_answers(page.superfluous))[0] == [content_hash(QUESTION)]
     assert await get(answers, Asked()) == "paid again"
 
 
@@ -230,9 +237,40 @@ async def test_old_answers_go_and_those_that_nobody_uses(
     assert await drop_old_answers(given, ledger) == 3
     left = sorted(path.name for path in (tmp_path / "llm").iterdir())
     assert left == ["k3.json", "k4.json"], "the last ones"
+    assert await drop_old_answers(given, ledger) == 0
     none = given.model_copy(update={"llm_answers_days": 0})
     assert await drop_old_answers(none, ledger) == 2
     assert await drop_old_answers(none, ledger) == 0
+
+
+async def test_old_answers_go_in_steps_and_one_that_is_used_meanwhile_stays(ledger: Ledger) -> None:
+    records = LlmLedger(ledger).answers
+    for number in range(7):
+        await records.keep_llm_answer(f"k{number}", 100)
+    pages: list[AnswersExamined] = []
+    while not pages or pages[-1].last is not None:
+        after = pages[-1] if pages else None
+        pages.append(
+            await records.examine_llm_answers(max_age=60, max_bytes=350, after=after, limit=2)
+        )
+    assert [sorted(each.superfluous) for each in pages] == [[], ["k3"], ["k1", "k2"], ["k0"]]
+    await records.keep_llm_answer("k1", 100)  # asked for again, after it was looked at
+    await records.claim_llm_answer("k2", "somebody", ttl=60, max_age=0)
+    keys = [(await records.drop_llm_answers(each.superfluous))[0] for each in pages]
+    assert keys == [[], ["k3"], [], ["k0"]]
+
+
+async def test_claims_of_the_dead_go_in_steps(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = LlmLedger(ledger).answers
+    for number in range(5):
+        await records.claim_llm_answer(f"k{number}", "dead", ttl=0, max_age=60)
+    await records.keep_llm_answer("answered", 1)
+    assert await removed(lambda limit: records.drop_dead_claims(limit=limit)) == Counter()
+    monkeypatch.setattr("switchyard.services.llm.ledger.llm_answers.USE_NOTED_INTERVAL", -1.0)
+    rows = await removed(lambda limit: records.drop_dead_claims(limit=limit))
+    assert rows == {"llm_answers": 5}
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])

@@ -64,10 +64,10 @@ async def test_a_batch_moves_only_from_the_states_that_are_named(ledger: Ledger)
     assert await records.open_batches() == [moved]
     assert await records.count_open("me") == 1
     assert await records.is_needed("file-1")
-    assert await records.drop_ended_batches(60.0, limit=9) == 0
+    assert (await records.drop_ended_batches(60.0, limit=9)).rows.total() == 0
     await records.move_batch("batch_1", state.COMPLETED, among_states={state.IN_PROGRESS})
     assert [each.id for each in await records.list_batches("me", limit=2)] == ["batch_1"]
     assert await records.list_batches("me", after="batch_1", limit=2) == []
     assert await records.job_ends(["no-such-job"]) == {}
-    assert await records.drop_ended_batches(60.0, limit=9) == 1
+    assert (await records.drop_ended_batches(60.0, limit=1)).rows.total() == 1
     assert await records.batch("batch_1") is None

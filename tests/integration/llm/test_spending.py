@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.support import llm_server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
 from tests.support.site import slow
+from tests.support.small_steps import removed
 
 PRICES = """
 [models.m]
@@ -308,9 +310,9 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0), per_day=10.0)
-    assert await LlmLedger(ledger).spending.settle_lost_llm_calls() == 0
+    assert (await LlmLedger(ledger).spending.settle_lost_llm_calls(9)).rows["llm_calls"] == 0
     monkeypatch.setattr("switchyard.services.llm.ledger.llm_spend.LOST_AFTER", -1.0)
-    assert await LlmLedger(ledger).spending.settle_lost_llm_calls() == 1
+    assert (await LlmLedger(ledger).spending.settle_lost_llm_calls(9)).rows["llm_calls"] == 1
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (6, 0)
     paid = LlmCall("1", CallState.PAID, Requester(), "p", "m", {"prompt_tokens": 2}, 2.0)
@@ -328,11 +330,18 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
 
 
 async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
-    await LlmLedger(ledger).spending.settle_llm_call(
-        LlmCall("1", CallState.PAID, Requester(), "p", "m", {}, 2.0)
-    )
-    assert await LlmLedger(ledger).spending.drop_llm_calls(max_age=0) == 0, "today's stay"
-    assert await LlmLedger(ledger).spending.drop_llm_calls(max_age=-2 * DAY) == 1
+    spending = LlmLedger(ledger).spending
+    for number in range(5):
+        call = LlmCall(str(number), CallState.PAID, Requester(), "p", "m", {}, 2.0)
+        await spending.settle_llm_call(call)
+
+    async def dropped(max_age: float) -> Counter[str]:
+        return await removed(lambda limit: spending.drop_llm_calls(max_age=max_age, limit=limit))
+
+    assert await dropped(0) == Counter(), "today's stay"
+    rows = await dropped(-2 * DAY)
+    assert rows["llm_calls"] == 5
+    assert rows["llm_accounts"] > 0
     assert await LlmLedger(ledger).spending.llm_spend("day") == []
 
 

@@ -26,7 +26,9 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.recorded import publish_recorded
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.llm.batch_api import ENDED_STATUSES, BatchApi, RemoteBatch
 from switchyard.services.llm.batch_collector import (
     BATCH_TIMEOUT,
@@ -46,7 +48,7 @@ from switchyard.services.llm.llm_errors import (
     LlmUnavailable,
 )
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
-from switchyard.services.llm.records.llm_spend import CallState
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall
 from switchyard.services.llm.stored_answers import StoredAnswers
 
 TURN_INTERVAL = 5.0
@@ -83,6 +85,7 @@ class BatchRunner:
         self._known = {each.name: each for each in settings.llm_servers}
         self._account = BudgetAccount.from_settings(settings, ledger)
         self._answers = StoredAnswers.from_settings(settings, ledger)
+        self._steps = SmallSteps.beside_jobs_of(ledger)
         self._looked_at: dict[str, float] = {}
         self._log = structlog.get_logger("llm")
 
@@ -102,8 +105,17 @@ class BatchRunner:
 
     async def delete_old(self) -> None:
         """Delete what no job has come for. Raises LedgerError."""
-        for call in await self._batches.tidy_llm_batches(max_age=RETENTION):
-            await self._account.settle(replace(call, state=CallState.FREE))
+        calls: list[LlmCall] = []
+
+        async def tidy(limit: int) -> Removal:
+            calls[:], removal = await self._batches.tidy_llm_batches(max_age=RETENTION, limit=limit)
+            return removal
+
+        is_complete = False
+        while not is_complete:
+            is_complete = (await self._steps.make(tidy)).is_complete
+            for call in calls:
+                await self._account.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
         """Open batches, advance them, and wake the jobs of those that have ended. A batch that

@@ -25,6 +25,7 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.llm.completion_reader import Completion, field_of
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmRefused, LlmUnavailable
@@ -303,14 +304,14 @@ def _may_have_cost(error: BaseException) -> bool:
 
 async def clean_up_spending(settings: Settings, ledger: Ledger) -> int:
     """Count calls whose process has died by their estimate, and forget those beyond the settings'
-    age; how many these were. Raises LedgerError."""
-    repository = LlmLedger(ledger).spending
-    while await repository.settle_lost_llm_calls():
-        pass
-    number = 0
-    while dropped := await repository.drop_llm_calls(max_age=settings.llm_spend_days * DAY):
-        number += dropped
-    return number
+    age, in small steps. Returns how many these were. Raises LedgerError."""
+    repository, steps = LlmLedger(ledger).spending, SmallSteps.beside_jobs_of(ledger)
+    await steps.remove_all(repository.settle_lost_llm_calls)
+    max_age = settings.llm_spend_days * DAY
+    rows = await steps.remove_all(
+        lambda limit: repository.drop_llm_calls(max_age=max_age, limit=limit)
+    )
+    return rows["llm_calls"]
 
 
 def first_day(ledger: Ledger, days: int = 30) -> str:

@@ -32,6 +32,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.records.system import KeyLimits
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_batch_input import (
     BatchInputSource,
@@ -270,8 +271,9 @@ class OpenAiBatches:
             number += len(old)
         if kept_for is not None:
             before = now - kept_for
-            while await self._repository.drop_ended_batches(before, limit=DROPPED_AT_ONCE):
-                continue
+            await SmallSteps.beside_jobs_of(self._ledger).remove_all(
+                lambda limit: self._repository.drop_ended_batches(before, limit=limit)
+            )
         return number
 
     async def _advance(self, batch: OpenAiBatch) -> None:

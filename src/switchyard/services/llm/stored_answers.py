@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -30,11 +30,16 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.retention import Removal
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated
-from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired
+from switchyard.services.llm.records.llm_servers import AnswersExamined, CacheHit, LeaseAcquired
 from switchyard.services.llm.thought_filter import without_thoughts
+
+if TYPE_CHECKING:
+    from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
 
 CLAIM_TTL = 15.0
 """Seconds after which the question of a process that has died is asked by another."""
@@ -250,19 +255,60 @@ class StoredAnswers:
 
 
 async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
-    """Delete answers beyond the settings' age and size. Returns how many. Raises LedgerError,
-    StorageError."""
+    """Delete answers beyond the settings' age and size, in small steps. Returns how many. Raises
+    LedgerError, StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
-    number = 0
-    while True:
-        keys = await repository.drop_llm_answers(
-            max_age=settings.llm_answers_days * DAY, max_bytes=settings.llm_answers_mb * MIB
+    examining, removing = SmallSteps.beside_jobs_of(ledger), SmallSteps.beside_jobs_of(ledger)
+    number, page = 0, None
+    while page is None or page.last is not None:
+        page = await examining.make(
+            partial(
+                _examine,
+                repository,
+                page,
+                max_age=settings.llm_answers_days * DAY,
+                max_bytes=settings.llm_answers_mb * MIB,
+            )
         )
-        for key in keys:
-            await storage.delete_async(_file_key(key))
-        number += len(keys)
-        if not keys:
-            return number
+        superfluous = list(page.superfluous.items())
+        while superfluous:
+            number += await _drop_some(storage, repository, removing, superfluous)
+    await removing.remove_all(lambda limit: repository.drop_dead_claims(limit=limit))
+    return number
+
+
+async def _examine(
+    repository: LlmAnswerRepository,
+    after: AnswersExamined | None,
+    limit: int,
+    *,
+    max_age: float,
+    max_bytes: int,
+) -> AnswersExamined:
+    return await repository.examine_llm_answers(
+        max_age=max_age, max_bytes=max_bytes, after=after, limit=limit
+    )
+
+
+async def _drop_some(
+    storage: Storage,
+    repository: LlmAnswerRepository,
+    steps: SmallSteps,
+    superfluous: list[tuple[str, float]],
+) -> int:
+    """Delete as many as one transaction takes, with their files, and take them from the list."""
+    keys: list[str] = []
+
+    async def drop(limit: int) -> Removal:
+        some = dict(superfluous[:limit])
+        del superfluous[:limit]
+        keys[:], removal = await repository.drop_llm_answers(some)
+        return removal
+
+    await steps.make(drop)
+    for key in keys:
+        await storage.delete_async(_file_key(key))
+    return len(keys)
 
 
 def _file_key(key: str) -> str:

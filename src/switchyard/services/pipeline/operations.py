@@ -15,6 +15,7 @@ from switchyard.services.engine.monitoring.check import Diagnostic, Finding, fai
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.pipeline.classes.class_definitions import BadClasses, definitions
 from switchyard.services.pipeline.index.index_check import check_index
 from switchyard.services.pipeline.ledger import PipelineLedger
@@ -77,9 +78,12 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
 
 async def _drop_catalogue_answers(context: DutyContext) -> None:
     max_age = context.settings.link_answers_days * DAY
-    if number := await PipelineLedger(context.ledger).catalogue_answers.drop_catalogue_answers(
-        max_age=max_age
-    ):
+    answers = PipelineLedger(context.ledger).catalogue_answers
+    rows = await SmallSteps.beside_jobs_of(context.ledger).remove_all(
+        lambda limit: answers.drop_catalogue_answers(max_age=max_age, limit=limit)
+    )
+    if rows:
+        number = rows.total()
         structlog.get_logger("scheduler").info("catalogue answers deleted", answers=number)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +21,9 @@ from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.retention import Removal
 
 Sleep = Callable[[float], Awaitable[None]]
 """What is awaited while another holds the lease, with the seconds to the next look."""
@@ -113,11 +116,17 @@ class LeaseRepository(Repository):
         return deleted.first() is not None
 
     @write
-    def drop_old_leases(self, connection: Connection, age: float) -> int:
-        """Forget leases that ran out so many seconds ago, as those of web sites that nobody visits
-        any more; return how many."""
-        query = text(f"DELETE FROM leases WHERE expires_at < {clock(connection)} - :age")
-        return connection.execute(query, {"age": age}).rowcount
+    def drop_old_leases(self, connection: Connection, age: float, *, limit: int) -> Removal:
+        """Forget up to `limit` leases that ran out so many seconds ago, as those of web sites that
+        nobody visits any more."""
+        watch = Stopwatch(connection)
+        is_old = f"expires_at < {clock(connection)} - :age"
+        query = text(
+            f"DELETE FROM leases WHERE {is_old} AND name IN "
+            f"(SELECT name FROM leases WHERE {is_old} LIMIT :most)"
+        )
+        gone = connection.execute(query, {"age": age, "most": limit})
+        return Removal(Counter({"leases": gone.rowcount}), gone.rowcount < limit, watch.seconds())
 
     @asynccontextmanager
     async def holding_lease(self, name: str, wait: Sleep = asyncio.sleep) -> AsyncIterator[None]:

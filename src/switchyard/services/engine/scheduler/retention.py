@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,17 +14,17 @@ from switchyard.services.engine.archive.archiver import MAX_FILE_JOBS, JobArchiv
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.archive import JobsToArchive, WrittenFile
-from switchyard.services.engine.records.retention import KeptFor, Removal, RetentionAges
+from switchyard.services.engine.records.retention import (
+    ExaminedJobs,
+    KeptFor,
+    Removal,
+    RetentionAges,
+)
 from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.engine.scheduler.small_steps import MIN_REMOVED, SmallSteps, StepSize
 
-TARGET_SECONDS = 0.03
-"""What a transaction should take; a longer one makes the next one smaller. None is to take 0.05 s,
-for which a claim would wait on SQLite."""
-FIRST_STEP, MAX_STEP = 100, 1000
-"""Rows of the first transaction, and of the largest."""
-MIN_EXAMINED, MIN_REMOVED = 100, 20
-"""Rows of the smallest transactions: on a busy machine one takes its time however small it is, and
-many small ones would only add to the load. Twenty rows are short also where each has a MiB."""
+MIN_EXAMINED = 100
+"""Rows that are examined at once, at least."""
 MAX_READ = 200
 """Jobs that are read at once for the archive; twenty at first, as each may have MiBs."""
 REST_RATIO = 10.0
@@ -44,31 +43,6 @@ class RetentionReport:
     """Jobs that are old enough and needed, by why; those that are too young are not counted."""
     rows: Counter[str] = field(default_factory=Counter)
     """Rows by table."""
-
-
-class StepSize:
-    """How many rows the next transaction takes, by how long the last ones took."""
-
-    def __init__(
-        self, smallest: int = MIN_REMOVED, *, first: int = FIRST_STEP, largest: int = MAX_STEP
-    ) -> None:
-        self._smallest, self._largest = smallest, largest
-        self.rows = first
-        self.longest = 0.0
-        """Seconds of the longest transaction."""
-
-    def note(self, seconds: float) -> None:
-        """Adapt to a transaction that took so long."""
-        self.longest = max(self.longest, seconds)
-        if seconds > TARGET_SECONDS:
-            self.rows = max(self._smallest, int(self.rows * 0.8 * TARGET_SECONDS / seconds))
-        elif seconds < TARGET_SECONDS / 2:
-            self.rows = min(self._largest, self.rows + self.rows // 4 + 1)
-
-
-class _Pause:
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class Pruner:
@@ -93,18 +67,20 @@ class Pruner:
         removed."""
         self._retention = ledger.retention
         self._ages = ages
-        self._traffic = traffic or HotTraffic(ledger.workers)
-        self._pause = _Pause()
+        traffic = traffic or HotTraffic(ledger.workers)
         self._removed: Counter[str] = Counter() if removed is None else removed
         """Rows by table, since this process began."""
-        self._examining, self._removing = StepSize(MIN_EXAMINED), StepSize(MIN_REMOVED)
-        self._reading = StepSize(MIN_REMOVED, first=MIN_REMOVED, largest=MAX_READ)
+        self._examining = SmallSteps(traffic, StepSize(MIN_EXAMINED))
+        self._removing = SmallSteps(traffic)
+        reading = StepSize(first=MIN_REMOVED, largest=MAX_READ)
+        self._reading = SmallSteps(traffic, reading)
         self._idle_until = float("-inf")
 
     @property
     def longest_transaction(self) -> float:
         """Return the seconds of the longest transaction so far."""
-        return max(self._examining.longest, self._removing.longest, self._reading.longest)
+        steps = (self._examining, self._removing, self._reading)
+        return max(each.size.longest for each in steps)
 
     async def run(self) -> None:
         """Make a pass, unless the last one has cost so much that it is too soon; with an archiver,
@@ -158,16 +134,9 @@ class Pruner:
     ) -> None:
         place: tuple[float, str] | None = None
         while True:
-            async with self._traffic.turn(self._pause):
-                page = await self._retention.examine(
-                    self._ages,
-                    state,
-                    lane,
-                    before=place,
-                    limit=self._examining.rows,
-                    foresee=dry_run,
-                )
-            self._examining.note(page.seconds)
+            page = await self._examining.make(
+                partial(self._examine, state, lane, place, foresee=dry_run)
+            )
             report.kept += page.kept
             report.jobs += Counter({(state, name): n for name, n in page.types.items()})
             if dry_run:
@@ -181,26 +150,34 @@ class Pruner:
             if page.after is None:
                 break
             place = page.after
-            await asyncio.sleep(page.seconds)
         while self._archiver is not None and self._collected:
             await self._archive_some(self._archiver, report)
         del report.kept[KeptFor.AGE]
 
+    async def _examine(
+        self, state: State, lane: str, place: tuple[float, str] | None, limit: int, *, foresee: bool
+    ) -> ExaminedJobs:
+        return await self._retention.examine(
+            self._ages, state, lane, before=place, limit=limit, foresee=foresee
+        )
+
     async def _remove_jobs(
         self, job_ids: list[str], report: RetentionReport, archived: WrittenFile | None = None
     ) -> None:
+        some: list[str] = []
+
+        async def remove(limit: int) -> Removal:
+            some[:] = job_ids[:limit]
+            return await self._retention.remove_jobs(self._ages, some, archived=archived)
+
         while job_ids:
-            batch = job_ids[: self._removing.rows]
-            removal = await self._step(
-                partial(self._retention.remove_jobs, self._ages, batch, archived=archived), report
-            )
-            if removal.is_complete:
-                del job_ids[: len(batch)]
+            if (await self._step(remove, report)).is_complete:
+                del job_ids[: len(some)]
 
     async def _archive_some(self, archiver: JobArchiver, report: RetentionReport) -> None:
         """Write a file of collected jobs, as many as it takes, and remove them."""
         written, done = await archiver.write(
-            self._collected, self._read_jobs, step=lambda: self._reading.rows
+            self._collected, self._read_jobs, step=lambda: self._reading.size.rows
         )
         del self._collected[:done]
         if written is not None:
@@ -213,11 +190,7 @@ class Pruner:
         await archiver.settle(written)
 
     async def _read_jobs(self, job_ids: Sequence[str]) -> JobsToArchive:
-        async with self._traffic.turn(self._pause):
-            found = await self._archive.read_jobs(job_ids)
-        self._reading.note(found.seconds)
-        await asyncio.sleep(found.seconds)
-        return found
+        return await self._reading.make(lambda _: self._archive.read_jobs(job_ids))
 
     async def _prune_others(self, report: RetentionReport, *, dry_run: bool) -> None:
         """Letters without a job, operations and workers."""
@@ -240,10 +213,10 @@ class Pruner:
     async def _prune_letters(self, age: float, report: RetentionReport, *, dry_run: bool) -> None:
         place: tuple[float, str] | None = None
 
-        async def remove() -> Removal:
+        async def remove(limit: int) -> Removal:
             nonlocal place
             removal, place = await self._retention.remove_letters(
-                age, after=place, limit=self._removing.rows, dry_run=dry_run
+                age, after=place, limit=limit, dry_run=dry_run
             )
             return removal
 
@@ -253,22 +226,18 @@ class Pruner:
     async def _repeat(
         self, remove: Callable[[int], Awaitable[Removal]], report: RetentionReport
     ) -> None:
-        while not (await self._step(lambda: remove(self._removing.rows), report)).is_complete:
+        while not (await self._step(remove, report)).is_complete:
             pass
 
     async def _step(
         self,
-        remove: Callable[[], Awaitable[Removal]],
+        remove: Callable[[int], Awaitable[Removal]],
         report: RetentionReport,
         *,
         dry_run: bool = False,
     ) -> Removal:
-        """Make one transaction in its turn, and rest as long as it took."""
-        async with self._traffic.turn(self._pause):
-            removal = await remove()
-        self._removing.note(removal.seconds)
+        removal = await self._removing.make(remove)
         report.rows += removal.rows
         if not dry_run:
             self._removed.update(removal.rows)
-        await asyncio.sleep(removal.seconds)
         return removal

@@ -7,13 +7,19 @@ All times are the database's own.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, TextClause, delete, func, or_, select, text, update
+from collections import Counter
+from collections.abc import Mapping
 
-from switchyard.services.engine.ledger.sql.dialect import clock, db_now
-from switchyard.services.engine.ledger.sql.repository import Repository, write
+from sqlalchemy import Connection, TextClause, delete, select, text, tuple_, update
+
+from switchyard.services.engine.ledger.sql.dialect import among, clock, db_now
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.llm.ledger.llm_tables import llm_answers
 from switchyard.services.llm.records.llm_servers import (
     AnswerClaim,
+    AnswersExamined,
     CacheHit,
     LeaseAcquired,
     LeaseHeld,
@@ -84,30 +90,67 @@ class LlmAnswerRepository(Repository):
         condition = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
         connection.execute(delete(llm_answers).where(condition))
 
+    @read
+    def examine_llm_answers(
+        self,
+        connection: Connection,
+        *,
+        max_age: float,
+        max_bytes: int,
+        after: AnswersExamined | None,
+        limit: int,
+    ) -> AnswersExamined:
+        """Look at the `limit` answers that follow those of `after`, the last used first.
+        Superfluous are those that are older than `max_age` seconds, and those of the others that
+        were not used for longest, so that what is left has `max_bytes` at most."""
+        watch = Stopwatch(connection)
+        oldest = db_now(connection) - max_age
+        used_at, key = llm_answers.c.used_at, llm_answers.c.key
+        query = select(used_at, key, llm_answers.c.created_at, llm_answers.c.size).where(
+            used_at.is_not(None)
+        )
+        total = 0
+        if after is not None and after.last is not None:
+            total = after.total
+            query = query.where(
+                used_at <= after.last[0], tuple_(used_at, key) < tuple_(*after.last)
+            )
+        rows = connection.execute(query.order_by(used_at.desc(), key.desc()).limit(limit)).all()
+        superfluous: dict[str, float] = {}
+        for row in rows:
+            is_old = row.created_at <= oldest
+            total += 0 if is_old else row.size
+            if is_old or total > max_bytes:
+                superfluous[row.key] = row.used_at
+        last = (rows[-1].used_at, rows[-1].key) if len(rows) == limit else None
+        return AnswersExamined(superfluous, total, last, watch.seconds())
+
     @write
     def drop_llm_answers(
-        self, connection: Connection, *, max_age: float, max_bytes: int, limit: int = 1000
-    ) -> list[str]:
-        """Delete the records of answers that are older than `max_age` seconds, and of the others
-        those that were not used for longest, until what is left has `max_bytes` at most. Returns
-        the keys of up to `limit` records that were deleted, whose files nobody needs any more."""
-        now = db_now(connection)
-        idle = llm_answers.c.holder.is_(None) & llm_answers.c.created_at.is_not(None)
-        newest_first = (llm_answers.c.used_at.desc(), llm_answers.c.key)
-        up_to = func.sum(llm_answers.c.size).over(order_by=newest_first)
-        ranked = select(llm_answers.c.key, llm_answers.c.created_at, up_to.label("up_to")).where(
-            idle
+        self, connection: Connection, superfluous: Mapping[str, float]
+    ) -> tuple[list[str], Removal]:
+        """Delete the records of answers, by key, that nobody asks for now or has used since that
+        time. Returns the keys of those that were deleted, whose files nobody needs any more."""
+        watch = Stopwatch(connection)
+        query = select(llm_answers.c.key, llm_answers.c.used_at).where(
+            among(connection, llm_answers.c.key, sorted(superfluous)),
+            llm_answers.c.holder.is_(None),
         )
-        each = ranked.subquery()
-        is_dropped = or_(each.c.created_at <= now - max_age, each.c.up_to > max_bytes)
-        keys = list(connection.scalars(select(each.c.key).where(is_dropped).limit(limit)))
-        connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(keys)))
-        # Claims of those who died before they had an answer.
-        dead = llm_answers.c.created_at.is_(None) & (
-            llm_answers.c.lease_until < now - USE_NOTED_INTERVAL
-        )
-        connection.execute(delete(llm_answers).where(dead))
-        return keys
+        rows = connection.execute(query.with_for_update(skip_locked=True))
+        keys = [row.key for row in rows if row.used_at == superfluous[row.key]]
+        connection.execute(delete(llm_answers).where(among(connection, llm_answers.c.key, keys)))
+        return keys, Removal(Counter({"llm_answers": len(keys)}), True, watch.seconds())
+
+    @write
+    def drop_dead_claims(self, connection: Connection, *, limit: int) -> Removal:
+        """Delete up to `limit` claims of those who died before they had an answer."""
+        watch = Stopwatch(connection)
+        oldest = db_now(connection) - USE_NOTED_INTERVAL
+        dead = llm_answers.c.used_at.is_(None) & (llm_answers.c.lease_until < oldest)
+        some = select(llm_answers.c.key).where(dead).limit(limit)
+        gone = connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(some), dead))
+        removed = Counter({"llm_answers": gone.rowcount})
+        return Removal(removed, gone.rowcount < limit, watch.seconds())
 
 
 # The statements of every call are constant text: to build and look up an expression takes longer

@@ -8,6 +8,7 @@ before the provider hears of it: whoever goes on after a crash knows what may ha
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -29,7 +30,9 @@ from sqlalchemy import (
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.llm.ledger.llm_tables import (
     llm_batch_items,
@@ -273,20 +276,34 @@ class LlmBatchRepository(Repository):
         return [row.job_id for row in rows]
 
     @write
-    def tidy_llm_batches(self, connection: Connection, *, max_age: float) -> list[LlmCall]:
+    def tidy_llm_batches(
+        self, connection: Connection, *, max_age: float, limit: int
+    ) -> tuple[list[LlmCall], Removal]:
         """Delete batches that are done, and questions that no job comes for, as old as `max_age`
-        seconds. Returns the calls of questions that were never sent, whose reserve is to be freed.
+        seconds, up to `limit` of each. Returns the calls of questions that were never sent, whose
+        reserve is to be freed.
         """
+        watch = Stopwatch(connection)
         old = db_now(connection) - max_age
+        removed: Counter[str] = Counter()
         unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
-        deleted = connection.execute(
-            delete(llm_batch_items).where(unwanted).returning(items.state, items.call)
+        some = select(items.key).where(unwanted).limit(limit)
+        gone = connection.execute(
+            delete(llm_batch_items)
+            .where(items.key.in_(some), unwanted)
+            .returning(items.state, items.call)
         ).all()
-        connection.execute(delete(llm_batch_waits).where(~exists().where(items.key == waits.key)))
-        connection.execute(
-            delete(llm_batches).where(batches.created_at < old, batches.state == BatchState.DONE)
-        )
-        return [_call_of(row.call) for row in deleted if row.state == ItemState.COLLECTED]
+        removed["llm_batch_items"] = len(gone)
+        for key, condition in (
+            (waits.key, ~exists().where(items.key == waits.key)),
+            (batches.id, (batches.created_at < old) & (batches.state == BatchState.DONE)),
+        ):
+            keys = select(key).where(condition).limit(limit)
+            done = connection.execute(delete(key.table).where(key.in_(keys), condition))
+            removed[key.table.name] = done.rowcount
+        is_complete = all(number < limit for number in removed.values())
+        calls = [_call_of(row.call) for row in gone if row.state == ItemState.COLLECTED]
+        return calls, Removal(+removed, is_complete, watch.seconds())
 
     @read
     def llm_batch_counts(self, connection: Connection) -> Mapping[tuple[str, str], int]:

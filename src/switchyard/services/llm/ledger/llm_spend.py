@@ -9,6 +9,7 @@ whole fleet never have more set aside than is left. Days are in UTC, times the d
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,8 +25,10 @@ from switchyard.services.engine.ledger.sql.dialect import (
     rows_source,
 )
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger.llm_tables import llm_accounts, llm_calls
 from switchyard.services.llm.records.llm_spend import (
@@ -86,8 +89,9 @@ class LlmSpendRepository(Repository):
         settle_call(connection, call, db_now(connection))
 
     @write
-    def settle_lost_llm_calls(self, connection: Connection, limit: int = 500) -> int:
-        """Count calls whose process has died by their estimate. Returns how many there were."""
+    def settle_lost_llm_calls(self, connection: Connection, limit: int) -> Removal:
+        """Count up to `limit` calls whose process has died by their estimate."""
+        watch = Stopwatch(connection)
         now = db_now(connection)
         lost = (
             select(llm_calls)
@@ -104,7 +108,7 @@ class LlmSpendRepository(Repository):
             connection.execute(
                 update(llm_calls).where(condition).values(state=CallState.UNSURE.value)
             )
-        return len(rows)
+        return Removal(Counter({"llm_calls": len(rows)}), len(rows) < limit, watch.seconds())
 
     @read
     def llm_budgets(self, connection: Connection, *, per_day: float | None) -> list[BudgetState]:
@@ -185,14 +189,19 @@ class LlmSpendRepository(Repository):
         return [SpendRow(**row._mapping) for row in connection.execute(query)]
 
     @write
-    def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int = 5000) -> int:
-        """Delete up to `limit` calls that are older than `max_age` seconds, and accounts of days as
-        old. Returns the number of calls."""
+    def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int) -> Removal:
+        """Delete up to `limit` calls that are older than `max_age` seconds, and as many accounts of
+        days as old."""
+        watch = Stopwatch(connection)
         day = _day(db_now(connection) - max_age)
-        old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
-        deleted = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
-        connection.execute(delete(llm_accounts).where(llm_accounts.c.day < day))
-        return deleted.rowcount
+        removed: Counter[str] = Counter()
+        for key in (llm_calls.c.id, llm_accounts.c.key):
+            table = key.table
+            old = select(key).where(table.c.day < day).limit(limit)
+            gone = connection.execute(delete(table).where(key.in_(old), table.c.day < day))
+            removed[table.name] = gone.rowcount
+        is_complete = all(number < limit for number in removed.values())
+        return Removal(+removed, is_complete, watch.seconds())
 
 
 def reserve_call(

@@ -4,6 +4,7 @@ contents."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -26,7 +27,9 @@ from sqlalchemy import (
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.llm.ledger.llm_tables import openai_batches, openai_files
 from switchyard.services.llm.records.openai_batches import (
     OPEN_STATES,
@@ -178,12 +181,14 @@ class OpenAiBatchRepository(Repository):
         return moved
 
     @write
-    def drop_ended_batches(self, connection: Connection, before: float, *, limit: int) -> int:
-        """Forget batches that have ended and were created before that time."""
+    def drop_ended_batches(self, connection: Connection, before: float, *, limit: int) -> Removal:
+        """Forget up to `limit` batches that have ended and were created before that time."""
+        watch = Stopwatch(connection)
         old = select(batches.id).where(batches.state.not_in(_OPEN), batches.created_at < before)
         ids = list(connection.scalars(old.limit(limit)))
         connection.execute(delete(openai_batches).where(among(connection, batches.id, ids)))
-        return len(ids)
+        removed = Counter({"openai_batches": len(ids)})
+        return Removal(removed, len(ids) < limit, watch.seconds())
 
     @read
     def job_ends(

@@ -129,4 +129,18 @@ class LeaseHeld:
     """Another process is asking the question."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnswersExamined:
+    """Some of the stored answers, the last used first."""
+
+    superfluous: Mapping[str, float]
+    """Keys of those that are too old or too many, with the time of their last use."""
+    total: int
+    """Bytes of all answers up to the last of these, without those that are too old."""
+    last: tuple[float, str] | None
+    """Last use and key of the last one; None where no more follow."""
+    seconds: float
+    """What the transaction took."""
+
+
 AnswerClaim = CacheHit | LeaseAcquired | LeaseHeld

@@ -7,6 +7,7 @@ killed one are asked by another. All times are the database's own.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.pipeline.ledger.pipeline_tables import catalogue_answers
 
 
@@ -114,14 +117,21 @@ class CatalogueAnswerRepository(Repository):
         connection.execute(update(table).where(condition).values(holder=None, lease_until=None))
 
     @write
-    def drop_catalogue_answers(self, connection: Connection, *, max_age: float) -> int:
-        """Delete answers that are older than `max_age` seconds, and claims of processes that have
-        died. Returns how many they were."""
+    def drop_catalogue_answers(
+        self, connection: Connection, *, max_age: float, limit: int
+    ) -> Removal:
+        """Delete up to `limit` answers that are older than `max_age` seconds, and as many claims of
+        processes that have died."""
+        watch = Stopwatch(connection)
         now = db_now(connection)
-        old = table.c.created_at <= now - max_age
         idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)
-        unanswered = table.c.created_at.is_(None) & idle
-        return connection.execute(delete(table).where((old & idle) | unanswered)).rowcount
+        number, is_complete = 0, True
+        for old in (table.c.created_at <= now - max_age, table.c.created_at.is_(None)):
+            some = select(table.c.key).where(old, idle).limit(limit)
+            gone = connection.execute(delete(table).where(table.c.key.in_(some), old, idle))
+            number += gone.rowcount
+            is_complete &= gone.rowcount < limit
+        return Removal(Counter({table.name: number}), is_complete, watch.seconds())
 
 
 def _stored_answers(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,9 +24,11 @@ from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import Page
+from switchyard.services.engine.records.retention import Removal
 from switchyard.services.engine.records.states import FINISHED, WAITING, DeadLetterState, State
 from switchyard.services.pipeline.ledger.pipeline_tables import crawl_pages, crawls
 from switchyard.services.pipeline.records.crawls import (
@@ -39,8 +42,6 @@ from switchyard.services.pipeline.records.crawls import (
 
 CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction calls off."""
-DROP_BATCH_SIZE = 1_000
-"""Pages that one transaction removes."""
 _OUTCOME = 300
 """Characters of what came of a page."""
 
@@ -275,20 +276,17 @@ class CrawlRepository(Repository):
         )
         return list(connection.scalars(waiting))
 
-    async def drop_old_crawls(self, age: float) -> int:
-        """Delete crawls that began so many seconds ago, and whose pages have all ended. Return how
-        many.
+    async def drop_old_crawls(self, age: float, *, limit: int) -> Removal:
+        """Delete up to `limit` pages of a crawl that began so many seconds ago, and whose pages
+        have all ended; the crawl goes with the last of them.
 
         A crawl stays as long as a page of it may still be visited, as by a redrive: that job would
         have lost its crawl. Jobs and documents stay. Safe to interrupt: the pages go first.
         """
-        number = 0
-        began = self.clock.time() - age
-        while (crawl_id := await self._oldest_ended_crawl(began)) is not None:
-            while await self._drop_some_pages(crawl_id):
-                pass
-            number += await self._drop_crawl(crawl_id)
-        return number
+        crawl_id = await self._oldest_ended_crawl(self.clock.time() - age)
+        if crawl_id is None:
+            return Removal(Counter(), True, 0.0)
+        return await self._drop_some(crawl_id, limit)
 
     @read
     def _oldest_ended_crawl(self, connection: Connection, began: float) -> str | None:
@@ -314,15 +312,16 @@ class CrawlRepository(Repository):
         return connection.scalar(query.order_by(crawls.c.created_at, crawls.c.id).limit(1))
 
     @write
-    def _drop_some_pages(self, connection: Connection, crawl_id: str) -> int:
-        condition = crawl_pages.c.crawl_id == crawl_id
-        batch = select(crawl_pages.c.address).where(condition).limit(DROP_BATCH_SIZE)
-        pages = delete(crawl_pages).where(condition, crawl_pages.c.address.in_(batch))
-        return connection.execute(pages).rowcount
-
-    @write
-    def _drop_crawl(self, connection: Connection, crawl_id: str) -> int:
-        return connection.execute(delete(crawls).where(crawls.c.id == crawl_id)).rowcount
+    def _drop_some(self, connection: Connection, crawl_id: str, limit: int) -> Removal:
+        watch = Stopwatch(connection)
+        mine = crawl_pages.c.crawl_id == crawl_id
+        some = select(crawl_pages.c.address).where(mine).limit(limit)
+        pages = delete(crawl_pages).where(mine, crawl_pages.c.address.in_(some))
+        removed = Counter({"crawl_pages": connection.execute(pages).rowcount})
+        if removed["crawl_pages"] < limit:
+            gone = connection.execute(delete(crawls).where(crawls.c.id == crawl_id))
+            removed["crawls"] = gone.rowcount
+        return Removal(+removed, False, watch.seconds())
 
 
 def _with_key(key: str) -> Select[Any]:

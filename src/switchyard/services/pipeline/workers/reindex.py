@@ -17,6 +17,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.index_rebuild import (
     begin_rebuild,
@@ -117,11 +118,12 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
         )
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
-    leases = await ctx.ledger.leases.drop_old_leases(LEASE_RETENTION)
+    steps, leases = SmallSteps.beside_jobs_of(ctx.ledger), ctx.ledger.leases
+    rows = await steps.remove_all(
+        lambda limit: leases.drop_old_leases(LEASE_RETENTION, limit=limit)
+    )
     cleaned = await clean(Storage(settings.files_url), ctx.ledger.references, expiry)
-    crawls = 0
     if settings.crawls_kept_days is not None:
-        crawls = await PipelineLedger(ctx.ledger).crawls.drop_old_crawls(
-            settings.crawls_kept_days * DAY
-        )
-    return Done(asdict(cleaned) | {"leases": leases, "crawls": crawls})
+        crawls, age = PipelineLedger(ctx.ledger).crawls, settings.crawls_kept_days * DAY
+        rows += await steps.remove_all(lambda limit: crawls.drop_old_crawls(age, limit=limit))
+    return Done(asdict(cleaned) | {name: rows[name] for name in ("leases", "crawls")})

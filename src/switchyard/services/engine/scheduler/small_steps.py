@@ -1,0 +1,92 @@
+"""Removing many rows in transactions so short that nobody waits for them, which make way for hot
+work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.retention import Removal
+
+TARGET_SECONDS = 0.03
+"""What a transaction should take; a longer one makes the next one smaller. None is to take 0.05 s,
+for which a claim would wait on SQLite."""
+FIRST_STEP, MAX_STEP = 100, 1000
+"""Rows of the first transaction, and of the largest."""
+MIN_REMOVED = 20
+"""Rows of the smallest: on a busy machine one takes its time however small it is, and many small
+ones would only add to the load. Twenty rows are short also where each has a MiB."""
+
+
+class TimedStep(Protocol):
+    """What one transaction has done."""
+
+    @property
+    def seconds(self) -> float:
+        """What it took."""
+        ...
+
+
+Step = TypeVar("Step", bound=TimedStep)
+
+
+class StepSize:
+    """How many rows the next transaction takes, by how long the last ones took."""
+
+    def __init__(
+        self, smallest: int = MIN_REMOVED, *, first: int = FIRST_STEP, largest: int = MAX_STEP
+    ) -> None:
+        self._smallest, self._largest = smallest, largest
+        self.rows = first
+        self.longest = 0.0
+        """Seconds of the longest transaction."""
+
+    def note(self, seconds: float) -> None:
+        """Adapt to a transaction that took so long."""
+        self.longest = max(self.longest, seconds)
+        if seconds > TARGET_SECONDS:
+            self.rows = max(self._smallest, int(self.rows * 0.8 * TARGET_SECONDS / seconds))
+        elif seconds < TARGET_SECONDS / 2:
+            self.rows = min(self._largest, self.rows + self.rows // 4 + 1)
+
+
+class _Pause:
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SmallSteps:
+    """Makes transactions in turns, and rests after each as long as it took."""
+
+    def __init__(self, traffic: HotTraffic, size: StepSize | None = None) -> None:
+        self._traffic = traffic
+        self.size = size or StepSize()
+        self._pause = _Pause()
+
+    @classmethod
+    def beside_jobs_of(cls, ledger: Ledger) -> SmallSteps:
+        """Return steps that make way for the hot jobs of this ledger."""
+        return cls(HotTraffic(ledger.workers))
+
+    async def make(self, work: Callable[[int], Awaitable[Step]]) -> Step:
+        """Make one transaction, which is told how many rows it may take. Raises what `work` raises,
+        LedgerUnavailable."""
+        async with self._traffic.turn(self._pause):
+            done = await work(self.size.rows)
+        self.size.note(done.seconds)
+        await asyncio.sleep(done.seconds)
+        return done
+
+    async def remove_all(self, remove: Callable[[int], Awaitable[Removal]]) -> Counter[str]:
+        """Remove until nothing is left. Returns how many rows went, by table. Raises what `remove`
+        raises, LedgerUnavailable."""
+        rows: Counter[str] = Counter()
+        while True:
+            removal = await self.make(remove)
+            rows += removal.rows
+            if removal.is_complete:
+                return rows

@@ -1,0 +1,42 @@
+"""Questions for Batch APIs that no job has come for, and their batches."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.retention import Removal
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Requester
+from tests.support.made import new_job
+from tests.support.small_steps import removed
+
+
+async def test_what_no_job_comes_for_goes_in_steps_and_frees_what_was_set_aside(
+    ledger: Ledger,
+) -> None:
+    records = LlmLedger(ledger).batches
+
+    def count(connection: Connection) -> list[int]:
+        tables = ("llm_batch_items", "llm_batch_waits", "llm_batches")
+        return [connection.scalar(text(f"SELECT count(*) FROM {name}")) or 0 for name in tables]
+
+    for number in range(6):
+        call = LlmCall(f"call-{number}", CallState.OPEN, Requester(), "p", "m", {}, 1.0)
+        item = BatchItem(f"k{number}", ItemState.COLLECTED, "p", {"asked": {}}, call)
+        await records.collect_llm_question(item, f"job-{number}", size=10)
+    freed: list[str] = []
+
+    async def tidy(max_age: float, limit: int) -> Removal:
+        calls, removal = await records.tidy_llm_batches(max_age=max_age, limit=limit)
+        freed.extend(each.id for each in calls)
+        return removal
+
+    assert (await removed(lambda limit: tidy(60, limit))).total() == 0
+    await ledger.jobs.record(new_job("job-0"))
+    await records.open_llm_batch("batch-1", "p", wait=0, most=1, most_bytes=1000)  # sends one
+    rows = await removed(lambda limit: tidy(-60, limit))
+    assert rows == {"llm_batch_items": 5, "llm_batch_waits": 5}
+    assert len(freed) == 5
+    assert await ledger.core.database.read(count) == [1, 1, 1], "what is under way stays"
