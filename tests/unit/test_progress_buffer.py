@@ -141,7 +141,7 @@ def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
     with open_page() as page:
         token = page.address.token
         writer = module.SharedProgressWriter(page.address)
-        memory = writer._opened()
+        memory = writer._open()
         for cell in (module._PROGRESS, module._CHECKPOINT):
             cell.write(memory, (token + nonsense)[: cell.capacity])
         page.hand_on(heard)

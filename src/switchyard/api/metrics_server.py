@@ -90,12 +90,12 @@ async def showing(
     server = WaitingServer(config)
     chosen = listening.getsockname()[1]
     structlog.get_logger("metrics").info("showing metrics", host=host, port=chosen)
-    async with _serving(server, listening):
+    async with _serve(server, listening):
         yield chosen
 
 
 @asynccontextmanager
-async def _serving(server: WaitingServer, listening: socket.socket) -> AsyncIterator[None]:
+async def _serve(server: WaitingServer, listening: socket.socket) -> AsyncIterator[None]:
     task = asyncio.create_task(server.serve([listening]), name="metrics")
     try:
         yield

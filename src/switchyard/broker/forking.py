@@ -39,11 +39,11 @@ class Owner:
 
 def keep_from_children(connected: Connected) -> None:
     """Let the copies of its socket that children get by a fork lead nowhere."""
-    _kept().add(connected)
+    _tracked_connections().add(connected)
 
 
 @cache
-def _kept() -> WeakSet[Connected]:
+def _tracked_connections() -> WeakSet[Connected]:
     connections: WeakSet[Connected] = WeakSet()
     os.register_at_fork(after_in_child=lambda: _lead_nowhere(connections))
     return connections

@@ -148,7 +148,7 @@ class BrokerSettings(BaseSettings):
 
     @field_validator("retry_delays")
     @classmethod
-    def _ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+    def _check_ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not value or value[0] <= 0 or list(value) != sorted(set(value)):
             raise ValueError("name at least one delay, in seconds, positive and ascending")
         return value

@@ -15,9 +15,9 @@ import httpx
 def authorities() -> ssl.SSLContext:
     """Return for the option `verify` of an HTTP client the authorities in `SSL_CERT_FILE` or
     `SSL_CERT_DIR`, else those that httpx brings. Raises OSError where that file is not there."""
-    return _loaded(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _load_authorities(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @lru_cache(maxsize=2)
-def _loaded(file: str | None, folder: str | None) -> ssl.SSLContext:
+def _load_authorities(file: str | None, folder: str | None) -> ssl.SSLContext:
     return httpx.create_ssl_context()

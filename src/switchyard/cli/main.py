@@ -231,7 +231,7 @@ def run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         return _wrong_usage(error)
     except typer.Abort:
-        return _failed("aborted", FAILED)
+        return _report_failure("aborted", FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -242,7 +242,7 @@ def run(arguments: list[str]) -> int:
         code = exit_code_of(error)
         if code is None:
             raise  # a bug: the traceback is what helps
-        return _failed(explain(error), code)
+        return _report_failure(explain(error), code)
 
 
 def _wrong_usage(error: typer.TyperException) -> int:
@@ -254,7 +254,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     # What a type of ours says of a value comes with pydantic's words before it.
     reason = one_line(message).replace(": Value error, ", ": ").rstrip(".")
-    return _failed(reason + hint, USAGE)
+    return _report_failure(reason + hint, USAGE)
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -263,7 +263,7 @@ def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackT
     echo("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 
-def _failed(text: str, code: int) -> int:
+def _report_failure(text: str, code: int) -> int:
     echo(f"jobctl: {text}", err=True)
     return code
 

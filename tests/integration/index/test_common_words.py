@@ -109,7 +109,7 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
     assert isinstance(index, PostgresTable)
     await index.put("Title", [Chunk("new", "doc-new", 0, 1, "rare brandnew")], [[1.0] * DIMENSIONS])
     assert [match.chunk.id for match in await index.keyword_search("brandnew", 10)] == ["new"]
-    async with index._reading(_BY_WORDS) as connection:
+    async with index._open_read(_BY_WORDS) as connection:
         found = postgres_words._FOUND.format(table="chunks")
         compared = postgres_words._COMPARED.format(table="chunks", ids=found)
         for statement, values in (

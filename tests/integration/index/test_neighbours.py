@@ -49,7 +49,7 @@ async def plan(index: ChunkIndex) -> str:
     """Of a search for the nearest."""
     assert isinstance(index, PostgresTable)
     statement = index._nearest("id", "$1::real[]::vector", "$2", "")
-    async with index._reading(search_settings(index._lists)) as connection:
+    async with index._open_read(search_settings(index._lists)) as connection:
         rows = await connection.fetch(f"EXPLAIN {statement}", [1.0] * DIMENSIONS, 10)
     return "\n".join(row[0] for row in rows)
 

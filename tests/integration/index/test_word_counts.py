@@ -101,7 +101,7 @@ async def test_only_the_chunks_with_words_that_are_not_known_are_visited_to_coun
         statement = (
             f"EXPLAIN (ANALYZE) {word_counts_statement('chunks', is_counted=is_counted(index))}"
         )
-        async with index._reading(_BY_WORDS) as connection:
+        async with index._open_read(_BY_WORDS) as connection:
             plans = [
                 "\n".join(row[0] for row in await connection.fetch(statement, words))
                 for words in (["common", "half", "tenth"], ["common", "rare"])

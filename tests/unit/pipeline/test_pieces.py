@@ -10,7 +10,7 @@ from PIL import Image
 
 from switchyard.services.llm.vision_model import picture_chat
 from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
-from switchyard.services.pipeline.text.ocr_pieces import PIECE, _joined, _starts
+from switchyard.services.pipeline.text.ocr_pieces import PIECE, _join_boxes, _starts
 from switchyard.services.pipeline.text.pdf_pages import shrink_factor
 
 
@@ -29,20 +29,20 @@ def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
 
 def test_a_line_that_two_pieces_have_is_there_once_and_whole():
     whole, cut, other = box(10, 100, 500, 130), box(10, 118, 500, 131), box(10, 140, 500, 170)
-    found = _joined([cut, other, whole])
+    found = _join_boxes([cut, other, whole])
     assert len(found) == 2
     assert any((each == whole).all() for each in found)
 
 
 def test_a_line_that_goes_on_in_the_next_piece_is_one():
-    (found,) = _joined([box(10, 100, 1_600, 130), box(1_400, 101, 2_900, 131)])
+    (found,) = _join_boxes([box(10, 100, 1_600, 130), box(1_400, 101, 2_900, 131)])
     assert (found == box(10, 100, 2_900, 131)).all()
-    (upright,) = _joined([box(100, 10, 130, 1_600), box(101, 1_400, 131, 2_900)])
+    (upright,) = _join_boxes([box(100, 10, 130, 1_600), box(101, 1_400, 131, 2_900)])
     assert (upright == box(100, 10, 131, 2_900)).all()
 
 
 def test_lines_below_one_another_stay_two_although_their_boxes_touch():
-    assert len(_joined([box(10, 100, 500, 132), box(10, 128, 500, 160)])) == 2
+    assert len(_join_boxes([box(10, 100, 500, 132), box(10, 128, 500, 160)])) == 2
 
 
 @pytest.mark.parametrize(

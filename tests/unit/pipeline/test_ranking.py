@@ -9,11 +9,11 @@ import pytest
 
 from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, ChunkIndex, Key
 from switchyard.services.pipeline.index.chunk_search import (
-    _fitting,
-    _ranked,
+    _filter_fitting,
+    _rank,
     _snippet,
     _trust,
-    _weighed,
+    _weigh,
     highlights,
 )
 
@@ -35,7 +35,7 @@ class Likenesses:
 
 
 async def ranked(index: Likenesses, *candidates: ChunkCandidate) -> list[tuple[Key, float]]:
-    return list(await _ranked(cast("ChunkIndex", index), candidates, TERMS, WEIGHT))
+    return list(await _rank(cast("ChunkIndex", index), candidates, TERMS, WEIGHT))
 
 
 def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys():
@@ -45,7 +45,7 @@ def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys():
         ChunkCandidate("near", 0.9),
         ChunkCandidate("worded", -0.2, 6.0),
     ]
-    found = list(_weighed(candidates, 0.5, WEIGHT))
+    found = list(_weigh(candidates, 0.5, WEIGHT))
     assert [key for key, _ in found] == ["near", "a", "b", "worded"]
     assert [score for _, score in found] == pytest.approx([0.54, 0.4, 0.4, 0.2])
 
@@ -76,7 +76,7 @@ def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
         ChunkCandidate("near", 0.5),
     ]
     trust = _trust(candidates, terms)
-    scores = dict(_weighed(candidates, trust, WEIGHT))
+    scores = dict(_weigh(candidates, trust, WEIGHT))
     assert trust == 1.0
     assert scores["some"] == pytest.approx(0.6 * 0.3 + 0.4 * 8 / 9)
     assert scores["near"] < scores["some"] < scores["many"]
@@ -111,8 +111,8 @@ def test_what_only_looks_near_is_no_hit_and_what_has_words_is_one_however_far():
         ChunkCandidate("d", 0.0),
     ]
     worded = [ChunkCandidate("e", -0.5, 2.0), ChunkCandidate("f", 0.1, 2.0)]
-    assert [each.key for each in _fitting([*near, *worded], 0.2)] == ["a", "e", "f"]
-    assert [each.key for each in _fitting(near, -1.0)] == ["a", "b"]
+    assert [each.key for each in _filter_fitting([*near, *worded], 0.2)] == ["a", "e", "f"]
+    assert [each.key for each in _filter_fitting(near, -1.0)] == ["a", "b"]
 
 
 def test_a_snippet_begins_with_the_first_of_the_sentences_that_have_most_of_the_words():

@@ -148,7 +148,7 @@ async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -
     numbers = {name: _number(form.get(name, ""), name) for name in BackfillLimits.model_fields}
     if numbers["weight"] is None:
         del numbers["weight"]
-    limits = _validated(BackfillLimits, numbers)
+    limits = _validate(BackfillLimits, numbers)
     await api.set_limits(backfill_id, limits, request, state)
     return done(f"{HERE}/{backfill_id}", "Its limits are changed.")
 
@@ -184,10 +184,10 @@ async def _plan_of(request: Request, state: ApiState) -> BackfillPlan:
             fields["payload"] = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise Problem("invalid", f"the payload is no JSON: {error}") from error
-    return _validated(BackfillPlan, fields)
+    return _validate(BackfillPlan, fields)
 
 
-def _validated(model: type[M], fields: dict[str, Any]) -> M:
+def _validate(model: type[M], fields: dict[str, Any]) -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -59,13 +59,13 @@ MAX_PARSED_BYTES = 256 * 1024
 """Bytes of a message up to which it is indented as JSON."""
 
 
-def _given(value: Any) -> Any:
+def _none_if_empty(value: Any) -> Any:
     """Read a field of a form that was left empty as not given."""
     return None if value == "" else value
 
 
 GivenName = Annotated[
-    Annotated[str, Field(pattern=patterns.NAME)] | None, BeforeValidator(_given), Query()
+    Annotated[str, Field(pattern=patterns.NAME)] | None, BeforeValidator(_none_if_empty), Query()
 ]
 GroupId = Annotated[str, Path(pattern=patterns.GROUP_ID)]
 LetterId = Annotated[str, Path(pattern=patterns.JOB_ID)]
@@ -90,7 +90,7 @@ async def _chosen(
 Chosen = Annotated[LetterFilter, Depends(_chosen)]
 
 
-async def _ordered(
+async def _build_redrive(
     which: Chosen,
     limit: Annotated[int | None, Form(ge=1, le=2_000_000_000)] = None,
     canary: Annotated[int | None, Form(ge=1, le=100_000)] = None,
@@ -112,7 +112,7 @@ async def _ordered(
     )
 
 
-Ordered = Annotated[NewRedrive, Depends(_ordered)]
+Ordered = Annotated[NewRedrive, Depends(_build_redrive)]
 
 
 @router.get("")
@@ -187,7 +187,7 @@ async def show_letter(state: Shared, letter_id: LetterId) -> DashboardPage:
     context = {
         "letter": view_letter_details(state.registry, letter, job, edits),
         "has_job": job is not None,
-        "message": _indented(shown_body(state.registry, letter.body)),
+        "message": _indent_json(shown_body(state.registry, letter.body)),
         "size": len(letter.body),
         "headers": _cut(json.dumps(letter.headers, indent=2, ensure_ascii=False, default=str)),
         "traceback": _cut(letter.traceback or ""),
@@ -325,7 +325,7 @@ def _fields(order: NewRedrive) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _indented(body: bytes) -> str:
+def _indent_json(body: bytes) -> str:
     """Indent a message that is JSON; return any other as it is."""
     message = parse_message(body) if len(body) <= MAX_PARSED_BYTES else None
     if message is not None:

@@ -61,7 +61,7 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
     except (Problem, InvalidRedrive) as error:
         reason = str(error.detail if isinstance(error, Problem) else error)
         return await _form(state, letter, stored, before, values=form, trouble=reason)
-    lines = _compared(state, stored, after)
+    lines = _diff_lines(state, stored, after)
     context = {
         "letter": letter,
         "lines": lines[2 : MAX_DIFFERENCE + 2],
@@ -116,7 +116,7 @@ async def _letter(
     return letter, stored, shown
 
 
-def _compared(state: ApiState, stored: StoredLetter, after: dict[str, Any]) -> list[str]:
+def _diff_lines(state: ApiState, stored: StoredLetter, after: dict[str, Any]) -> list[str]:
     if (message := stored.message) is None:
         return []
     return payload_difference(message.payload, after, state.registry.secrets_of(message.job_type))

@@ -217,7 +217,7 @@ async def show_page(
         "document": status,
         "page": page,
         "q": q,
-        "marked": await asyncio.to_thread(_marked, page.text[:MAX_PAGE_TEXT], q, where),
+        "marked": await asyncio.to_thread(_mark_words, page.text[:MAX_PAGE_TEXT], q, where),
         "is_cut": len(page.text) > MAX_PAGE_TEXT,
         "figures": [each for each in figures if each["page"] == number],
         "is_unreadable": number in status.unreadable_pages,
@@ -320,7 +320,7 @@ def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
     return None if match is None else match.span()
 
 
-def _marked(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:
+def _mark_words(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:
     """Mark the words of a query in a text as a search marks them in its snippets."""
     start, end = where if where is not None else (len(text), len(text))
     words = {form for word in query_terms(query) for form in word} if query.strip() else set()

@@ -82,7 +82,7 @@ class AskedJobs:
         return urlencode({name: value for name, value in self.fields.items() if value})
 
 
-async def _asked(
+async def _read_filters(
     state: Shared,
     job_state: Annotated[str, Query(alias="state", max_length=20)] = "",
     lane: LaneChoice = "",
@@ -124,7 +124,7 @@ async def _asked(
     return AskedJobs(fields, job_filter)
 
 
-Asked = Annotated[AskedJobs, Depends(_asked)]
+Asked = Annotated[AskedJobs, Depends(_read_filters)]
 
 
 def parse_seconds(text: str) -> float:

@@ -93,7 +93,7 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
         "history": history,
         "minute_times": [begin + 60 * index for index in range(MINUTES)],
         "pauses": await repositories.history.pauses(now - PAUSES_FOR),
-        "waiting": _waiting(await readings.lanes.look()),
+        "waiting": _waiting_requests(await readings.lanes.look()),
         "waiting_trouble": readings.lanes.trouble,
         "days": days,
         "costs": [by_day[day].cost if day in by_day else 0.0 for day in days],
@@ -113,7 +113,7 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
     return DashboardPage("llm.html", context, title="Language models")
 
 
-def _waiting(report: Report | None) -> dict[str, int] | None:
+def _waiting_requests(report: Report | None) -> dict[str, int] | None:
     """Return how many requests wait in each lane; None where the broker does not tell."""
     if report is None:
         return None

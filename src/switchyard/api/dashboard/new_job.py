@@ -77,7 +77,7 @@ async def show_form(
     if not name.strip() and not like:
         types = [each.name for each in state.registry.all_described]
         return DashboardPage("new_job_type.html", {"types": types}, title="New job")
-    return _form(await _wanted(state, name, like))
+    return _form(await _load_wanted(state, name, like))
 
 
 @router.post("/new", dependencies=PUBLISH)
@@ -88,7 +88,7 @@ async def publish(
     like: LikeJob = "",
 ) -> Response:
     """Publish the job; where it can't be, show the form again, with the reason."""
-    wanted = replace(await _wanted(state, name, like), keeps_secrets=may(request, Scope.ADMIN))
+    wanted = replace(await _load_wanted(state, name, like), keeps_secrets=may(request, Scope.ADMIN))
     form = await form_fields(request)
     broker = state.require_broker()
     try:
@@ -115,7 +115,7 @@ def _request(wanted: Wanted, form: Mapping[str, str], *, source: str) -> JobRequ
     )
 
 
-async def _wanted(state: ApiState, name: str, like: str) -> Wanted:
+async def _load_wanted(state: ApiState, name: str, like: str) -> Wanted:
     """Raises UnknownJobType, UnknownJob."""
     record = await state.ledger.job_reads.require(like) if like else None
     name = record.job_type if record is not None else name.strip()

@@ -100,7 +100,7 @@ def _field(
     *,
     required: bool,
 ) -> FormField:
-    own = _resolved(property_schema, schema)
+    own = _resolve(property_schema, schema)
     kind = own.get("type")
     choices: Sequence[str] = ()
     shown = "" if value is NOT_GIVEN or value is None else _json(value)
@@ -129,12 +129,12 @@ def _field(
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = _resolved(schema, schema).get("properties")
+    properties = _resolve(schema, schema).get("properties")
     known = properties.items() if isinstance(properties, Mapping) else ()
     return {name: each for name, each in known if isinstance(each, Mapping) and name != OTHERS}
 
 
-def _resolved(own: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(own: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a schema refers to, and the one way of several that is not null."""
     for _ in range(5):
         if isinstance(reference := own.get("$ref"), str):

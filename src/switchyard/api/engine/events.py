@@ -107,14 +107,14 @@ async def _all(
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
     with broker.feed.subscribed(matches) as subscription:
-        missed = _missed(broker, matches, last_id)  # now: what comes later is subscribed to
+        missed = _missed_frames(broker, matches, last_id)  # now: what comes later is subscribed to
         yield HEARTBEAT  # the head of the answer leaves at once
         for each in missed:
             yield each
         while True:
             event = await subscription.next(state.settings.api_heartbeat)
             if event is not None:
-                yield _framed(event)
+                yield _frame_of(event)
             elif subscription.is_over:
                 return
             else:
@@ -128,7 +128,7 @@ async def _one(
         return event.job_id == job_id
 
     with broker.feed.subscribed(wanted) as subscription:
-        missed = _missed(broker, wanted, last_id)
+        missed = _missed_frames(broker, wanted, last_id)
         # Looked up after subscribing, so that nothing happens in between unseen.
         status, ended = await _status(state, job_id)
         yield frame("state", status)
@@ -137,7 +137,7 @@ async def _one(
         while not ended:
             event = await subscription.next(state.settings.api_heartbeat)
             if event is not None:
-                yield _framed(event)
+                yield _frame_of(event)
             elif subscription.is_over:
                 return
             else:
@@ -158,7 +158,7 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
     return view_job_status(record).model_dump(mode="json"), record.state in FINISHED
 
 
-def _missed(
+def _missed_frames(
     broker: BrokerSide, matches: Callable[[JobEvent], bool], last_id: str | None
 ) -> Iterator[bytes]:
     """Make the frames of what happened since. Each is made when it is sent: the events belong to
@@ -167,8 +167,8 @@ def _missed(
         return iter(())
     events, complete = broker.feed.since(last_id)
     gap = [] if complete else [frame("gap", {"after": last_id})]
-    return chain(gap, (_framed(event) for event in events if matches(event)))
+    return chain(gap, (_frame_of(event) for event in events if matches(event)))
 
 
-def _framed(event: JobEvent) -> bytes:
+def _frame_of(event: JobEvent) -> bytes:
     return frame(event.name, event.fields, event_id=event.id)

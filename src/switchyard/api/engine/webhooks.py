@@ -65,13 +65,13 @@ async def _done(
 ) -> DeliveryView:
     if isinstance(delivery_job, Ignored):
         return DeliveryView(ignored=delivery_job.why)
-    done = await _published(state, delivery_job, f"webhook:{source}")
+    done = await _publish(state, delivery_job, f"webhook:{source}")
     response.status_code = 202
     response.headers["Location"] = f"/jobs/{done.job_id}"
     return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
 
 
-async def _published(state: Shared, delivery_job: DeliveryJob, source: str) -> Published:
+async def _publish(state: Shared, delivery_job: DeliveryJob, source: str) -> Published:
     """Publish the job, or record it for later. Raises Problem, InvalidRequest, LedgerError."""
     broker = state.require_broker()
     job_type = delivery_job.routing_key.partition(".")[2]

@@ -64,7 +64,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(wait_for_disconnect(receive))
-        refusing = asyncio.create_task(_refused(admission_of(scope)))
+        refusing = asyncio.create_task(_wait_for_refusal(admission_of(scope)))
         tasks = (sending, leaving, refusing)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -96,7 +96,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
         continue
 
 
-async def _refused(admission: StreamAdmission | None) -> None:
+async def _wait_for_refusal(admission: StreamAdmission | None) -> None:
     """Return when the client would be let in no longer."""
     while True:
         await asyncio.sleep(ADMISSION_INTERVAL)

@@ -112,7 +112,7 @@ async def ask(
     idempotency_key = own_key(request, idempotency_key)
     body = body.model_copy(update={"wait": max(body.wait, wait)})
     if stream or MEDIA_TYPE in (accept or ""):
-        return await _streamed(body, state, Place(request), source, idempotency_key)
+        return await _open_stream(body, state, Place(request), source, idempotency_key)
     with Place(request) if body.wait else nullcontext():
         if state.direct is not None:
             return await _ask_directly(body, state.direct, response, source, idempotency_key)
@@ -185,7 +185,7 @@ async def answer(
     return await _view_record(record, state, response)
 
 
-async def _streamed(
+async def _open_stream(
     body: models.QuestionToModel,
     state: ApiState,
     place: Place,

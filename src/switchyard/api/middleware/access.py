@@ -107,10 +107,12 @@ async def _principal_of(keys: ApiKeyStore, key: str | None) -> Principal:
     if key is not None:
         principal = await keys.identify(key)
         if principal is None:
-            raise _unauthorized("the API key is unknown or revoked")
+            raise _unauthorized_problem("the API key is unknown or revoked")
         return principal
     if await keys.has_keys():
-        raise _unauthorized("send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+        raise _unauthorized_problem(
+            "send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`"
+        )
     return ANYBODY
 
 
@@ -204,14 +206,14 @@ def receipt(request: Request, view: V, *, is_own: bool) -> V:
         return view
     fields = type(view).model_fields
     hidden = {
-        name: _nothing(fields[name].annotation, value)
+        name: _empty_value(fields[name].annotation, value)
         for name, value in view
         if name not in RECEIPT
     }
     return view.model_copy(update=hidden)
 
 
-def _nothing(annotation: Any, value: Any) -> Any:
+def _empty_value(annotation: Any, value: Any) -> Any:
     """Return what stands for a value that is not told, of the same type."""
     if value is None or type(None) in get_args(annotation):
         return None
@@ -228,10 +230,10 @@ def key_in(request: Request) -> str | None:
     if "authorization" in headers:
         scheme, _, credentials = headers["authorization"].partition(" ")
         if scheme.lower() != "bearer" or not credentials.strip():
-            raise _unauthorized("`Authorization` must be `Bearer KEY`")
+            raise _unauthorized_problem("`Authorization` must be `Bearer KEY`")
         return credentials.strip()
     if "x-api-key" in headers and not headers["x-api-key"].strip():
-        raise _unauthorized("the API key in `X-API-Key` is empty")
+        raise _unauthorized_problem("the API key in `X-API-Key` is empty")
     return headers.get("x-api-key")
 
 
@@ -274,7 +276,7 @@ class _KeyGuard:
         require_scope(principal, *self._scopes)
 
 
-def _unauthorized(detail: str) -> Problem:
+def _unauthorized_problem(detail: str) -> Problem:
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 

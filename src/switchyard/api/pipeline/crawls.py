@@ -73,7 +73,7 @@ async def start(
         known = None if idempotency_key is None else await desk.started(bounds, idempotency_key)
         if known is not None:
             response.headers["Idempotency-Replayed"] = "true"
-            return await _accepted(request, desk, known, response)
+            return await _accept(request, desk, known, response)
         pressure = await _pressure_with_room(state)
         by = starter_of(request)
         crawl = await desk.start(bounds, created_by=by, key=idempotency_key, tags=body.tags)
@@ -81,10 +81,10 @@ async def start(
         raise Problem("idempotency-conflict", str(error)) from error
     if pressure is not None:
         response.headers["X-Lane-Pressure"] = pressure
-    return await _accepted(request, desk, crawl, response)
+    return await _accept(request, desk, crawl, response)
 
 
-async def _accepted(
+async def _accept(
     request: Request, desk: Crawls, crawl: CrawlRecord, response: Response
 ) -> models.CrawlView:
     response.headers["Location"] = f"/crawl/{crawl.id}"

@@ -57,7 +57,7 @@ async def order_references(
     request: Request, response: Response, desk: ReferenceDeskOf
 ) -> OrderedReferences:
     """Extract the references of a paper as raw text, with label and page."""
-    ordered = await _ordered(request, desk, "extract_references", TextWithReferences)
+    ordered = await _order(request, desk, "extract_references", TextWithReferences)
     return await _answer(ordered, request, response, desk)
 
 
@@ -74,7 +74,7 @@ async def order_parsing(
     """Parse references into fields. The text or file has one reference per line, or blank lines
     between references.
     """
-    ordered = await _ordered(request, desk, "parse_references", ReferencesToParse)
+    ordered = await _order(request, desk, "parse_references", ReferencesToParse)
     return await _answer(ordered, request, response, desk)
 
 
@@ -91,7 +91,7 @@ async def order_processing(
     """Extract the references of a paper, parse them into fields, and link them to their citations
     in the text.
     """
-    ordered = await _ordered(request, desk, "process_references", TextWithReferences)
+    ordered = await _order(request, desk, "process_references", TextWithReferences)
     return await _answer(ordered, request, response, desk)
 
 
@@ -104,7 +104,7 @@ class ReferenceSubmission:
     """It reads what the request itself has brought, and no document."""
 
 
-async def _ordered(
+async def _order(
     request: Request, desk: ReferenceService, order: Order, model: type[M]
 ) -> ReferenceSubmission:
     asked_by = source_of(request, None)

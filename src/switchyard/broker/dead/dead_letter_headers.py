@@ -150,7 +150,7 @@ def job_in(certificate: DeadLetterInfo, body: bytes) -> JobMessage | None:
     A message whose properties could not be read is none, whatever its body says: this system has
     not written it, and it must not stand for the job whose id it carries. Nor is a foreign copy.
     """
-    return None if _is_no_job(certificate) else _decoded(body)
+    return None if _is_no_job(certificate) else _decode(body)
 
 
 def _is_no_job(certificate: DeadLetterInfo) -> bool:
@@ -162,7 +162,7 @@ def examine(
 ) -> tuple[DeadLetterInfo, JobMessage | None]:
     """Return the certificate of a message found in `jobs.dead`, whoever put it there, and its job,
     where it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
-    message = _decoded(body)
+    message = _decode(body)
     certificate = read(headers, routing_key, message.job_type if message is not None else None)
     return certificate, None if _is_no_job(certificate) else message
 
@@ -232,7 +232,7 @@ def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return last
 
 
-def _decoded(body: bytes) -> JobMessage | None:
+def _decode(body: bytes) -> JobMessage | None:
     try:
         return JobMessage.decode(body)
     except MalformedMessage:

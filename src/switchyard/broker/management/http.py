@@ -57,7 +57,7 @@ class ManagementHttp:
             # A packed answer could grow beyond every bound while it is unpacked.
             headers={"accept-encoding": "identity"},
             transport=transport,
-            verify=_trusted(parts),
+            verify=_tls_context(parts),
         )
 
     @property
@@ -133,7 +133,7 @@ _AWAY = (httpx.NetworkError, httpx.ProtocolError, httpx.ProxyError, httpx.Connec
 _BAD_ADDRESS = "the management address in JOBS_MANAGEMENT_URL can't be used"
 
 
-def _trusted(nodes: Iterable[SplitResult]) -> ssl.SSLContext:
+def _tls_context(nodes: Iterable[SplitResult]) -> ssl.SSLContext:
     """Return the TLS context for these nodes. To load authorities takes 30 ms, so where no node has
     `https`, it has none and trusts nobody."""
     if any(each.scheme == "https" for each in nodes):

@@ -143,7 +143,7 @@ class BlockingPublisher:
             return sent
         try:
             try:
-                self._confirmed(sent)
+                self._wait_for_confirm(sent)
             except BrokerUnavailable as error:
                 if not error.perhaps_refused:
                     raise
@@ -170,15 +170,15 @@ class BlockingPublisher:
             session = self._open()  # another one where that was lost
         except PublishError as error:  # it had been sent before
             raise BrokerUnavailable(str(error), maybe_accepted=True) from error
-        self._confirmed(session.publish(exchange, routing_key, envelope))
+        self._wait_for_confirm(session.publish(exchange, routing_key, envelope))
 
     def _lane_full(self, job: Outgoing) -> LaneFull:
         letter = letter_to_park(job, self._settings.profile)
         if letter is not None:
-            self._confirmed(self._send(DEAD_EXCHANGE, job.routing_key, letter))
+            self._wait_for_confirm(self._send(DEAD_EXCHANGE, job.routing_key, letter))
         return lane_full(job.routing_key)
 
-    def _confirmed(self, sent: Sent) -> None:
+    def _wait_for_confirm(self, sent: Sent) -> None:
         while not sent.done:
             waited = time.monotonic() - sent.at
             if waited >= CONFIRM_TIMEOUT and sent.session.is_blocked:

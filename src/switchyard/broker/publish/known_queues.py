@@ -53,7 +53,7 @@ class KnownQueues:
         asking = self._asking.get(queue)
         if asking is None:
             asking = self._asking[queue] = asyncio.create_task(self._query(connection, queue))
-            asking.add_done_callback(lambda done: self._queried(queue, done))
+            asking.add_done_callback(lambda done: self._store_answer(queue, done))
         # Waited for, and not awaited: somebody who gives up must not end it for the others.
         await asyncio.wait((asking,), timeout=limit)
         if not asking.done() or asking.cancelled():
@@ -77,7 +77,7 @@ class KnownQueues:
             self._answers[queue] = is_ready, time.monotonic() + ttl
         return is_ready
 
-    def _queried(self, queue: str, done: asyncio.Task[bool]) -> None:
+    def _store_answer(self, queue: str, done: asyncio.Task[bool]) -> None:
         if self._asking.get(queue) is done:
             del self._asking[queue]
         if not done.cancelled():

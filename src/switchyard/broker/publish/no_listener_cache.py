@@ -52,9 +52,11 @@ class NoListenerCache:
             rest.ask_at = rest.until
         # From now, not from the answer: by then somebody may have begun to listen.
         until = time.monotonic() + NO_LISTENER_TTL
-        confirm.add_done_callback(partial(self._answered, key, until))
+        confirm.add_done_callback(partial(self._store_answer, key, until))
 
-    def _answered(self, key: tuple[str, str], until: float, confirm: asyncio.Future[None]) -> None:
+    def _store_answer(
+        self, key: tuple[str, str], until: float, confirm: asyncio.Future[None]
+    ) -> None:
         if confirm.cancelled() or not isinstance(confirm.exception(), Unroutable):
             self._resting.pop(key, None)
             return

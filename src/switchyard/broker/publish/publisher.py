@@ -182,7 +182,7 @@ class Publisher(AsyncCloseable):
         channel = self._ready() or await self._until_ready()
         confirm = channel.publish(exchange, routing_key, envelope)
         sent = _Sent(confirm, channel, time.monotonic())
-        await self._settled(sent, exchange, routing_key, lambda: envelope)
+        await self._settle(sent, exchange, routing_key, lambda: envelope)
 
     def check(self, message: JobMessage) -> None:
         """Raises NeverTaken for a job that is known, unsent, to be refused for its size."""
@@ -195,7 +195,7 @@ class Publisher(AsyncCloseable):
         channel = self._ready() or await self._until_ready()
         nothing = Envelope(body=b"", message_id="probe")
         confirm = channel.publish(EVENTS_EXCHANGE, "probe", nothing, mandatory=False)
-        await self._confirmed(_Sent(confirm, channel, time.monotonic()))
+        await self._wait_for_confirm(_Sent(confirm, channel, time.monotonic()))
 
     def send_soon(self, exchange: str, routing_key: str, make: Callable[[], Envelope]) -> None:
         """Publish what `make` gives, without waiting and without caring for the outcome (events).
@@ -227,9 +227,9 @@ class Publisher(AsyncCloseable):
             return
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open_channel())
-            self._opening.add_done_callback(self._opened)
+            self._opening.add_done_callback(self._store_channel)
 
-    def _opened(self, opening: asyncio.Task[PipelinedChannel]) -> None:
+    def _store_channel(self, opening: asyncio.Task[PipelinedChannel]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._channel = opening.result()
 
@@ -299,7 +299,7 @@ class Publisher(AsyncCloseable):
         try:
             if not sent.confirm.done() or sent.confirm.exception() is not None:
                 make = partial(envelope_of, job.message)
-                await self._settled(sent, JOBS_EXCHANGE, job.routing_key, make, job.queue)
+                await self._settle(sent, JOBS_EXCHANGE, job.routing_key, make, job.queue)
         except Refused:
             try:
                 return await self._lane_full(job)
@@ -315,7 +315,7 @@ class Publisher(AsyncCloseable):
             await self.send(DEAD_EXCHANGE, job.routing_key, letter)
         return lane_full(job.routing_key)
 
-    async def _settled(
+    async def _settle(
         self,
         sent: _Sent,
         exchange: str,
@@ -327,7 +327,7 @@ class Publisher(AsyncCloseable):
         the broker may have closed the channel because of another one. Raises as `send`."""
         try:
             try:
-                await self._confirmed(sent)
+                await self._wait_for_confirm(sent)
             except BrokerUnavailable as error:
                 if not error.perhaps_refused:
                     raise
@@ -350,7 +350,7 @@ class Publisher(AsyncCloseable):
             except PublishError as error:  # it had been sent before
                 raise BrokerUnavailable(str(error), maybe_accepted=True) from error
             confirm = channel.publish(exchange, routing_key, envelope)
-            await self._confirmed(_Sent(confirm, channel, time.monotonic()))
+            await self._wait_for_confirm(_Sent(confirm, channel, time.monotonic()))
 
     async def _open_lone(self) -> PipelinedChannel:
         channel = self._lone_channel
@@ -366,7 +366,7 @@ class Publisher(AsyncCloseable):
         if not confirm.cancelled():
             self._size_limit.learn(confirm.exception())
 
-    async def _confirmed(self, sent: _Sent) -> None:
+    async def _wait_for_confirm(self, sent: _Sent) -> None:
         confirm = sent.confirm
         while not confirm.done():
             waited = time.monotonic() - sent.at

@@ -103,7 +103,7 @@ class Session:
             limit = (deadline - time.monotonic()) / (len(nodes) + 1)
             session = cls(node, name, limit)
             # A little more than pika's own time-out, which ends an attempt in better order.
-            session.drive(session._decided, limit + 0.2)
+            session.drive(session._is_decided, limit + 0.2)
             if session._confirming:
                 return session
             reasons.append(f"{address_of(node)}: {session._loss or _NO_ANSWER}")
@@ -121,7 +121,7 @@ class Session:
         """Whether this process has opened it, and not the one that it was forked from."""
         return self._owner.is_here
 
-    def _decided(self) -> bool:
+    def _is_decided(self) -> bool:
         return self._confirming or bool(self._loss)
 
     @property
@@ -206,7 +206,7 @@ class Session:
         except ValueError as error:
             # A peer that resets at once: pika looks for it behind its connecting and in front of
             # its TLS and AMQP, and what it finds there it tells no callback.
-            if self._decided():
+            if self._is_decided():
                 raise
             self._lose(_reason(error.__context__ or error))
         self._loop.process_timeouts()

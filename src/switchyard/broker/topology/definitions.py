@@ -26,7 +26,7 @@ def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, 
                 "pattern": policy.pattern,
                 "apply-to": policy.apply_to,
                 "priority": policy.priority,
-                "definition": _sorted(policy.definition),
+                "definition": _sort_arguments(policy.definition),
             }
             for policy in topology.policies
         ],
@@ -38,7 +38,7 @@ def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, 
                 "durable": exchange.durable,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
-                "arguments": _sorted(exchange.arguments),
+                "arguments": _sort_arguments(exchange.arguments),
             }
             for exchange in topology.exchanges
         ],
@@ -48,7 +48,7 @@ def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, 
                 "name": queue.name,
                 "durable": queue.durable,
                 "auto_delete": queue.auto_delete,
-                "arguments": _sorted(queue.declare_arguments),
+                "arguments": _sort_arguments(queue.declare_arguments),
             }
             for queue in topology.queues
         ],
@@ -59,7 +59,7 @@ def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, 
                 "destination": binding.destination,
                 "destination_type": binding.destination_type,
                 "routing_key": binding.routing_key,
-                "arguments": _sorted(binding.arguments),
+                "arguments": _sort_arguments(binding.arguments),
             }
             for binding in topology.bindings
         ],
@@ -71,5 +71,5 @@ def render_text(topology: Topology, *, vhost: str = "/") -> str:
     return json.dumps(render(topology, vhost=vhost), indent=2, ensure_ascii=False) + "\n"
 
 
-def _sorted(arguments: Arguments) -> dict[str, Any]:
+def _sort_arguments(arguments: Arguments) -> dict[str, Any]:
     return dict(sorted(arguments.items()))

@@ -122,7 +122,7 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     for exchange in topology.exchanges:
         actual = live_exchanges.pop(exchange.name, None)
         if actual is None:
-            yield _missing("exchange", exchange)
+            yield _missing_item("exchange", exchange)
         elif actual.type != exchange.type:
             yield _other_type("exchange", exchange, actual.type)
         elif changes := _changes(_settings(exchange), _settings(actual)):
@@ -142,21 +142,21 @@ def _queues(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     for queue in topology.queues:
         actual = live_queues.pop(queue.name, None)
         if actual is None:
-            yield _missing("queue", queue)
+            yield _missing_item("queue", queue)
         elif actual.declared.type != queue.type:
-            yield _other_type("queue", queue, actual.declared.type, _holding(actual))
+            yield _other_type("queue", queue, actual.declared.type, _messages_note(actual))
         elif changes := _changes(_settings(queue), _settings(actual.declared)):
-            yield _other_arguments("queue", queue, changes, _holding(actual))
+            yield _other_arguments("queue", queue, changes, _messages_note(actual))
     for extra in live_queues.values():
         if topology.owns(extra.name) and not extra.declared.is_temporary:
-            yield _extra("queue", extra.declared, _holding(extra))
+            yield _extra("queue", extra.declared, _messages_note(extra))
 
 
 def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     actual, declared = set(live.bindings), set(topology.bindings)
     for binding in topology.bindings:
         if binding not in actual:
-            yield _missing("binding", binding)
+            yield _missing_item("binding", binding)
     queue_of_key = {b.routing_key: b.destination for b in declared if b.source == JOBS_EXCHANGE}
     for binding in actual - declared:
         right_queue = queue_of_key.get(binding.routing_key)
@@ -214,7 +214,7 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     for policy in topology.policies:
         actual = live_policies.pop(policy.name, None)
         if actual is None:
-            yield _missing("policy", policy)
+            yield _missing_item("policy", policy)
         elif policy in of_other_type:
             continue
         elif changes := _changes(_policy_settings(policy), _policy_settings(actual)):
@@ -308,24 +308,24 @@ def _policy_settings(policy: Policy) -> dict[str, object]:
 def _changes(declared: Mapping[str, object], actual: Arguments) -> str:
     """`max-length is 5, declared 1000`, for every key that differs."""
     return ", ".join(
-        f"{key} is {_shown(actual, key)}, declared {_shown(declared, key)}"
+        f"{key} is {_setting_text(actual, key)}, declared {_setting_text(declared, key)}"
         for key in sorted(declared.keys() | actual.keys())
         if (key in declared, declared.get(key)) != (key in actual, actual.get(key))
     )
 
 
-def _shown(settings: Mapping[str, object], key: str) -> str:
+def _setting_text(settings: Mapping[str, object], key: str) -> str:
     if key not in settings:
         return "not set"
     value = settings[key]
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _holding(queue: LiveQueue) -> str:
+def _messages_note(queue: LiveQueue) -> str:
     return f" ({pluralize(queue.messages, 'message')} in it)"
 
 
-def _missing(kind: str, item: Exchange | Queue | Binding | Policy) -> Difference:
+def _missing_item(kind: str, item: Exchange | Queue | Binding | Policy) -> Difference:
     return Difference(Deviation.MISSING, kind, item.name, f"{kind} {item.name} is missing", item)
 
 

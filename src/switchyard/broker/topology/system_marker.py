@@ -69,12 +69,12 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
                 # Refused, whatever the mark is: the refusal tells its value.
-                await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
+                await channel.exchange_declare(SYSTEM_EXCHANGE, **_arguments(_UNKNOWN))
         # The mark went between the two calls, and the second made this one: it is removed, unless
         # somebody has marked the broker meanwhile.
         async with marking_alone(connection), time_limit():
             with library_calls():
-                await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
+                await channel.exchange_declare(SYSTEM_EXCHANGE, **_arguments(_UNKNOWN))
                 await channel.exchange_delete(SYSTEM_EXCHANGE)
     except ChannelNotFoundEntity:
         return None
@@ -135,7 +135,7 @@ async def write_mark(connection: Connection, mark: SystemMarker) -> None:
             async with time_limit():
                 with library_calls():
                     await channel.exchange_delete(SYSTEM_EXCHANGE)
-                    await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(value))
+                    await channel.exchange_declare(SYSTEM_EXCHANGE, **_arguments(value))
         except ChannelPreconditionFailed:
             if attempt == _TRIES - 1:
                 raise
@@ -153,7 +153,7 @@ def _not_permitted(what: str) -> MarkHidden:
     )
 
 
-def _declared(value: str) -> dict[str, Any]:
+def _arguments(value: str) -> dict[str, Any]:
     return {
         "exchange_type": "fanout",
         "durable": True,

@@ -126,7 +126,7 @@ class PipelinedChannel(Channel):
                 self._room_at = max(window // 2, 1)
             await asyncio.shield(self._room)
 
-    def _confirmed(self, frame: memoryview, *, accepted: bool) -> None:
+    def _on_confirm(self, frame: memoryview, *, accepted: bool) -> None:
         tag, bits = _tag_and_bits(frame, 4)
         for confirm, error in self._unconfirmed.confirmed(
             tag, multiple=bool(bits & 1), accepted=accepted
@@ -165,7 +165,7 @@ class PipelinedChannel(Channel):
                 return False  # the answer to a basic.get
             message = assembler.add(kind, frame)
             if message is not None:
-                self._arrived(message)
+                self._on_message(message)
             return True
         class_id, method = _class_and_method(frame)
         if class_id != BASIC:
@@ -173,12 +173,12 @@ class PipelinedChannel(Channel):
         if method in (DELIVER, RETURN):
             assembler.start(method, frame)
         elif method in (ACK, NACK):
-            self._confirmed(frame, accepted=method == ACK)
+            self._on_confirm(frame, accepted=method == ACK)
         else:
             return False
         return True
 
-    def _arrived(self, message: Incoming) -> None:
+    def _on_message(self, message: Incoming) -> None:
         if message.consumer_tag:
             callback = self._callbacks.get(message.consumer_tag)
             if callback is None:
@@ -279,14 +279,14 @@ async def open_channel(
     """
     try:
         async with time_limit(limit):
-            return await _opened(connection, confirms)
+            return await _open(connection, confirms)
     except TimeoutError:
         if not any(getattr(each, "answered", False) for each in connection.channels.values()):
             await _give_up(connection)
         raise
 
 
-async def _opened(connection: Connection, confirms: bool) -> PipelinedChannel:
+async def _open(connection: Connection, confirms: bool) -> PipelinedChannel:
     with library_calls():
         async with connection.last_channel_lock:
             number = max(connection.channels, default=0) + 1

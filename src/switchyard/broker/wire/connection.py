@@ -80,7 +80,7 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     except BrokerUnavailable as error:
         await closed(connection)
         close_reason = transport.tap.close_reason if transport.tap is not None else ""
-        if (refused := _refused(error.__cause__, close_reason)) is not None:
+        if (refused := _refusal_of(error.__cause__, close_reason)) is not None:
             raise BrokerAuthError(
                 f"{_CANT_CONNECT}{address_of(url)}: it refuses {refused} in JOBS_AMQP_URL",
                 maybe_accepted=False,
@@ -105,7 +105,7 @@ def _why_none(failed: Sequence[Exception]) -> BrokerUnavailable:
     return kind(f"{_CANT_CONNECT}any of its addresses: {reasons}", maybe_accepted=False)
 
 
-def _refused(error: BaseException | None, close_reason: str) -> str | None:
+def _refusal_of(error: BaseException | None, close_reason: str) -> str | None:
     """Return what the broker has refused, credentials or vhost; None if it was neither.
     `close_reason` is what it said when it closed the connection."""
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):

@@ -52,7 +52,7 @@ def _table(raw: bytes, at: int, depth: int) -> tuple[dict[str, Any], int]:
         except UnicodeDecodeError as error:
             raise Unreadable(f"a header's name is not UTF-8: {raw[start:at]!r}") from error
         table[key], at = _value(raw, at, depth)
-    return table, _ended(at, end)
+    return table, _check_end(at, end)
 
 
 def _list(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
@@ -61,7 +61,7 @@ def _list(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
     while at < end:
         item, at = _value(raw, at, depth)
         items.append(item)
-    return items, _ended(at, end)
+    return items, _check_end(at, end)
 
 
 def _value(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
@@ -77,7 +77,7 @@ def _bounds(raw: bytes, at: int, depth: int) -> tuple[int, int]:
     return at + 4, at + 4 + _length(raw, at)[0]
 
 
-def _ended(at: int, end: int) -> int:
+def _check_end(at: int, end: int) -> int:
     if at != end:
         raise Unreadable("a header is longer than the table that it is in")
     return end
@@ -112,11 +112,11 @@ def _decimal(raw: bytes, at: int, _: int) -> tuple[Decimal, int]:
     return Decimal(number).scaleb(-places), at + 5
 
 
-def _nothing(raw: bytes, at: int, _: int) -> tuple[None, int]:
+def _read_nothing(raw: bytes, at: int, _: int) -> tuple[None, int]:
     return None, at
 
 
-def _fixed(form: str) -> _Read:
+def _fixed_reader(form: str) -> _Read:
     unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
 
     def read(raw: bytes, at: int, _: int) -> tuple[Any, int]:
@@ -130,25 +130,25 @@ _places_and_number = struct.Struct(">Bi").unpack_from
 _READERS: dict[int, _Read] = {
     ord(name): read
     for name, read in {
-        "t": _fixed(">?"),
-        "b": _fixed(">b"),
-        "B": _fixed(">B"),
-        "s": _fixed(">h"),
-        "u": _fixed(">H"),
-        "I": _fixed(">i"),
-        "i": _fixed(">I"),
-        "l": _fixed(">q"),
-        "L": _fixed(">q"),
-        "f": _fixed(">f"),
-        "d": _fixed(">d"),
+        "t": _fixed_reader(">?"),
+        "b": _fixed_reader(">b"),
+        "B": _fixed_reader(">B"),
+        "s": _fixed_reader(">h"),
+        "u": _fixed_reader(">H"),
+        "I": _fixed_reader(">i"),
+        "i": _fixed_reader(">I"),
+        "l": _fixed_reader(">q"),
+        "L": _fixed_reader(">q"),
+        "f": _fixed_reader(">f"),
+        "d": _fixed_reader(">d"),
         "D": _decimal,
         "S": _text,
         "x": _bytes,
         "T": _time,
         "A": _list,
         "F": _table,
-        "V": _nothing,
-        "\0": _nothing,
+        "V": _read_nothing,
+        "\0": _read_nothing,
     }.items()
 }
 """By the types of https://www.rabbitmq.com/amqp-0-9-1-errata.html, and what pamqp has besides."""

@@ -78,7 +78,9 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        raise CommandFailed(f"settings: {_described(error.errors(include_url=False))}") from error
+        raise CommandFailed(
+            f"settings: {_describe_problems(error.errors(include_url=False))}"
+        ) from error
     except SettingsError as error:
         raise CommandFailed(f"settings: {_unreadable(error)}") from error
 
@@ -91,7 +93,7 @@ def _unreadable(error: Exception) -> str:
     )
 
 
-def _described(problems: Iterable[Any]) -> str:
+def _describe_problems(problems: Iterable[Any]) -> str:
     # The values are left out: one of them may be a password.
     from switchyard.broker.patterns import complaint
 

@@ -44,10 +44,10 @@ def _write_text(text: str | None, formatter: Any) -> None:
         return
     formatter.write_paragraph()
     with formatter.indentation():
-        formatter.write_text(_unfenced(inspect.cleandoc(text)))
+        formatter.write_text(_without_fence_mark(inspect.cleandoc(text)))
 
 
-def _unfenced(text: str) -> str:
+def _without_fence_mark(text: str) -> str:
     """Return the text with the formatter's sign for what it must not wrap (a line of a backspace
     before the paragraph) in the place of fences."""
     lines = []

@@ -119,18 +119,18 @@ def whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | 
     try:
         return parse_payload(text, "standard input")
     except WrongUsage:
-        if any(line.payload is not None for line in parse_lines(_numbered(text))):
+        if any(line.payload is not None for line in parse_lines(_numbered_lines(text))):
             return None
         raise
 
 
-def _numbered(text: str) -> list[tuple[int, str]]:
+def _numbered_lines(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.split("\n"), start=1))
 
 
 def numbered_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
     """Return what was read and the rest, as numbered lines."""
-    return _numbered("\n".join([line for _, line in first] + [rest]))
+    return _numbered_lines("\n".join([line for _, line in first] + [rest]))
 
 
 def _kind(value: object) -> str:

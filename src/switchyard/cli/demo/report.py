@@ -67,7 +67,7 @@ def print_summary(story: DemoRun) -> None:
         screen.print(f"\nSearch for “{cell(story.query)}”:")
         for hit in story.hits:
             screen.print(f"  {hit.score:.2f}  [bold]{cell(hit.title)}[/], page {hit.page}")
-            echo(f"        {_shortened(hit.snippet, min(screen.width, 120) - 8)}")
+            echo(f"        {_shorten(hit.snippet, min(screen.width, 120) - 8)}")
     screen.print()
 
 
@@ -148,6 +148,6 @@ def _lost(story: DemoRun) -> int:
     return sum(number for state, number in story.states.items() if state not in ENDED)
 
 
-def _shortened(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

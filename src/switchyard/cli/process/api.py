@@ -102,7 +102,7 @@ def _run_several(settings: Settings, processes: int) -> None:
     first = os.getpid()
     sockets = Path(tempfile.mkdtemp(prefix="switchyard-api-"))
     try:
-        with _listening(settings) as listening:
+        with _listen(settings) as listening:
             child = fork_children(processes, listening.close)
             _run(settings, SharedPort(listening, sockets, child))
     finally:
@@ -110,7 +110,7 @@ def _run_several(settings: Settings, processes: int) -> None:
             shutil.rmtree(sockets, ignore_errors=True)
 
 
-def _listening(settings: Settings) -> socket.socket:
+def _listen(settings: Settings) -> socket.socket:
     """Raises CommandFailed."""
     family = socket.AF_INET6 if ":" in settings.api_host else socket.AF_INET
     try:
@@ -118,10 +118,10 @@ def _listening(settings: Settings) -> socket.socket:
             (settings.api_host, settings.api_port), family=family, backlog=BACKLOG
         )
     except OSError as error:
-        raise _taken(settings) from error
+        raise _port_taken_error(settings) from error
 
 
-def _taken(settings: Settings) -> CommandFailed:
+def _port_taken_error(settings: Settings) -> CommandFailed:
     return CommandFailed(
         f"can't listen on {settings.api_host}:{settings.api_port}: is something else there?"
     )
@@ -147,4 +147,4 @@ async def _serve(settings: Settings, own: SharedPort | None) -> None:
             f"can't use JOBS_API_TLS_CERT ({settings.api_tls_cert}) with JOBS_API_TLS_KEY: {error}"
         ) from error
     except SystemExit as error:
-        raise _taken(settings) from error
+        raise _port_taken_error(settings) from error

@@ -95,7 +95,7 @@ class Reloader:
         changes = 0
         while not self.stops:
             self._woken.wait(POLL_INTERVAL)
-            if (code := self._ended()) is not None and not self.stops:
+            if (code := self._new_exit_code()) is not None and not self.stops:
                 if not changes:
                     return code
                 say(f"reload: the worker has ended (exit code {code}); waiting for a change")
@@ -119,7 +119,7 @@ class Reloader:
         # A session of its own: Ctrl-C is for this process, which passes it on once.
         self.worker = subprocess.Popen([*JOBCTL, *self.arguments], start_new_session=True)
 
-    def _ended(self) -> int | None:
+    def _new_exit_code(self) -> int | None:
         """Return the exit code of a worker that has just ended by itself."""
         if self.worker is None or (code := self.worker.poll()) is None:
             return None

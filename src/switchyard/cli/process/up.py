@@ -362,13 +362,15 @@ def write_env(system: System, directory: Path) -> Path:
     """Write the file that another terminal reads to mean the same system; only its owner can."""
     from switchyard.cli.system.rabbitmq_config import write_private
 
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in _exported(system).items()]
+    lines = [
+        f"export {name}={shlex.quote(value)}" for name, value in _exported_variables(system).items()
+    ]
     env_file = directory / "env"
     write_private(env_file, "\n".join(lines) + "\n")
     return env_file
 
 
-def _exported(system: System) -> dict[str, str]:
+def _exported_variables(system: System) -> dict[str, str]:
     """Return, by variable, what another terminal needs to use the same system: addresses, and what
     commands there depend on, such as prices, budgets, servers and limits."""
     from switchyard.cli.system.local_system import variable

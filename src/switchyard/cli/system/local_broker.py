@@ -50,7 +50,7 @@ class FoundBroker:
     """Where it is a process of ours."""
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do what there is to do while a broker starts."""
 
 
@@ -61,7 +61,7 @@ def any_broker(
     tell: Tell,
     *,
     keeps: bool = False,
-    meanwhile: Callable[[], None] = _nothing,
+    meanwhile: Callable[[], None] = _do_nothing,
 ) -> Iterator[FoundBroker]:
     """Find or start the first available broker, in the order above; what was started ends with the
     context.
@@ -76,7 +76,7 @@ def any_broker(
         return
     if _listens():
         meanwhile()
-        meanwhile = _nothing
+        meanwhile = _do_nothing
         if asyncio.run(_on_localhost()):
             management = "http://guest:guest@localhost:15672"
             yield FoundBroker("the broker on localhost:5672", LOCALHOST_URL, management, False)

@@ -72,7 +72,7 @@ def migrate(
     require_broker(settings)
     target = _target_topology(settings, to, include)
     run(require_ours(settings))
-    steps = run(_planned(settings, target))
+    steps = run(_plan_steps(settings, target))
     if dry_run or not steps:
         if as_json:
             print_json([_row(step) for step in steps])
@@ -89,7 +89,7 @@ def migrate(
         confirm(f"Remake {pluralize(len(steps), 'queue')}?", abort=True)
     stop_by_interrupt()
     try:
-        ended = run(_migrated(settings, target, steps, seconds, quiet=as_json))
+        ended = run(_run_steps(settings, target, steps, seconds, quiet=as_json))
     except KeyboardInterrupt:
         say("Broken off, and nothing is lost. Run it again: it goes on from here.")
         raise
@@ -138,7 +138,7 @@ def _target_topology(
     return build(to, routes, retry_delays=settings.retry_delays)
 
 
-async def _planned(settings: Settings, target: Topology) -> list[Step]:
+async def _plan_steps(settings: Settings, target: Topology) -> list[Step]:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import plan
 
@@ -146,7 +146,7 @@ async def _planned(settings: Settings, target: Topology) -> list[Step]:
         return await plan(client, target)
 
 
-async def _migrated(
+async def _run_steps(
     settings: Settings, target: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
 ) -> list[Migrated]:
     from switchyard.broker.management.client import ManagementClient

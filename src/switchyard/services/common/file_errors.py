@@ -10,15 +10,15 @@ STANDARD_INPUT = "-"
 def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
     """Say in a line why a file can't be read, and what to do."""
     name = "standard input" if str(path) == STANDARD_INPUT else repr(str(path))
-    return f"can't read {name}: {_reading(Path(path), error)}"
+    return f"can't read {name}: {_read_error(Path(path), error)}"
 
 
 def unwritable(path: str | Path, error: OSError) -> str:
     """Say in a line why a file can't be written, and what to do."""
-    return f"can't write {str(path)!r}: {_writing(Path(path), error)}"
+    return f"can't write {str(path)!r}: {_write_error(Path(path), error)}"
 
 
-def _reading(path: Path, error: OSError | UnicodeDecodeError) -> str:
+def _read_error(path: Path, error: OSError | UnicodeDecodeError) -> str:
     match error:
         case FileNotFoundError():
             return f"there is no such file{looked_for_in(path)}"
@@ -30,7 +30,7 @@ def _reading(path: Path, error: OSError | UnicodeDecodeError) -> str:
             return _anyhow(error)
 
 
-def _writing(path: Path, error: OSError) -> str:
+def _write_error(path: Path, error: OSError) -> str:
     match error:
         case FileNotFoundError():
             return f"there is no folder {str(path.parent)!r}: make it first{looked_for_in(path)}"

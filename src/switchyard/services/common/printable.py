@@ -29,13 +29,13 @@ _LINE = re.compile(f"[{_STEERING}\t\n]")
 def printable(text: str) -> str:
     r"""Return the text with steering characters as `\x1b` or `\u202e`; its line breaks and tabs
     stay."""
-    return text if text.isascii() and text.isprintable() else _TEXT.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else _TEXT.sub(_escape, text)
 
 
 def printable_line(text: str) -> str:
     """Return the text in one line, without steering characters: nothing in it can look like the
     next line."""
-    return text if text.isascii() and text.isprintable() else _LINE.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else _LINE.sub(_escape, text)
 
 
 def quoted_answer(answer: object) -> str:
@@ -87,6 +87,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

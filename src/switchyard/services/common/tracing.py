@@ -94,7 +94,7 @@ class _OpenSpan:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, **attributes: Value | None) -> None:
-        for name, value in _bounded(attributes).items():
+        for name, value in _bound_attributes(attributes).items():
             self.span.set_attribute(name, value)
 
     def failed(self, kind: str) -> None:
@@ -192,7 +192,7 @@ def _begun(
             name[:MAX_VALUE_LENGTH],
             context=_context_of(parent),
             kind=SpanKind[kind.upper()],
-            attributes=_bounded(attributes),
+            attributes=_bound_attributes(attributes),
             start_time=None if began is None else int(began * 1e9),
         )
     )
@@ -217,7 +217,7 @@ def _context_of(parent: str | None) -> Any:
     return TraceContextTextMapPropagator().extract({"traceparent": parent}, context=Context())
 
 
-def _bounded(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+def _bound_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     return {
         name.replace("__", "."): value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value
         for name, value in attributes.items()

@@ -344,28 +344,28 @@ class _EventReader:
                 if not tool_input:
                     self._without_arguments.add(place)
                 arguments = json.dumps(tool_input, ensure_ascii=False) if tool_input else ""
-                yield self._calling(place, _call(block, arguments))
+                yield self._tool_call_chunk(place, _call(block, arguments))
             case {"type": "content_block_start", "content_block": dict() as block}:
-                yield from _said(block.get("type"), block)
+                yield from _content_chunks(block.get("type"), block)
             case {"type": "content_block_delta", "delta": {"partial_json": str(more)}}:
                 if more and place in self._calls:
                     self._without_arguments.discard(place)
-                    yield self._calling(place, {"function": {"arguments": more}})
+                    yield self._tool_call_chunk(place, {"function": {"arguments": more}})
             case {"type": "content_block_delta", "delta": dict() as delta}:
-                yield from _said(str(delta.get("type")).removesuffix("_delta"), delta)
+                yield from _content_chunks(str(delta.get("type")).removesuffix("_delta"), delta)
             case {"type": "content_block_stop"} if place in self._without_arguments:
                 self._without_arguments.discard(place)
-                yield self._calling(place, {"function": {"arguments": "{}"}})
+                yield self._tool_call_chunk(place, {"function": {"arguments": "{}"}})
             case {"type": "message_delta", "delta": dict() as delta}:
                 self._usage |= _counts(event.get("usage"))
                 reason = _finish_reason(delta.get("stop_reason"))
                 yield _envelope({}, [_choice({}, reason)], self._usage)
 
-    def _calling(self, place: Any, call: Mapping[str, Any]) -> dict[str, Any]:
+    def _tool_call_chunk(self, place: Any, call: Mapping[str, Any]) -> dict[str, Any]:
         return {"choices": [_choice({"tool_calls": [{"index": self._calls[place], **call}]})]}
 
 
-def _said(kind: Any, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _content_chunks(kind: Any, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the chunk of a piece of text or of reasoning; there may be others: signatures, …"""
     if kind == "text" and _text(block, kind):
         yield {"choices": [_choice({"content": _text(block, kind)})]}

@@ -83,13 +83,13 @@ class BatchApi:
 
     async def find_created(self, ours: str) -> RemoteBatch | None:
         """Find the batch that has our id in its metadata."""
-        async for each in self._listed("/batches", {}):
+        async for each in self._list_entries("/batches", {}):
             marks = field_of(each, "metadata")
             if isinstance(marks, Mapping) and marks.get(METADATA_KEY) == ours:
                 return RemoteBatch.from_response(each)
         return None
 
-    async def _listed(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
+    async def _list_entries(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
         """Yield the entries of a listing, newest first as these servers have it, up to
         MAX_LISTED_PAGES pages."""
         after: dict[str, str] = {}
@@ -127,7 +127,7 @@ class BatchApi:
         """List the files with a batch's questions that were uploaded before."""
         return [
             file_id
-            async for each in self._listed("/files", {"purpose": "batch"})
+            async for each in self._list_entries("/files", {"purpose": "batch"})
             if field_of(each, "filename") == _upload_name(ours)
             and (file_id := _checked_id(each, "id"))
         ]

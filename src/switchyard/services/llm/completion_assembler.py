@@ -56,7 +56,7 @@ class CompletionAssembler:
         for choice in _objects(completion.get("choices")):
             assembled = self._choice(choice)
             if isinstance(choice.get("message"), dict):
-                assembled["message"] = self._kept(choice["message"], MAX_DEPTH)
+                assembled["message"] = self._copy_counted(choice["message"], MAX_DEPTH)
             self._add_choice_fields(assembled, choice)
 
     def completion(self, finish: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class CompletionAssembler:
     def _add_fields(self, chunk: dict[str, Any]) -> None:
         for name in _TOP_LEVEL:
             if chunk.get(name) is not None:
-                self._fields[name] = self._kept(chunk[name], MAX_DEPTH)
+                self._fields[name] = self._copy_counted(chunk[name], MAX_DEPTH)
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         index = choice.get("index")
@@ -95,7 +95,7 @@ class CompletionAssembler:
             if name == "logprobs" and isinstance(value, dict):
                 self._join(assembled.setdefault("logprobs", {}), value, MAX_DEPTH)
             else:
-                assembled[name] = self._kept(value, MAX_DEPTH)
+                assembled[name] = self._copy_counted(value, MAX_DEPTH)
 
     def _join(self, assembled: dict[str, Any], more: dict[str, Any], levels: int) -> None:
         """Add the fields of a piece to those that came before it."""
@@ -110,13 +110,13 @@ class CompletionAssembler:
                     self._count(len(value))
                     assembled[name] = before + value
                 elif value:
-                    assembled[name] = self._kept(value, levels)
+                    assembled[name] = self._copy_counted(value, levels)
             elif isinstance(before, dict) and isinstance(value, dict):
                 self._join(before, value, levels - 1)
             elif isinstance(before, list) and isinstance(value, list):
                 self._join_lists(before, value, levels - 1)
             else:
-                assembled[name] = self._kept(value, levels)
+                assembled[name] = self._copy_counted(value, levels)
 
     def _join_lists(self, assembled: list[Any], more: list[Any], levels: int) -> None:
         for part in more:
@@ -126,20 +126,20 @@ class CompletionAssembler:
                 None,
             )
             if index is None or before is None or _is_next_call(before, part):
-                assembled.append(self._kept(part, levels))
+                assembled.append(self._copy_counted(part, levels))
             else:
                 self._join(before, part, levels)
 
-    def _kept(self, value: Any, levels: int) -> Any:
+    def _copy_counted(self, value: Any, levels: int) -> Any:
         """Return a copy, counted."""
         if levels == 0:
             raise ValueError("a chunk has too many levels")
         if isinstance(value, dict):
             self._count(len(value) * 4)
-            return {name: self._kept(each, levels - 1) for name, each in value.items()}
+            return {name: self._copy_counted(each, levels - 1) for name, each in value.items()}
         if isinstance(value, list):
             self._count(len(value))
-            return [self._kept(each, levels - 1) for each in value]
+            return [self._copy_counted(each, levels - 1) for each in value]
         self._count(len(value) if isinstance(value, str) else 1)
         return value
 

@@ -287,7 +287,7 @@ class LlmGate:
         usable = [each for each in self._servers if each.name not in without]
         for _, group in groupby(usable, key=lambda each: each.order):
             full: SlotsFull | None = None
-            for server in self._shuffled(group):
+            for server in self._shuffle(group):
                 slot = f"{self._holder}/{next(self._numbers)}"
                 bounds = self._bounds[server.name]
                 reserved = reservation(server)
@@ -326,7 +326,7 @@ class LlmGate:
             return paused
         return replace(paused, reason=f"{server.name}: {paused.reason}")
 
-    def _shuffled(self, servers: Iterator[LlmServer]) -> list[LlmServer]:
+    def _shuffle(self, servers: Iterator[LlmServer]) -> list[LlmServer]:
         # Efraimidis and Spirakis: a weighted order without repetition.
         return sorted(servers, key=lambda each: -(self._dice.random() ** (1 / each.weight)))
 

@@ -48,7 +48,7 @@ async def answer_request(
     when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
     """
     left = _time_left(ctx, timeout)
-    with _expiring(ctx):
+    with _raise_expired(ctx):
         async with model_client_of(ctx) as client:
             return await _ask_with_repair(
                 client, request, ctx, left, batch=batch and may_batch(ctx)
@@ -65,7 +65,7 @@ async def answer_whole(
     """Return the result of a job that asks another endpoint than that of chats: the server's
     answer as `completion`. Raises as `answer_request`."""
     left = _time_left(ctx, timeout)
-    with _expiring(ctx):
+    with _raise_expired(ctx):
         async with _client_for(ctx, request.model, endpoint) as client:
             answer, reused = await client.answer(
                 request.body(),
@@ -95,7 +95,7 @@ def _client_for(
 
 
 @contextmanager
-def _expiring(ctx: JobContext) -> Iterator[None]:
+def _raise_expired(ctx: JobContext) -> Iterator[None]:
     """Raise Expired for a job that can't be tried again before its time is over."""
     try:
         yield

@@ -100,7 +100,7 @@ class ModelClient:
         self._hedges = hedges
         self._collector = collector
 
-    def _serving(
+    def _servers_for(
         self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
     ) -> list[LlmServer]:
         """Return the servers that have a model, and whose API can be asked for that. Raises
@@ -125,7 +125,7 @@ class ModelClient:
     ) -> dict[str, Any]:
         """Return what an answer depends on: the chat, and address and model of the servers that
         are asked while nothing is wrong."""
-        serving = self._serving(chat, model, endpoint)
+        serving = self._servers_for(chat, model, endpoint)
         first = min(each.order for each in serving)
         servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
         question: dict[str, Any] = {"servers": servers, "asked": chat}
@@ -235,7 +235,7 @@ class ModelClient:
         InvalidLlmResponse (try again later; `counts` says whether that is an attempt), LlmRefused,
         NoBudget, and LedgerError."""
         deadline = time.monotonic() + timeout
-        serving = {each.name for each in self._serving(chat, model, endpoint)}
+        serving = {each.name for each in self._servers_for(chat, model, endpoint)}
         tried = set(self._clients) - serving
         last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         declined: LlmDeclined | None = None

@@ -61,7 +61,7 @@ async def probe_server(server: LlmServer, timeout: float) -> ServerProbe:
 
 
 async def _probe_text(server: LlmServer, timeout: float, probe: ServerProbe) -> None:
-    question = LlmQuestion(_asking("Write one sentence about the tide."), MAX_TOKENS, 0.0)
+    question = LlmQuestion(_user_message("Write one sentence about the tide."), MAX_TOKENS, 0.0)
     async with ServerClient.connect(server, timeout) as client:
         response = await client.ask(question.request_body(), timeout=timeout)
         parameters = client.parameters
@@ -81,7 +81,7 @@ async def _probe_schema(server: LlmServer, timeout: float) -> str | None:
     """Return why answers do not fit a schema that is told in the form of `server`; None where they
     do."""
     text = "Is a tide a movement of the sea, and how many grams of salt has a litre of sea water?"
-    question = LlmQuestion(_asking(text), MAX_TOKENS, 0.0, _SCHEMA)
+    question = LlmQuestion(_user_message(text), MAX_TOKENS, 0.0, _SCHEMA)
     try:
         async with ServerClient.connect(server, timeout) as client:
             response = await client.ask(question.request_body(), timeout=timeout)
@@ -107,7 +107,7 @@ async def _probe_picture(server: LlmServer, timeout: float) -> str:
     return "seen" if "red" in answer.lower() else f"not seen: a red one is {json.dumps(answer)}"
 
 
-def _asking(text: str) -> tuple[dict[str, str], ...]:
+def _user_message(text: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": text},)
 
 

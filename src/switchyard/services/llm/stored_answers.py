@@ -102,7 +102,7 @@ class StoredAnswers:
             stored_answer = await self._find_or_claim(key, left)
             if stored_answer is not None:
                 return stored_answer, True
-            async with self._claimed(key):
+            async with self._hold_claim(key):
                 answer = await ask(max(0.1, deadline - time.monotonic()))
                 return await self._store_or_hold(key, question, answer), False
 
@@ -162,7 +162,7 @@ class StoredAnswers:
             pause = min(pause * 1.5, LAST_LOOK)
 
     @asynccontextmanager
-    async def _claimed(self, key: str) -> AsyncIterator[None]:
+    async def _hold_claim(self, key: str) -> AsyncIterator[None]:
         """Hold the claim, and give it up where there is no answer."""
         repository = self._repository
         if repository is None:

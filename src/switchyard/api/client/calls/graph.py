@@ -35,7 +35,7 @@ def neighbours_page(
     cursor: str | None = None,
 ) -> Call[graph_models.NeighbourList]:
     """Return a page of the neighbours of a node."""
-    query = _followed(kinds, direction) | {"limit": limit, "cursor": cursor}
+    query = _edge_query(kinds, direction) | {"limit": limit, "cursor": cursor}
     return get("/graph/neighbours", graph_models.NeighbourList, node=node, **query)
 
 
@@ -49,7 +49,7 @@ def neighbourhood(
     limit: int | None = None,
 ) -> Call[graph_models.NeighbourhoodView]:
     """Return the part of the graph around a node."""
-    query = _followed(kinds, direction) | {"depth": depth, "limit": limit}
+    query = _edge_query(kinds, direction) | {"depth": depth, "limit": limit}
     return get("/graph/neighbourhood", graph_models.NeighbourhoodView, node=node, **query)
 
 
@@ -64,7 +64,7 @@ def graph_paths(
     limit: int | None = None,
 ) -> Call[graph_models.PathsView]:
     """Return the shortest paths from one node to another."""
-    query = _followed(kinds, direction) | {"longest": longest, "limit": limit}
+    query = _edge_query(kinds, direction) | {"longest": longest, "limit": limit}
     return get("/graph/paths", graph_models.PathsView, **{"from": start, "to": end}, **query)
 
 
@@ -101,7 +101,7 @@ def most_cited_page(
     )
 
 
-def _followed(kinds: Sequence[Kind], direction: Way | None) -> dict[str, Any]:
+def _edge_query(kinds: Sequence[Kind], direction: Way | None) -> dict[str, Any]:
     return {
         "kind": [str(each) for each in kinds] or None,
         "direction": None if direction is None else str(direction),

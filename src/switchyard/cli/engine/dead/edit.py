@@ -88,7 +88,7 @@ async def _edit(
         await bring_up_to_date(settings, ledger, registry)
         letter_id = await full_letter_id(ledger, letter_id)
         letter = await ledger.dead_letters.require_dead(letter_id)
-        payload = _edited(letter, registry, yes=yes)
+        payload = _edit_payload(letter, registry, yes=yes)
         if payload is None:
             say("nothing was changed")
             return
@@ -103,7 +103,7 @@ async def _edit(
         await begin(settings, registry, ledger, spec, why="edited", as_json=as_json)
 
 
-def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] | None:
+def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] | None:
     """Return the new payload; None when it is as before. Raises CommandFailed, InvalidRedrive."""
     from switchyard.services.engine.dead.changes import (
         Change,

@@ -76,7 +76,7 @@ def export(
 
     async def work() -> int:
         count, registry = 0, load_registry(settings)
-        async with open_ledger(settings, registry) as ledger, _writing(file) as output:
+        async with open_ledger(settings, registry) as ledger, _open_output(file) as output:
             await bring_up_to_date(settings, ledger, registry)
             await require_group(ledger, which)
             full = await with_full_ids(ledger, which)
@@ -90,7 +90,7 @@ def export(
 
 
 @asynccontextmanager
-async def _writing(file: str) -> AsyncIterator[TextIO]:
+async def _open_output(file: str) -> AsyncIterator[TextIO]:
     """Open the output, under its name only when it is whole."""
     if file == "-":
         yield sys.stdout

@@ -39,7 +39,7 @@ def republish(
     known_lane(lane)
     quiet_logs()
     settings = load_settings()
-    number = run(_waiting(settings, lane))
+    number = run(_count_waiting(settings, lane))
     if not number:
         say("No job waits in a queue by the ledger: nothing to publish again.")
         return
@@ -50,7 +50,7 @@ def republish(
     echo(f"{pluralize(done, 'job is', 'jobs are')} published again by the scheduler")
 
 
-async def _waiting(settings: Settings, lane: str | None) -> int:
+async def _count_waiting(settings: Settings, lane: str | None) -> int:
     from switchyard.services.engine.records.states import IN_QUEUES
 
     async with open_ledger(settings) as ledger:

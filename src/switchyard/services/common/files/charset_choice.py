@@ -108,7 +108,7 @@ def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Char
             return WINDOWS_1252
         if own:
             return own[0]
-    best = max(map(Charset, _USUAL), key=lambda each: max(fits[each], _preferred(each, western)))
+    best = max(map(Charset, _USUAL), key=lambda each: max(fits[each], _preference(each, western)))
     for charset in own:
         if fits[charset] >= fits[best] - _BELIEVED:
             return charset
@@ -117,7 +117,7 @@ def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Char
     return named[0] if named else None
 
 
-def _preferred(charset: Charset, fit: float) -> float:
+def _preference(charset: Charset, fit: float) -> float:
     return fit + _WESTERN_BONUS if charset == WINDOWS_1252 else -1.0
 
 
@@ -236,11 +236,11 @@ class _Transcoder:
 
     def add(self, part: bytes, final: bool) -> bytes:
         """Return what is known of the file, in UTF-8. Raises UnicodeDecodeError."""
-        encoded = self._given(part, final)
+        encoded = self._encode_part(part, final)
         self.has_given = self.has_given or bool(encoded)
         return encoded
 
-    def _given(self, part: bytes, final: bool) -> bytes:
+    def _encode_part(self, part: bytes, final: bool) -> bytes:
         if not self._is_decided:
             self._held += part
             if not self._is_begun:
@@ -256,8 +256,8 @@ class _Transcoder:
                     return before
                 self._decide()
             part, self._held = self._held, b""
-            return before + self._decoded(part, final)
-        return self._decoded(part, final)
+            return before + self._decode_part(part, final)
+        return self._decode_part(part, final)
 
     def _begin(self) -> None:
         self._is_begun = True
@@ -273,5 +273,5 @@ class _Transcoder:
         if charset not in (None, UTF_8):
             self._decoder = charset.decoder("strict")
 
-    def _decoded(self, part: bytes, final: bool) -> bytes:
+    def _decode_part(self, part: bytes, final: bool) -> bytes:
         return part if self._decoder is None else self._decoder(part, final).encode()

@@ -259,7 +259,7 @@ def _table(name: str) -> str:
     return "".join(chars)
 
 
-def _mended(error: UnicodeError) -> tuple[str, int] | None:
+def _replace_missing(error: UnicodeError) -> tuple[str, int] | None:
     """Return what browsers read where Python's multi-byte codecs have no character."""
     if not isinstance(error, UnicodeDecodeError):
         return None
@@ -279,11 +279,11 @@ def _mended(error: UnicodeError) -> tuple[str, int] | None:
 
 
 def _mend_or_replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    return _mended(error) or codecs.replace_errors(error)
+    return _replace_missing(error) or codecs.replace_errors(error)
 
 
 def _mend_or_raise(error: UnicodeError) -> tuple[str | bytes, int]:
-    return _mended(error) or codecs.strict_errors(error)
+    return _replace_missing(error) or codecs.strict_errors(error)
 
 
 codecs.register_error("browsers.replace", _mend_or_replace)

@@ -112,7 +112,7 @@ class FileDirectory:
             status = (self.root / key).stat()
         if not S_ISREG(status.st_mode):
             raise FileNotFoundError(key)
-        return _stored(key, status)
+        return _stored_file(key, status)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another key, replacing what is there."""
@@ -145,7 +145,7 @@ class FileDirectory:
                         continue
                     with suppress(FileNotFoundError):
                         if S_ISREG((status := entry.stat()).st_mode):
-                            batch.append(_stored(key, status))
+                            batch.append(_stored_file(key, status))
                     if len(batch) >= MAX_BATCH_FILES:
                         yield batch
                         batch = []
@@ -161,7 +161,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _stored(key: str, status: os.stat_result) -> StoredFile:
+def _stored_file(key: str, status: os.stat_result) -> StoredFile:
     return StoredFile(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 
 

@@ -88,7 +88,7 @@ def is_public(address: Address) -> bool:
     """Tell whether an address is on the open internet: not of this machine, a private network, a
     link, a metadata service or a group, nor an IPv6 form of such an IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
-        inner = _embedded(address)
+        inner = _embedded_ipv4(address)
         if inner is not None:
             return is_public(inner)
         if address.is_site_local:
@@ -98,7 +98,7 @@ def is_public(address: Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
-def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address that a translator would make of an IPv6 address."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -219,7 +219,7 @@ async def fetching(
                         target = checked_url(header_of(response, b"location"), target)
                         continue
                     _check(response, max_bytes, bool(headers))
-                    parts = _limited(response, max_bytes)
+                    parts = _limited_body(response, max_bytes)
                     yield Fetched(str(target), response.status, _headers(response), parts)
                     return
             raise FetchMoved(str(target), max_redirects)
@@ -285,7 +285,7 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
         raise _too_large(max_bytes)
 
 
-async def _limited(response: httpcore.Response, max_bytes: int) -> AsyncIterator[bytes]:
+async def _limited_body(response: httpcore.Response, max_bytes: int) -> AsyncIterator[bytes]:
     size = 0
     async for part in response.aiter_stream():
         size += len(part)

@@ -99,7 +99,7 @@ class Storage:
         return (Storage, (self.url, self.prompt))
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Around every call of an object store. Raises StorageUnavailable where it does not answer,
         or refuses, and ExtraNotInstalled; FileNotFoundError is of a file, and never of the
         bucket."""
@@ -125,7 +125,9 @@ class Storage:
         except TimeoutError as error:
             raise StorageUnavailable(f"the file storage at {self.url} does not answer") from error
 
-    async def _written(self, writing: Awaitable[object], key: str, held: _WriteTimer) -> None:
+    async def _wait_for_write(
+        self, writing: Awaitable[object], key: str, held: _WriteTimer
+    ) -> None:
         """Wait for a write of any length. Where somebody waits and the store holds a part for long,
         it is asked for something small: whether it is slow or says nothing."""
         if not self._is_awaited:
@@ -169,7 +171,7 @@ class Storage:
                 directory.put(key, data)
                 return
             # One request, not a multipart upload: nothing is left behind when it is cut off.
-            with self._reached():
+            with self._translate_errors():
                 self._store.put(key, data, use_multipart=False)
 
     async def put_async(self, key: str, data: bytes) -> None:
@@ -177,7 +179,7 @@ class Storage:
         if self._directory is not None:
             await asyncio.to_thread(self.put, key, data)
             return
-        with self._reached():
+        with self._translate_errors():
             await self._store.put_async(check_key(key), data, use_multipart=False)
 
     async def put_new_async(self, key: str, data: bytes) -> bool:
@@ -190,7 +192,7 @@ class Storage:
         with naming_extra():
             from obstore.exceptions import AlreadyExistsError
         try:
-            with self._reached():
+            with self._translate_errors():
                 await self._store.put_async(key, data, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return False
@@ -228,9 +230,9 @@ class Storage:
             with mapping_disk_full():
                 await _write_in_parts(directory, key, measured(), durable=durable)
         else:
-            with self._reached():
+            with self._translate_errors():
                 writing = self._store.put_async(key, measured(), max_concurrency=PARTS_AT_ONCE)
-                await self._written(writing, key, held)
+                await self._wait_for_write(writing, key, held)
         return Received(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
@@ -239,7 +241,7 @@ class Storage:
         try:
             if (directory := self._directory) is not None:
                 return directory.get(key)
-            with self._reached():
+            with self._translate_errors():
                 return bytes(self._store.get(key).bytes())
         except FileNotFoundError as error:
             _not_stored(key, error)
@@ -250,7 +252,7 @@ class Storage:
         try:
             if (directory := self._directory) is not None:
                 return await asyncio.to_thread(directory.get, key, max_bytes)
-            with self._reached():
+            with self._translate_errors():
                 async with self._promptly():
                     answer = await self._store.get_async(key)
                     if max_bytes is not None and (size := answer.meta["size"]) > max_bytes:
@@ -271,7 +273,7 @@ class Storage:
             stored = await self.stat_async(key)
             if stored is not None and 0 < stored.size <= start:
                 return  # stores refuse a range that is empty
-            with self._reached():
+            with self._translate_errors():
                 answer = await self._store.get_async(
                     key, options={"range": {"offset": start}} if start else {}
                 )
@@ -286,7 +288,7 @@ class Storage:
         try:
             if (directory := self._directory) is not None:
                 return await asyncio.to_thread(directory.stat, key)
-            with self._reached():
+            with self._translate_errors():
                 async with self._promptly():
                     meta = await self._store.head_async(key)
         except FileNotFoundError:
@@ -307,7 +309,7 @@ class Storage:
                 with mapping_disk_full():
                     await asyncio.to_thread(directory.rename, source, target)
                 return
-            with self._reached():
+            with self._translate_errors():
                 await self._store.rename_async(source, target)
         except FileNotFoundError as error:
             _not_stored(source, error)
@@ -320,7 +322,7 @@ class Storage:
             if (directory := self._directory) is not None:
                 directory.delete(key)
                 return
-            with self._reached():
+            with self._translate_errors():
                 self._store.delete(key)
 
     async def delete_async(self, key: str) -> None:
@@ -329,7 +331,7 @@ class Storage:
             await asyncio.to_thread(self.delete, key)
             return
         check_key(key)
-        with suppress(FileNotFoundError), self._reached():
+        with suppress(FileNotFoundError), self._translate_errors():
             async with self._promptly():
                 await self._store.delete_async(key)
 
@@ -345,11 +347,11 @@ class Storage:
                 for file in files:
                     yield file
             return
-        with self._reached():
+        with self._translate_errors():
             batches = aiter(self._store.list(prefix=below))
         while True:
             try:
-                with self._reached():
+                with self._translate_errors():
                     async with self._promptly():
                         batch = await anext(batches)
             except StopAsyncIteration:

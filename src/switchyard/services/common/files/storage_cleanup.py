@@ -106,7 +106,7 @@ async def clean(storage: Storage, references: FileReferences, expiry: Expiry) ->
         looked_at = references.clock.time()
         needed |= await references.names_needed(since=max(0.0, since - _OVERLAP))
         since = looked_at
-        referenced = await _listed(storage, batch)
+        referenced = await _listed_pictures(storage, batch)
         for stored in batch:
             if stored.key in referenced:
                 continue
@@ -136,7 +136,7 @@ async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[li
         yield batch
 
 
-async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
+async def _listed_pictures(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
     """Return those of the pictures that their document's list of figures names."""
     pictures: dict[str, set[str]] = {}
     for stored in batch:
@@ -159,7 +159,7 @@ def _is_needed(key: str, needed: set[str]) -> bool:
 def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
     number = 0
     oldest = now - expiry.by_products * _HOUR
-    for path in _unfinished(storage.url):
+    for path in _unfinished_files(storage.url):
         try:
             if path.stat().st_mtime < oldest:
                 path.unlink()
@@ -169,7 +169,7 @@ def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
     return number
 
 
-def _unfinished(url: str) -> Iterator[Path]:
+def _unfinished_files(url: str) -> Iterator[Path]:
     root = directory_of(url)
     if root is None:
         return

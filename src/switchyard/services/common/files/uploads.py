@@ -67,7 +67,7 @@ async def receive(
     try:
         received = await storage.put_stream_async(
             key,
-            _sniffed(as_utf8(parts, lambda head: charset_to_read(head, charset())), filename),
+            _sniff(as_utf8(parts, lambda head: charset_to_read(head, charset())), filename),
             max_bytes=max_bytes,
         )
     except UnicodeDecodeError as error:
@@ -79,7 +79,7 @@ async def receive(
     return Upload(key, received.size, received.sha256)
 
 
-async def _sniffed(
+async def _sniff(
     parts: AsyncIterable[bytes], filename: Callable[[], str | None]
 ) -> AsyncIterator[bytes]:
     """Yield the same parts, the first of them long enough to be checked."""

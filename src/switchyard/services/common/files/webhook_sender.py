@@ -51,7 +51,7 @@ async def post(
                 extensions={"timeout": timeouts},
             ) as response,
         ):
-            return _taken(response)
+            return _check_status(response)
     except TimeoutError as error:
         if not limit.expired():
             raise
@@ -60,7 +60,7 @@ async def post(
         raise FetchFailed(f"{target.host}: {type(error).__name__}") from error
 
 
-def _taken(response: httpcore.Response) -> int:
+def _check_status(response: httpcore.Response) -> int:
     status = response.status
     if status in _TAKEN:
         return status

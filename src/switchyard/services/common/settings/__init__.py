@@ -55,10 +55,12 @@ class Settings(
             chain = [each for each in names if each in self.model_fields_set or each not in FITTED]
             for less, more in pairwise(chain):
                 if getattr(self, less) > getattr(self, more):
-                    raise ValueError(f"{self._shown(less)} is more than {self._shown(more)}")
+                    raise ValueError(
+                        f"{self._variable_name(less)} is more than {self._variable_name(more)}"
+                    )
         return self
 
-    def _shown(self, name: str) -> str:
+    def _variable_name(self, name: str) -> str:
         default = "" if name in self.model_fields_set else ", its default"
         return f"JOBS_{name.upper()} ({getattr(self, name):g}{default})"
 

@@ -402,7 +402,7 @@ class RerunRun(ActionRun):
                 if record is None:
                     self.skip(job_id, "it was removed meanwhile")
                 else:
-                    prepared[job_id] = await self._prepared(record, new_id)
+                    prepared[job_id] = await self._prepare(record, new_id)
             except _NOT_RERUN as error:
                 self.skip(job_id, f"not rerun: {error}")
         while prepared:
@@ -426,7 +426,7 @@ class RerunRun(ActionRun):
             self.session.fail_lost()
         self.count_done(len(done.keys() - set(noted)))
 
-    async def _prepared(self, record: JobRecord, new_id: str) -> NewJob:
+    async def _prepare(self, record: JobRecord, new_id: str) -> NewJob:
         """Make the new job. Raises one of _NOT_RERUN."""
         if record.joins:
             raise InvalidJob("it waited for other jobs: rerun the job that published those")

@@ -148,7 +148,7 @@ class JobTable:
             f"COPY (SELECT job.*, coalesce(tried.list, []) AS {ATTEMPT_LIST} FROM job "
             f"LEFT JOIN (SELECT job_id, list(struct_pack({fields}) ORDER BY place) AS list "
             "FROM attempt GROUP BY job_id) AS tried ON tried.job_id = job.id "
-            f"ORDER BY job.created_at, job.id) TO '{_quoted(path)}' "
+            f"ORDER BY job.created_at, job.id) TO '{_quote(path)}' "
             "(FORMAT parquet, COMPRESSION zstd)"
         )
 
@@ -196,7 +196,7 @@ def read_versions(path: Path) -> dict[str, JobVersion]:
     with duckdb.connect(config={"threads": "1", **NO_EXTENSIONS}) as connection:
         rows = connection.execute(
             "SELECT id, epoch_us(created_at), epoch_us(updated_at) "
-            f"FROM read_parquet('{_quoted(path)}')"
+            f"FROM read_parquet('{_quote(path)}')"
         ).fetchall()
     return {job_id: JobVersion(created, updated) for job_id, created, updated in rows}
 
@@ -204,7 +204,7 @@ def read_versions(path: Path) -> dict[str, JobVersion]:
 def parquet_source(paths: Iterable[Path], *, with_name: bool = False) -> str:
     """Return a FROM item of these files; with the column `filename`, if that is wanted. An older
     file may lack columns that newer ones have."""
-    path_list = ", ".join(f"'{_quoted(path)}'" for path in paths)
+    path_list = ", ".join(f"'{_quote(path)}'" for path in paths)
     name = ", filename = true" if with_name else ""
     return f"read_parquet([{path_list}], union_by_name = true{name})"
 
@@ -229,5 +229,5 @@ def hiding_secrets(registry: Registry) -> Callable[[str, str], str]:
     return hide
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     return str(path).replace("'", "''")

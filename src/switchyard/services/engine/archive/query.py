@@ -116,7 +116,7 @@ async def run_query(
             for file, path in zip(files, paths, strict=True)
             for job_id in await _in_ledger(file, path, ledger)
         ]
-        with _opened(folder, paths, current, hidden, archive_range) as connection:
+        with _open_database(folder, paths, current, hidden, archive_range) as connection:
             return await _fetch(connection, sql, limit, timeout)
 
 
@@ -172,7 +172,7 @@ async def _in_ledger(file: ArchiveFile, path: Path, ledger: Ledger) -> Iterable[
     return await ledger.archive.still_there(versions)
 
 
-def _opened(
+def _open_database(
     folder: Path,
     paths: Sequence[Path],
     current: Path | None,
@@ -227,7 +227,7 @@ async def _fetch(
 ) -> QueryAnswer:
     import duckdb
 
-    work = asyncio.create_task(asyncio.to_thread(_fetched, connection, sql, limit))
+    work = asyncio.create_task(asyncio.to_thread(_fetch_answer, connection, sql, limit))
     try:
         done, _ = await asyncio.wait((work,), timeout=timeout)
         if not done:
@@ -249,7 +249,7 @@ async def _fetch(
             await asyncio.wait((work,), timeout=0.1)
 
 
-def _fetched(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryAnswer:
+def _fetch_answer(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryAnswer:
     answer = connection.execute(sql)
     names: list[str] = []
     for name, *_ in answer.description or ():

@@ -149,7 +149,7 @@ class Gate:
         lane = {queue.name: queue for queue in _lane(snapshot, self._lane)}
         scales = {name: self._scale_of(queue, target) for name, queue in lane.items()}
         depths = {name: ceil(queue.waiting * scales[name]) for name, queue in lane.items()}
-        depths[self._queue] = await self._shared(depths[self._queue])
+        depths[self._queue] = await self._effective_depth(depths[self._queue])
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth, self._scale = depths[self._fullest], scales[self._fullest]
         if self._find_hindrance is not None:
@@ -159,7 +159,7 @@ class Gate:
     def _scale_of(self, queue: QueueDepth, target: QueueDepth) -> float:
         return 1.0 if self._high is not None else target.limit / max(1, queue.limit)
 
-    async def _shared(self, depth: int) -> int:
+    async def _effective_depth(self, depth: int) -> int:
         """Return the effective queue depth for this backfill: its waiting jobs divided by its share
         of the queue; the depth itself where it does not share the queue."""
         share = None if self._share is None else await self._share()

@@ -190,7 +190,7 @@ def read_archive(archive: Path, place: Callable[[str], Path | None]) -> Manifest
     then stays."""
     seen: dict[str, Member] = {}
     text = b""
-    with _opened(archive) as (tar, size):
+    with _open_archive(archive) as (tar, size):
         while (entry := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # it would keep them all
             name = _checked_name(entry, seen, size)
@@ -223,7 +223,7 @@ def read_archive(archive: Path, place: Callable[[str], Path | None]) -> Manifest
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
+def _open_archive(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
     """Open an archive: with its size in bytes. What tarfile makes of nonsense is InvalidBackup."""
     try:
         file = archive.open("rb")

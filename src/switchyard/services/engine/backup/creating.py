@@ -110,7 +110,7 @@ async def create_backup(settings: Settings, target: Path, definitions: str) -> C
         system = await ledger.system.system()
     archive = _archive_path(target, system.name)
     here, elsewhere = folders(settings)
-    with mapping_disk_full(), _staging(file.parent) as room, _linked(here) as links:
+    with mapping_disk_full(), _staging_folder(file.parent) as room, _link_files(here) as links:
         copy = room / LEDGER
         missing: list[str] | None = None
         for _ in range(MAX_TRIES):
@@ -118,7 +118,7 @@ async def create_backup(settings: Settings, target: Path, definitions: str) -> C
             await asyncio.to_thread(links.link)
             await asyncio.to_thread(_copy_ledger, file, copy)
             await asyncio.to_thread(links.link)
-            missing = await _missing(copy, links) if "files" in here else []
+            missing = await _missing_files(copy, links) if "files" in here else []
             if not missing or missing == before:
                 break
         facts = await asyncio.to_thread(read_facts, copy, thoroughly=False)
@@ -162,7 +162,7 @@ def _copy_ledger(source: Path, target: Path) -> None:
         ledger.backup(copy)  # in one step: it would begin anew whenever somebody has written
 
 
-async def _missing(copy: Path, links: _Links) -> list[str]:
+async def _missing_files(copy: Path, links: _Links) -> list[str]:
     """Return the stored files that waiting jobs and letters of a ledger name, and that were not
     linked."""
     async with await Ledger.open(f"sqlite+aiosqlite:///{copy}") as ledger:
@@ -240,7 +240,7 @@ def _link(source: Path, target: Path) -> bool:
 
 
 @contextmanager
-def _linked(here: dict[str, Path]) -> Iterator[_Links]:
+def _link_files(here: dict[str, Path]) -> Iterator[_Links]:
     places: dict[str, tuple[Path, Path]] = {}
     with _all_staging([root for root in here.values() if root.is_dir()]) as rooms:
         for name, root in here.items():
@@ -254,12 +254,12 @@ def _all_staging(roots: list[Path]) -> Iterator[dict[Path, Path]]:
     if not roots:
         yield {}
         return
-    with _staging(roots[0]) as first, _all_staging(roots[1:]) as others:
+    with _staging_folder(roots[0]) as first, _all_staging(roots[1:]) as others:
         yield {roots[0]: first, **others}
 
 
 @contextmanager
-def _staging(root: Path) -> Iterator[Path]:
+def _staging_folder(root: Path) -> Iterator[Path]:
     """Make a directory in another one, and remove it at the end, and those that were left there."""
     for old in root.glob(f"{STAGING}*"):
         if time.time() - old.stat().st_mtime > STAGING_KEPT:

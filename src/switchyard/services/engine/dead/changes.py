@@ -224,7 +224,7 @@ def altered(message: JobMessage, body: bytes, change: Change, job_type: str) -> 
     if change.merge is not None:
         values["payload"] = merged(values["payload"], change.merge)
     if change.jq is not None:
-        values["payload"] = _computed(change.jq, values["payload"])
+        values["payload"] = _compute(change.jq, values["payload"])
     for path, value in change.values.items():
         _assign(values, path.split("."), value)
     if change.priority is not None:
@@ -258,7 +258,7 @@ def _program(expression: str) -> JqProgram:
         raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
 
 
-def _computed(expression: str, payload: Any) -> dict[str, Any]:
+def _compute(expression: str, payload: Any) -> dict[str, Any]:
     program = _program(expression)
     try:
         results = program.results(payload)

@@ -62,7 +62,7 @@ async def indexed_in_turn(
         if not await _index_suffices(settings, ledger, count):
             yield None
             return
-        async with aclosing(_indexed(ledger, which, moment)) as letters:
+        async with aclosing(_open_indexed(ledger, which, moment)) as letters:
             yield letters
 
 
@@ -81,7 +81,7 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
     return letter_count + await ledger.redrives.count_leftovers() == dead.ready
 
 
-async def _indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
+async def _open_indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
     letter_filter = which.for_index("waiting", moment)
     # The group is the one that the index has, and people see.
     others = replace(which, group=None)

@@ -74,20 +74,20 @@ class JqProgram:
         Blocks for about APPLY_TIMEOUT at most. Raises ValueError, ExpressionStopped."""
         line = json.dumps(payload) + "\n"
         with self._turn:
-            answer = self._exchanged(line)
+            answer = self._exchange(line)
             if answer is None:  # it had just ended, with nothing to do
-                answer = self._exchanged(line)
+                answer = self._exchange(line)
         if answer is None:
-            raise self._stopped()
+            raise self._stopped_error()
         value = json.loads(answer)
         if "error" in value:
             raise ValueError(value["error"])
         results: list[Any] = value["results"]
         return results
 
-    def _exchanged(self, line: str) -> str | None:
+    def _exchange(self, line: str) -> str | None:
         """Return the process's answer; None where it ended by itself. Raises ExpressionStopped."""
-        process = self._running()
+        process = self._running_process()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = ""
@@ -101,9 +101,9 @@ class JqProgram:
             return answer
         if process.wait() == 0:
             return None
-        raise self._stopped()
+        raise self._stopped_error()
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running_process(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
             self._end()
             options = (APPLY_TIMEOUT, MAX_MEMORY, IDLE_TIMEOUT)
@@ -119,7 +119,7 @@ class JqProgram:
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
-    def _stopped(self) -> ExpressionStopped:
+    def _stopped_error(self) -> ExpressionStopped:
         ended = self._process.returncode if self._process is not None else None
         why = (
             f"took more than {APPLY_TIMEOUT:g} s for one payload"

@@ -72,7 +72,7 @@ class Limit:
     def _key(self, payload: BaseModel) -> str:
         if self.key is None:
             return ""
-        value = self._resolved(self.key, payload, "key")
+        value = self._resolve(self.key, payload, "key")
         text = "" if value is None else str(value)
         text = text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
         if len(text) > MAX_KEY:
@@ -82,12 +82,12 @@ class Limit:
     def _tokens(self, payload: BaseModel) -> int:
         if self.tokens is None:
             return -(-len(payload.model_dump_json()) // CHARACTERS_PER_TOKEN)
-        value = self._resolved(self.tokens, payload, "tokens")
+        value = self._resolve(self.tokens, payload, "tokens")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise LimitRefused(f"the tokens of the limit {self.name} are {value!r}, not a number")
         return int(min(value, 10**12))
 
-    def _resolved(self, by: str | Callable[[Any], Any], payload: BaseModel, what: str) -> Any:
+    def _resolve(self, by: str | Callable[[Any], Any], payload: BaseModel, what: str) -> Any:
         if isinstance(by, str):
             return getattr(payload, by)
         try:

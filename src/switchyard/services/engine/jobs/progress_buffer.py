@@ -75,7 +75,7 @@ class ProgressBuffer:
 
     def keep(self, data: Any) -> None:
         """Raises InvalidCheckpoint."""
-        encoded = _encoded(data)
+        encoded = _encode(data)
         with self._lock:
             self._checkpoint = encoded
             news, self._is_announced = not self._is_announced, True
@@ -88,7 +88,7 @@ class ProgressBuffer:
             self._is_announced = False
             if self._progress is None and self._checkpoint is None:
                 return None
-            pending = PendingProgress(_reported(self._progress), self._checkpoint)
+            pending = PendingProgress(_report_of(self._progress), self._checkpoint)
             self._progress = self._checkpoint = None
             return pending
 
@@ -101,7 +101,7 @@ class ProgressBuffer:
                 self._checkpoint = notes.checkpoint
 
 
-def _reported(report: tuple[float | None, str] | None) -> ReportedProgress | None:
+def _report_of(report: tuple[float | None, str] | None) -> ReportedProgress | None:
     return None if report is None else ReportedProgress(report[0], writable(report[1], MAX_NOTE))
 
 
@@ -116,7 +116,7 @@ def _share(fraction: float | None) -> float | None:
     return None if math.isnan(number) else min(max(number, 0.0), 1.0)
 
 
-def _encoded(data: Any) -> str:
+def _encode(data: Any) -> str:
     try:
         encoded = json.dumps(data, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -84,11 +84,11 @@ class RegisteredPayload(KeyMarkedPayload):
     def _validator(cls) -> Any:
         """Return the compiled schema. Raises UnknownJobType for one that can't be used."""
         if cls.validator is None:
-            cls.validator = _compiled(cls.record)
+            cls.validator = _compile_schema(cls.record)
         return cls.validator
 
 
-def _compiled(record: JobTypeRecord) -> Any:
+def _compile_schema(record: JobTypeRecord) -> Any:
     import jsonschema_rs
 
     try:

@@ -410,18 +410,18 @@ class Registry:
     def described(self, name: str) -> JobType:
         """Return a type that can be published here, whoever can run it. Raises UnknownJobType,
         naming those there are."""
-        job_type = self._known(name)
+        job_type = self._find(name)
         if job_type is None:
             raise self._unknown(name)
         return job_type
 
-    def _known(self, name: str) -> JobType | None:
+    def _find(self, name: str) -> JobType | None:
         return self._types.get(name) or self._registered.get(name)
 
     def secrets_of(self, name: str) -> SecretSchema | None:
         """Return the JSON Schema of a type's payload where it has secrets; None where it has none,
         or nobody knows the type."""
-        job_type = self._known(name)
+        job_type = self._find(name)
         return None if job_type is None else job_type.secrets
 
     def shown_payload(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def decide(
             return Succeeded(result, tuple(jobs), then, when_dead)
         case Snooze(after, reason):
             snoozed = Failure("Snooze", str(reason))
-            return _delayed(bounded_delay(after), attempts, snoozed, policy, now, counts=False)
+            return _delay(bounded_delay(after), attempts, snoozed, policy, now, counts=False)
         case Discard(reason):
             return Died(Reason.PERMANENT, used, Failure("Discard", str(reason), permanent=True))
         case Retry(reason, after):
@@ -249,7 +249,7 @@ def decide(
         return Died(Reason.PERMANENT, used, failure)
     if not failure.counts:
         wait = bounded_delay(failure.after)
-        return _delayed(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
+        return _delay(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
     # A job that was in a worker that died, and then kills its own process, did both.
     killed = used + min(crashes, 1)
     if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
@@ -257,10 +257,10 @@ def decide(
     if used >= max_attempts:
         return Died(Reason.EXHAUSTED, used, failure)
     wait = max(policy.backoff(used), bounded_delay(failure.after))
-    return _delayed(wait, used, failure, policy, now, counts=True)
+    return _delay(wait, used, failure, policy, now, counts=True)
 
 
-def _delayed(
+def _delay(
     wait: float,
     attempts: int,
     failure: Failure,

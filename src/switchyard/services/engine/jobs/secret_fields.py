@@ -72,7 +72,7 @@ class SecretSchema:
     @classmethod
     def from_schema(cls, root: Mapping[str, Any]) -> SecretSchema:
         """Find where a JSON Schema has secrets. It must not be changed afterwards."""
-        return cls(root, frozenset(_reaching(root)))
+        return cls(root, frozenset(_schemas_with_marks(root)))
 
 
 class _AllNames(GenerateJsonSchema):
@@ -136,12 +136,12 @@ def hidden(payload: Any, secrets: SecretSchema | None, before: Any = _ABSENT) ->
     def hide(value: Any, was: Any) -> Any:
         return HIDDEN if before is _ABSENT or value == was else CHANGED
 
-    return _replaced(payload, before, secrets, hide)
+    return _replace_secrets(payload, before, secrets, hide)
 
 
 def hidden_part(part: Any, secrets: SecretSchema) -> Any:
     """`hidden` for what may be of a payload of that type, or not: only what is marked is hidden."""
-    return _replaced(part, _ABSENT, secrets, lambda value, was: HIDDEN, is_strict=False)
+    return _replace_secrets(part, _ABSENT, secrets, lambda value, was: HIDDEN, is_strict=False)
 
 
 def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
@@ -152,7 +152,7 @@ def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
     def reveal(value: Any, was: Any) -> Any:
         return was if value == HIDDEN and was is not _ABSENT else value
 
-    return _replaced(payload, before, secrets, reveal)
+    return _replace_secrets(payload, before, secrets, reveal)
 
 
 def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
@@ -165,7 +165,7 @@ def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
         is_hidden = is_hidden or value == HIDDEN
         return value
 
-    _replaced(payload, _ABSENT, secrets, look)
+    _replace_secrets(payload, _ABSENT, secrets, look)
     return is_hidden
 
 
@@ -224,7 +224,7 @@ def secret_texts(payload: Any, secrets: SecretSchema) -> set[str]:
         texts.update(_texts(value))
         return value
 
-    _replaced(payload, _ABSENT, secrets, collect)
+    _replace_secrets(payload, _ABSENT, secrets, collect)
     texts.discard(HIDDEN)
     return {text for text in texts if len(text) >= MIN_SCRUBBED}
 
@@ -270,7 +270,7 @@ def _forms(value: str) -> Iterator[str]:
         yield from (value[:_CUT], value[-_CUT:])
 
 
-def _reaching(root: Mapping[str, Any]) -> set[int]:
+def _schemas_with_marks(root: Mapping[str, Any]) -> set[int]:
     """Return the ids of all schemas within that have a mark, or refer to or contain one that has;
     and of the objects and lists in between."""
     users: dict[int, list[int]] = defaultdict(list)
@@ -287,7 +287,7 @@ def _reaching(root: Mapping[str, Any]) -> set[int]:
             if node.get(MARK) is True:
                 marked.append(id(node))
             if isinstance(node.get("$ref"), str):
-                inner.append(_resolved(root, node["$ref"]))
+                inner.append(_resolve(root, node["$ref"]))
         for each in inner:
             if isinstance(each, Mapping | list):
                 users[id(each)].append(id(node))
@@ -306,7 +306,7 @@ _UNKNOWN: dict[str, Any] = {MARK: True}
 """What a reference means that can't be followed."""
 
 
-def _resolved(root: Any, reference: str) -> Any:
+def _resolve(root: Any, reference: str) -> Any:
     """Return what a reference within a schema refers to."""
     if not reference.startswith("#"):
         return _UNKNOWN
@@ -322,7 +322,7 @@ def _resolved(root: Any, reference: str) -> Any:
     return _UNKNOWN if at is root and reference != "#" else at
 
 
-def _replaced(
+def _replace_secrets(
     payload: Any,
     before: Any,
     secrets: SecretSchema | None,
@@ -466,7 +466,7 @@ def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterab
             left.extend(schema[way] for way in _WAYS if way in schema)
             left.extend(dict_in(schema.get("dependentSchemas")).values())
             if isinstance(reference := schema.get("$ref"), str):
-                left.append(_resolved(root, reference))
+                left.append(_resolve(root, reference))
     return by_value.values()
 
 

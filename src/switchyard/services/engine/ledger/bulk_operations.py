@@ -208,7 +208,7 @@ class BulkRepository(Repository):
         moved = connection.execute(
             update(bulk_operations)
             .where(condition)
-            .values(_moved(state, note, self.clock.time()))
+            .values(_state_change(state, note, self.clock.time()))
             .returning(bulk_operations)
         ).one()
         self._notify(connection, moved)
@@ -243,7 +243,7 @@ class BulkRepository(Repository):
                 bulk_operations.c.id == operation_id,
                 bulk_operations.c.state.in_([state.value for state in among]),
             )
-            .values(_moved(to, note, self.clock.time()))
+            .values(_state_change(to, note, self.clock.time()))
             .returning(bulk_operations)
         ).one_or_none()
         if moved is not None:
@@ -294,7 +294,7 @@ def keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
     return connection.scalar(held_row) is not None
 
 
-def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
+def _state_change(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
     return {
         "state": state.value,
         "note": clean(note),

@@ -156,7 +156,7 @@ class JobReads(Repository):
         def work(connection: Connection) -> Page[JobSummary]:
             parts = _lanes_in_states(connection, job_filter)
             rest = job_filter if parts is None else replace(job_filter, state=None, lane=None)
-            query = _filtered(_summaries(), rest, now, dialect)
+            query = _filter_jobs(_summaries(), rest, now, dialect)
             page = fetch_page(connection, query, at, key, _summary, limit, cursor, parts=parts)
             return replace(page, items=_with_tags(connection, page.items))
 
@@ -174,7 +174,7 @@ class JobReads(Repository):
     ) -> list[JobSummary]:
         """Return jobs that fit and are in one of the states, the oldest first, those after the
         place `after`: when a job was made, and its id."""
-        query = _filtered(_summaries(), job_filter, self.clock.time(), self._database.dialect)
+        query = _filter_jobs(_summaries(), job_filter, self.clock.time(), self._database.dialect)
         query = query.where(_in_states(states))
         at, key = _place(job_filter)
         if after is not None:
@@ -192,7 +192,9 @@ class JobReads(Repository):
         at_most: int,
     ) -> int:
         """Count the jobs that fit and are in one of the states, up to `at_most`."""
-        query = _filtered(select(jobs.c.id), job_filter, self.clock.time(), self._database.dialect)
+        query = _filter_jobs(
+            select(jobs.c.id), job_filter, self.clock.time(), self._database.dialect
+        )
         matching = query.where(_in_states(states)).limit(at_most).subquery()
         return connection.scalar(select(func.count()).select_from(matching)) or 0
 
@@ -445,7 +447,9 @@ def _lanes_in_states(
     ]
 
 
-def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: str) -> Select[Any]:
+def _filter_jobs(
+    query: Select[Any], job_filter: JobFilter, now: float, dialect: str
+) -> Select[Any]:
     columns = ("state", "lane", "job_type", "worker", "source", "parent_id", "operation_id")
     for name in columns:
         value = getattr(job_filter, name)
@@ -496,7 +500,7 @@ def _filtered(query: Select[Any], job_filter: JobFilter, now: float, dialect: st
 
 
 def _place(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
-    """Return when a job was made, and its id: the columns by which `_filtered` is read in order."""
+    """Return when a job was made, and its id: the columns that order `_filter_jobs`."""
     if job_filter.tags:
         return job_tags.c.created_at, job_tags.c.job_id
     if job_filter.operation_id is not None or job_filter.acted_by is not None:
@@ -518,7 +522,7 @@ def _with_tags(connection: Connection, summaries: Sequence[JobSummary]) -> tuple
 def _in_states(states: Collection[State]) -> ColumnElement[bool]:
     column: ColumnElement[Any] = jobs.c.state
     if State.SUCCEEDED in states:
-        # Nearly all jobs: walk them by age, as `_filtered` does.
+        # Nearly all jobs: walk them by age, as `_filter_jobs` does.
         column = func.coalesce(column, "")
     return column.in_(sorted(states))
 

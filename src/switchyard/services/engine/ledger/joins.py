@@ -116,7 +116,7 @@ class JoinRepository(Repository):
         ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
             rows = connection.execute(query).all()
             place = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
-            return [_joined(row) for row in rows], place
+            return [_joined_job(row) for row in rows], place
 
         return await self._database.read(work)
 
@@ -135,7 +135,7 @@ def _record(row: Row[Any]) -> JoinRecord:
     )
 
 
-def _joined(row: Any) -> JoinedJob:
+def _joined_job(row: Any) -> JoinedJob:
     return JoinedJob(
         job_id=row.id,
         job_type=row.job_type,

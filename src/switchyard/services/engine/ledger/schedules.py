@@ -174,7 +174,7 @@ class ScheduleRepository(Repository):
             .limit(limit)
         )
         rows = connection.execute(query).all()
-        return [(_firing(row), _schedule(row)) for row in rows]
+        return [(_firing_of(row), _schedule(row)) for row in rows]
 
     @write
     def settle_firing(
@@ -206,7 +206,7 @@ class ScheduleRepository(Repository):
             .limit(limit)
         )
         return await self._database.read(
-            lambda connection: [_firing(row) for row in connection.execute(query)]
+            lambda connection: [_firing_of(row) for row in connection.execute(query)]
         )
 
     async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
@@ -241,7 +241,7 @@ class ScheduleRepository(Repository):
             (schedule_firings.c.schedule == chosen.c.schedule)
             & (schedule_firings.c.due_at == chosen.c.due_at),
         )
-        return {row.schedule: _firing(row) for row in connection.execute(query)}
+        return {row.schedule: _firing_of(row) for row in connection.execute(query)}
 
 
 def _note(connection: Connection, firing: Firing) -> bool:
@@ -291,6 +291,6 @@ def _schedule(row: Row[Any]) -> ScheduleRecord:
     return ScheduleRecord(**columns | parsed)
 
 
-def _firing(row: Row[Any]) -> Firing:
+def _firing_of(row: Row[Any]) -> Firing:
     columns = {column.name: row._mapping[column.name] for column in schedule_firings.c}
     return Firing(**columns | {"outcome": FiringOutcome(columns["outcome"])})

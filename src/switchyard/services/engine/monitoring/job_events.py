@@ -283,7 +283,7 @@ class EventFeed(EventHub):
                 connection,
                 listening,
                 EVENTS_EXCHANGE,
-                self._received,
+                self._on_message,
                 tag="events",
                 routing_key="#",
             )
@@ -292,7 +292,7 @@ class EventFeed(EventHub):
                 each.cancel()
             self.is_listening.clear()
 
-    def _received(self, body: bytes) -> None:
+    def _on_message(self, body: bytes) -> None:
         if not body:
             return  # `Publisher.probe`: whether the broker takes anything in
         try:

@@ -126,18 +126,18 @@ async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
     negative, how many fewer. Waits while a scheduler indexes what has just died. 0 while a redrive
     or purge goes through the queue and holds some, and where there is no such queue. Raises
     BrokerUnavailable, LedgerUnavailable."""
-    more = await _unlisted(settings, ledger)
+    more = await _count_unlisted(settings, ledger)
     began = progress = time.monotonic()
     while more > 0 and (now := time.monotonic()) < min(
         progress + INDEXING_STALL, began + INDEXING_LIMIT
     ):
         await asyncio.sleep(INDEXING_LOOK)
-        before, more = more, await _unlisted(settings, ledger)
+        before, more = more, await _count_unlisted(settings, ledger)
         progress = now if more < before else progress
     return more
 
 
-async def _unlisted(settings: Settings, ledger: Ledger) -> int:
+async def _count_unlisted(settings: Settings, ledger: Ledger) -> int:
     if await ledger.leases.lease_remaining(DEAD_SCAN):
         return 0
     depths = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])

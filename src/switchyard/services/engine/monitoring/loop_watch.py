@@ -137,7 +137,7 @@ class LoopWatch:
         while not self._closed.wait(pause):
             now, due = time.monotonic(), looked_at + pause
             looked_at = now
-            worked = self._worked(now - due)
+            worked = self._has_worked(now - due)
             if now - due > STALLED_AFTER and not worked:
                 awake_since = now
             frame = frame_of(self._thread)
@@ -155,7 +155,7 @@ class LoopWatch:
                 self._describe(began, running)
                 looked_at = time.monotonic()
 
-    def _worked(self, seconds: float) -> bool:
+    def _has_worked(self, seconds: float) -> bool:
         """Tell whether the loop's thread has used most of so much time since the latest look: a
         library that holds Python's lock stops this thread as well."""
         used = self._processor_time()

@@ -44,13 +44,15 @@ def schedule_samples(
     own = frozenset(sorted(late)[:MAX_SHOWN])
     refused = sum(each.outcome is FiringOutcome.REFUSED for each in last.values())
     return [
-        (names.SCHEDULE_LATE, _labelled(late, own)),
-        (names.SCHEDULE_FIRED, _labelled(fired, own)),
+        (names.SCHEDULE_LATE, _label_numbers(late, own)),
+        (names.SCHEDULE_FIRED, _label_numbers(fired, own)),
         (names.SCHEDULES_REFUSED, {(): float(refused)}),
     ]
 
 
-def _labelled(numbers: Mapping[str, float], own: frozenset[str]) -> dict[tuple[str, ...], float]:
+def _label_numbers(
+    numbers: Mapping[str, float], own: frozenset[str]
+) -> dict[tuple[str, ...], float]:
     samples: dict[tuple[str, ...], float] = {}
     for name, seconds in numbers.items():
         label = (name if name in own else OTHER,)

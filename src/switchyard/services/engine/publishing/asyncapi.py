@@ -93,20 +93,22 @@ def _message(job_type: JobType) -> dict[str, Any]:
         "contentType": "application/json",
         "payload": {
             "schemaFormat": "application/schema+json;version=draft-2020-12",
-            "schema": _rooted(message_schema(job_type), f"#/components/messages/{job_type.name}"),
+            "schema": _root_references(
+                message_schema(job_type), f"#/components/messages/{job_type.name}"
+            ),
         },
     }
 
 
-def _rooted(schema: Any, at: str) -> Any:
+def _root_references(schema: Any, at: str) -> Any:
     """Return the schema with its references pointing to where it stands in the document."""
     if isinstance(schema, dict):
         return {
             key: f"{at}/payload/schema{value[1:]}"
             if key == "$ref" and isinstance(value, str) and value.startswith("#/")
-            else _rooted(value, at)
+            else _root_references(value, at)
             for key, value in schema.items()
         }
     if isinstance(schema, list):
-        return [_rooted(each, at) for each in schema]
+        return [_root_references(each, at) for each in schema]
     return schema

@@ -51,7 +51,7 @@ class TimeBoundedPublisher(Publisher):
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
         jobs = list(jobs)
         try:
-            await self._connected()
+            await self._wait_for_connection()
         except PublishError as error:
             for job in jobs:
                 self.count(job, error)
@@ -59,10 +59,10 @@ class TimeBoundedPublisher(Publisher):
         return await super().publish_many(jobs)
 
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
-        await self._connected()
+        await self._wait_for_connection()
         await super().send(exchange, routing_key, envelope)
 
-    async def _connected(self) -> None:
+    async def _wait_for_connection(self) -> None:
         if self._ready() is not None:
             return
         try:

@@ -46,9 +46,9 @@ class FairSources:
         for lane in {job.lane for job in jobs}:
             if time.monotonic() >= self._next_look.get(lane, 0.0):
                 await self._refresh(lane)
-        return [self._reprioritised(job) for job in jobs]
+        return [self._with_fair_priority(job) for job in jobs]
 
-    def _reprioritised(self, job: NewJob) -> NewJob:
+    def _with_fair_priority(self, job: NewJob) -> NewJob:
         counts, source = self._open[job.lane], job.message.metadata.source
         counts[source] += 1
         if counts[source] <= self._most:

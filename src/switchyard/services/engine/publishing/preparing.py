@@ -152,7 +152,7 @@ def prepare(
         run_at=moment.timestamp() + request.delay if request.delay else None,
         idempotency_key=request.idempotency_key,
     )
-    return job if request.notify_url is None else _noticed(registry, job, request.notify_url)
+    return job if request.notify_url is None else _with_notice(registry, job, request.notify_url)
 
 
 def notice_of(registry: Registry, url: str, **about: str) -> NewJob:
@@ -182,7 +182,7 @@ def check_notify_url(url: str, settings: Settings | None = None) -> None:
         raise InvalidJob(f"notify_url: {error}", at="notify_url") from error
 
 
-def _noticed(registry: Registry, job: NewJob, url: str) -> NewJob:
+def _with_notice(registry: Registry, job: NewJob, url: str) -> NewJob:
     job_id = job.message.job_id
     notice = notice_of(registry, url, job_id=job_id)
     # A pipeline of its own: the job's is over when it is told of.

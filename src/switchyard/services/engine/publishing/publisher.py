@@ -232,7 +232,7 @@ class JobPublisher:
         if self._fair is not None:
             jobs = await self._fair.reprioritised(jobs)
         recorded = await self._ledger.jobs.record_many(jobs)
-        outcomes = _known(jobs, recorded)
+        outcomes = _known_outcomes(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
         results = await self._publisher.publish_many(
             [routed(jobs[index], jobs[index].message) for index in due]
@@ -306,7 +306,7 @@ def _within_span(job: NewJob, publishing: SpanHandle) -> NewJob:
     return replace(job, message=message, notice=notice)
 
 
-def _known(
+def _known_outcomes(
     jobs: Sequence[NewJob], recorded: Sequence[Recorded | IdempotencyConflict]
 ) -> dict[int, PublishOutcome]:
     """Return the outcomes of jobs that need not be sent now, by their place in the batch."""

@@ -188,14 +188,14 @@ class RateWindow:
 
     def plus(self, now: float, jobs: int, tokens: int) -> RateWindow:
         """Return the window with these jobs and tokens added to the current second."""
-        return self._changed(int(now), jobs, tokens)
+        return self._change(int(now), jobs, tokens)
 
     def corrected(self, second: int, now: float, more_tokens: int) -> RateWindow:
         """Return the window with `more_tokens` (negative: fewer) in a second whose estimate was
         wrong. If that second has left the window, what was used beyond the estimate counts now."""
         if any(each[0] == second for each in self.bins):
-            return self._changed(second, 0, more_tokens)
-        return self._changed(int(now), 0, max(0, more_tokens))
+            return self._change(second, 0, more_tokens)
+        return self._change(int(now), 0, max(0, more_tokens))
 
     def wait(self, now: float, room: LimitSize, jobs: int, tokens: int) -> float:
         """Return the seconds until so many jobs with so many tokens have room; 0: now."""
@@ -217,7 +217,7 @@ class RateWindow:
             used_jobs, used_tokens = used_jobs - gone_jobs, used_tokens - gone_tokens
             seconds = max(seconds, second + 1 + WINDOW_SECONDS - now)
 
-    def _changed(self, second: int, jobs: int, tokens: int) -> RateWindow:
+    def _change(self, second: int, jobs: int, tokens: int) -> RateWindow:
         by_second = {each[0]: each for each in self.bins}
         _, n, t = by_second.get(second, (second, 0, 0))
         by_second[second] = (second, n + jobs, max(0, t + tokens))

@@ -102,12 +102,14 @@ class RedriveHandler:
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AbstractAsyncContextManager[AsyncGenerator[DeadLetterLike, None]]:
         if spec.from_ledger:
-            return self._stored(spec, run)
+            return self._open_stored(spec, run)
         # An edit of a letter is taken back by what the queue has.
-        return self._indexed(spec, run) if spec.change.is_empty else self._waiting(spec, run)
+        return (
+            self._open_indexed(spec, run) if spec.change.is_empty else self._open_waiting(spec, run)
+        )
 
     @asynccontextmanager
-    async def _indexed(
+    async def _open_indexed(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
         async with indexed_in_turn(
@@ -128,11 +130,11 @@ class RedriveHandler:
                 async with aclosing(fitting()) as letters:
                     yield letters
                 return
-        async with self._waiting(spec, run) as letters:
+        async with self._open_waiting(spec, run) as letters:
             yield letters
 
     @asynccontextmanager
-    async def _waiting(
+    async def _open_waiting(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
         async def fitting() -> AsyncGenerator[DeadLetterLike, None]:
@@ -147,7 +149,7 @@ class RedriveHandler:
             yield letters
 
     @asynccontextmanager
-    async def _stored(
+    async def _open_stored(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
         broker = await waiting_ids(self._settings, self._ledger, wait_in(run.session))

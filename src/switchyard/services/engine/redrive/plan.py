@@ -83,12 +83,12 @@ def _matching_letters(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AbstractAsyncContextManager[Letters]:
     """Yield the letters that match, oldest first: those on the broker, or the ledger's."""
-    source = _stored if spec.from_ledger else _waiting
+    source = _open_stored if spec.from_ledger else _open_waiting
     return source(settings, ledger, spec, wait)
 
 
 @asynccontextmanager
-async def _waiting(
+async def _open_waiting(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AsyncIterator[Letters]:
     moment = ledger.clock.now()
@@ -103,7 +103,7 @@ async def _waiting(
 
 
 @asynccontextmanager
-async def _stored(
+async def _open_stored(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AsyncIterator[Letters]:
     broker = await waiting_ids(settings, ledger, wait)

@@ -118,9 +118,9 @@ class RedriveRun:
         try:
             self._rule.check(done, failed, "failed again")
         except Halted as halted:
-            raise self._halted(str(halted)) from None
+            raise self._halt(str(halted)) from None
 
-    def _halted(self, why: str) -> Halted:
+    def _halt(self, why: str) -> Halted:
         # Whoever resumes it wants to try again, and not to hear the same again: what fails until
         # then belongs to this halt.
         del self._cursor["baseline"]

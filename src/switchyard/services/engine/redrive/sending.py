@@ -212,7 +212,9 @@ class LetterSender:
         size = len(letters) if self._change.jq is None else 1
         copies: list[RedriveMessage] = []
         for start in range(0, len(letters), max(size, 1)):
-            for message in await asyncio.to_thread(self._made, letters[start : start + size]):
+            for message in await asyncio.to_thread(
+                self._make_copies, letters[start : start + size]
+            ):
                 if isinstance(message, RedriveMessage):
                     copies.append(message)
                 else:
@@ -220,7 +222,7 @@ class LetterSender:
                     tally.note(message)
         return copies
 
-    def _made(self, letters: Sequence[DeadLetterLike]) -> list[RedriveMessage | str]:
+    def _make_copies(self, letters: Sequence[DeadLetterLike]) -> list[RedriveMessage | str]:
         """Return the copy of each letter, or why there is none."""
         messages: list[RedriveMessage | str] = []
         for letter in letters:

@@ -153,7 +153,7 @@ def run_sealed(call: bytes) -> bytes:
         work, args = pickle.loads(call)
         return pickle.dumps((True, work(*args)))
     except BaseException as error:
-        return pickle.dumps((False, (_pickled(error), Failure.from_error(error))))
+        return pickle.dumps((False, (_pickle(error), Failure.from_error(error))))
 
 
 def unsealed(answer: bytes) -> Any:
@@ -165,7 +165,7 @@ def unsealed(answer: bytes) -> Any:
     raise _remade(*came)
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickle(error: BaseException) -> bytes:
     """Empty where the error can't be pickled."""
     try:
         return pickle.dumps(error)

@@ -152,7 +152,7 @@ class SharedProgressWriter:
     def _write(self) -> None:
         with self._turn:
             try:
-                self._memory = self._memory or self._opened()
+                self._memory = self._memory or self._open()
             except OSError:
                 return  # the worker has called this run off: its process is about to be killed
             notes = self.progress_buffer.take()
@@ -165,7 +165,7 @@ class SharedProgressWriter:
             if notes.checkpoint is not None:
                 _CHECKPOINT.write(self._memory, token + f"[{notes.checkpoint}]".encode())
 
-    def _opened(self) -> mmap.mmap:
+    def _open(self) -> mmap.mmap:
         descriptor = os.open(self._address.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             return mmap.mmap(descriptor, SIZE)

@@ -44,10 +44,10 @@ class ControlListener:
 
     async def _listen(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         await consume_exchange(
-            connection, reset_backoff, CONTROL_EXCHANGE, self._received, tag="control"
+            connection, reset_backoff, CONTROL_EXCHANGE, self._on_message, tag="control"
         )
 
-    def _received(self, body: bytes) -> None:
+    def _on_message(self, body: bytes) -> None:
         try:
             # Unlike `json.loads`, with one error for whatever is wrong: nested too deep, too.
             command = from_json(body)

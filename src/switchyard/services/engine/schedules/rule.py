@@ -167,7 +167,7 @@ def _right_form(cron: str) -> str:
     fields = cron.split()
     if len(fields) != len(_RANGES):
         return ": write five fields: minute, hour, day of month, month, day of week"
-    mended = " ".join(_mended(field, place) for place, field in enumerate(fields))
+    mended = " ".join(_translate_field(field, place) for place, field in enumerate(fields))
     try:
         next(CronSim(mended, datetime(2024, 1, 1, tzinfo=UTC)))
     except (CronSimError, ValueError, OverflowError, StopIteration):
@@ -175,7 +175,7 @@ def _right_form(cron: str) -> str:
     return f": write '{mended}'"
 
 
-def _mended(field: str, place: int) -> str:
+def _translate_field(field: str, place: int) -> str:
     """`?` of other systems as `*`, and a range past the end as one to the end and one on from the
     beginning."""
     if field == "?":

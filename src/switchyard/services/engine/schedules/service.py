@@ -75,43 +75,43 @@ class Schedules:
             raise ScheduleConflict(
                 f"there is a schedule {entry.name!r}: choose another name, or remove it first"
             )
-        return self._shown(record)
+        return self._with_status(record)
 
     async def remove(self, name: str) -> None:
         """Forget one that was added, with its history. Raises UnknownSchedule, ScheduleConflict."""
-        record = await self._stored(name)
+        record = await self._load(name)
         if record.origin != ADDED:
             raise ScheduleConflict(f"{name} can't be removed here: {_OWNERS[record.origin]}")
         await self._ledger.schedules.remove_schedule(name, ADDED)
 
     async def pause(self, name: str) -> ScheduleRecord:
         """Let nothing be due until it is resumed. Raises UnknownSchedule."""
-        record = await self._stored(name)
+        record = await self._load(name)
         if record.paused_at is None:
             now = await self._now()
             await self._ledger.schedules.pause_schedule(name, now, record.next_at, record.fire_at)
             record = replace(record, paused_at=now)
-        return self._shown(record)
+        return self._with_status(record)
 
     async def resume(self, name: str) -> ScheduleRecord:
         """Go on with the next due time; what was due meanwhile is not made up for.
 
         Raises UnknownSchedule, InvalidSchedule.
         """
-        record = await self._stored(name)
+        record = await self._load(name)
         if record.paused_at is not None:
             due = ScheduleEntry.from_record(record).rule().after(await self._now())
             fire_at = with_jitter(name, due, record.jitter)
             await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
-        return self._shown(record)
+        return self._with_status(record)
 
     async def run(self, name: str, by: str) -> Firing:
         """Fire it now, paused or not: a scheduler publishes the job within a second or so.
 
         Raises UnknownSchedule, InvalidSchedule where its job would be refused.
         """
-        record = await self._stored(name)
+        record = await self._load(name)
         ScheduleEntry.from_record(record).check(self._registry, remote=record.remote)
         now = await self._now()
         ids = await self._ledger.system.job_ids()
@@ -123,17 +123,17 @@ class Schedules:
         """Return all schedules by name, each with its latest firing."""
         last = await self._ledger.schedules.last_firings()
         records = await self._ledger.schedules.schedules()
-        return [(self._shown(each), last.get(each.name)) for each in records]
+        return [(self._with_status(each), last.get(each.name)) for each in records]
 
     async def get(self, name: str) -> ScheduleRecord:
         """Raises UnknownSchedule."""
-        return self._shown(await self._stored(name))
+        return self._with_status(await self._load(name))
 
-    def _shown(self, record: ScheduleRecord) -> ScheduleRecord:
+    def _with_status(self, record: ScheduleRecord) -> ScheduleRecord:
         job_type = record.routing_key.partition(".")[2]
         return replace(record, payload=self._registry.shown_payload(job_type, record.payload))
 
-    async def _stored(self, name: str) -> ScheduleRecord:
+    async def _load(self, name: str) -> ScheduleRecord:
         """Raises UnknownSchedule."""
         record = await self._ledger.schedules.schedule(name)
         if record is None:
@@ -144,7 +144,7 @@ class Schedules:
 
     async def history(self, name: str, limit: int) -> list[Firing]:
         """Return what became of its due times, the latest first. Raises UnknownSchedule."""
-        await self._stored(name)
+        await self._load(name)
         return await self._ledger.schedules.firings(name, limit)
 
     async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:

@@ -139,8 +139,8 @@ async def run_job(
             max_attempts=max_attempts,
             job_id=job_id,
         )
-        message = _received(prepare(registry, request).message, attempt)
-        waited = None if joined is None else [_joined(each, n) for n, each in enumerate(joined)]
+        message = _receive(prepare(registry, request).message, attempt)
+        waited = None if joined is None else [_joined_job(each, n) for n, each in enumerate(joined)]
         if ledger is not None:
             return await _run(registry, own, ledger, message, chosen, last_checkpoint, waited)
         await upgrade(own.ledger_url)
@@ -183,7 +183,7 @@ def own_settings(directory: Path, values: Mapping[str, Any]) -> Settings:
     return Settings(**(own | dict(values)))
 
 
-def _received(message: JobMessage, attempt: int) -> JobMessage:
+def _receive(message: JobMessage, attempt: int) -> JobMessage:
     """Return the message as a worker reads it before that attempt."""
     if not 1 <= attempt <= message.metadata.max_attempts:
         raise InvalidJob(
@@ -192,7 +192,7 @@ def _received(message: JobMessage, attempt: int) -> JobMessage:
     return JobMessage.decode(message.with_metadata(attempts=attempt - 1).encode())
 
 
-def _joined(jobs: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
+def _joined_job(jobs: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
     if isinstance(jobs, JoinedJob):
         return jobs
     return JoinedJob(

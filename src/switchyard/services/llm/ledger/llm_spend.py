@@ -160,7 +160,7 @@ class LlmSpendRepository(Repository):
                 cached_tokens=row.cached_tokens,
                 output_tokens=row.output_tokens,
                 cost=row.spent,
-                reserved=_rounded(row.reserved),
+                reserved=_round_off(row.reserved),
                 saved=row.saved,
             )
         return rows
@@ -428,10 +428,10 @@ def _budget_state(row: Row[Any] | None, limit: float, key: str = "") -> BudgetSt
     if row is None:
         return BudgetState(key, limit, 0.0, 0.0)
     is_short = row.short_of is not None and limit <= row.short_of
-    return BudgetState(row.key, limit, row.spent, _rounded(row.reserved), is_short)
+    return BudgetState(row.key, limit, row.spent, _round_off(row.reserved), is_short)
 
 
-def _rounded(reserved: float) -> float:
+def _round_off(reserved: float) -> float:
     """Return a reserve without the rounding error that adding and subtracting leaves."""
     return reserved if reserved > ROUNDING_ERROR else 0.0
 

@@ -193,10 +193,10 @@ def _persons(
             runs.append((label, name.strip(" ,;:&/()[]")))
         elif label != "asep" and runs:
             break  # the authors are the first such stretch; a later one is somebody's mention
-    return _paired([run for run in runs if run[1]]), any(label == "etal" for label, _ in runs)
+    return _pair_names([run for run in runs if run[1]]), any(label == "etal" for label, _ in runs)
 
 
-def _paired(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
+def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
     persons: list[Person] = []
     place = 0
     family_first = (

@@ -251,14 +251,14 @@ def find_citations(
         Citation(marker, sentence, number, cited)
         for number, page in enumerate(body, start=1)
         for sentence in sentences(" ".join(page.split()))
-        for marker, cited in _cited(sentence, labels, named)
+        for marker, cited in _cited_references(sentence, labels, named)
     )
     if is_numbered(list(labels)) and not cites_by_number(body):
-        citations = itertools.chain(citations, _raised(body, labels))
+        citations = itertools.chain(citations, _raised_citations(body, labels))
     return list(itertools.islice(citations, MAX_CITATIONS))
 
 
-def _raised(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation]:
+def _raised_citations(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation]:
     for number, page in enumerate(body, start=1):
         for sentence, markers in sentences_with_markers(page):
             for marker in markers:
@@ -284,7 +284,7 @@ def _by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int,
     return named
 
 
-def _cited(
+def _cited_references(
     sentence: str, labels: Mapping[str, int], named: Mapping[tuple[str, int], tuple[int, ...]]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     for match in _NUMERIC_MARKER.finditer(sentence):

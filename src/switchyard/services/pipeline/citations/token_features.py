@@ -165,13 +165,13 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
             while opened:
                 first = opened.pop()
                 closers = _QUOTES[tokens[first].text]
-                waiting.subtract(_closing(closers))
-                if text in _closing(closers):
+                waiting.subtract(_closing_features(closers))
+                if text in _closing_features(closers):
                     pairs.append((first, place))
                     break
         elif text in _QUOTES and (not straight or _opens(tokens, place)):
             opened.append(place)
-            waiting.update(_closing(_QUOTES[text]))
+            waiting.update(_closing_features(_QUOTES[text]))
     alone: list[tuple[int, int]] = []
     for first, last in sorted(pairs):
         if (not alone or first > alone[-1][1]) and _stands_alone(tokens, first, last):
@@ -179,7 +179,7 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
     return alone
 
 
-def _closing(marks: str) -> tuple[str, ...]:
+def _closing_features(marks: str) -> tuple[str, ...]:
     return (marks,) if marks == "''" else tuple(marks)
 
 

@@ -94,14 +94,14 @@ def _identifiers(text: str) -> list[tuple[str, int, int]]:
     for kind, pattern in _IDENTIFIERS.items():
         for match in pattern.finditer(text):
             begin, end = match.start(), match.end()
-            while end > begin and (text[end - 1] in _TRAILING or _unopened(text, begin, end)):
+            while end > begin and (text[end - 1] in _TRAILING or _ends_unopened(text, begin, end)):
                 end -= 1
             if end > begin and all(end <= other[1] or begin >= other[2] for other in taken):
                 taken.append((kind, begin, end))
     return sorted(taken, key=lambda place: place[1])
 
 
-def _unopened(text: str, begin: int, end: int) -> bool:
+def _ends_unopened(text: str, begin: int, end: int) -> bool:
     """Return whether the stretch ends with a bracket that it does not open."""
     pairs = {")": "(", "]": "[", ">": "<"}
     last = text[end - 1]

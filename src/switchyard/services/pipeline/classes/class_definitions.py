@@ -114,14 +114,14 @@ def definitions(path: Path | None) -> ClassDefinitions:
     the file is missing, too large, no TOML, or does not say how to classify."""
     if path is None:
         own = files(__package__).joinpath("classes.toml").read_text("utf-8")
-        return _parsed(tomllib.loads(own), "its own")
+        return _parse(tomllib.loads(own), "its own")
     try:
-        return _parsed(read_toml(path), repr(str(path)))
+        return _parse(read_toml(path), repr(str(path)))
     except InvalidToml as error:
         raise BadClasses(f"JOBS_CLASSES: {error}") from error
 
 
-def _parsed(tables: dict[str, Any], name: str) -> ClassDefinitions:
+def _parse(tables: dict[str, Any], name: str) -> ClassDefinitions:
     try:
         return ClassDefinitions.model_validate(tables)
     except ValidationError as error:

@@ -177,7 +177,7 @@ class DocumentService:
             runs = await self._runs.confirmed_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
-                return Submitted((await self._described([status]))[0], duplicate=True)
+                return Submitted((await self._add_descriptions([status]))[0], duplicate=True)
         if known is None or known.id != document_id:
             runs = await self._runs.confirmed_runs_of(document_id, None)
             if runs.is_open:
@@ -232,9 +232,9 @@ class DocumentService:
             other_document = await self._documents.get_document(other_id) if other_id else None
             if other_document is not None:
                 return await self._status(other_document.id, other_document)
-        return (await self._described([status_of(document_id, document, jobs)]))[0]
+        return (await self._add_descriptions([status_of(document_id, document, jobs)]))[0]
 
-    async def _described(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
+    async def _add_descriptions(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
         """Add the documents' classes, and the titles found in them where their senders named
         none."""
         ids = [each.document_id for each in statuses]
@@ -372,7 +372,7 @@ class DocumentService:
                 {each.id: recorded_run(ids, each) for each in page.items}
             )
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
-            document_statuses += await self._described(
+            document_statuses += await self._add_descriptions(
                 [each for each in statuses if state in (None, each.state)]
             )
             cursor = page.next_cursor

@@ -100,7 +100,7 @@ def status_of(
     `jobs` are those of the latest run of its pipeline, oldest first; `document` is its record,
     which is missing until its first stage has begun.
     """
-    completed = _completed(document, jobs)
+    completed = _completed_stages(document, jobs)
     place = _place(document, jobs, completed)
     return DocumentStatus(
         document_id=document_id,
@@ -156,7 +156,7 @@ def _place(
     return _Place(document.state, document.current_stage)
 
 
-def _completed(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
+def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
     """Return the completed stages. The record lacks a stage that ran in a process of its own until
     the next one begins."""
     done = set(document.completed_stages) if document else set()

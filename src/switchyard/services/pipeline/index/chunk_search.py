@@ -101,15 +101,15 @@ async def search(
             await index.nearest(vector, candidate_count, document_ids=document_ids), least
         )
     elif mode is SearchMode.KEYWORD:
-        ranked = _worded(
+        ranked = _rank_by_words(
             await index.keyword_search(query, candidate_count, document_ids=document_ids)
         )
     else:
         vector = (await embedder.embed([query_text]))[0]
         each = max(candidate_count, _CANDIDATES)
         candidates = await index.candidates(vector, query, each, document_ids=document_ids)
-        fitting = list(_fitting(candidates, least))
-        weighed = await _ranked(index, fitting, terms, embedder.calibration.vector_weight)
+        fitting = list(_filter_fitting(candidates, least))
+        weighed = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
         # Of one document may be all of the first ones.
         ranked = await _first(index, weighed, limit if per_document is None else len(candidates))
     wanted_forms = {form for word in terms for form in word}
@@ -149,18 +149,20 @@ def _similar(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
     ]
 
 
-def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
+def _rank_by_words(matches: Iterable[WordMatch]) -> list[_Ranked]:
     return [_Ranked(match.chunk, match.title, match.relevance) for match in matches]
 
 
-def _fitting(candidates: Iterable[ChunkCandidate], at_least: float) -> Iterator[ChunkCandidate]:
+def _filter_fitting(
+    candidates: Iterable[ChunkCandidate], at_least: float
+) -> Iterator[ChunkCandidate]:
     """Yield the candidates that have words of the query, or are similar enough."""
     for each in candidates:
         if each.relevance or (each.similarity > 0 and each.similarity >= at_least):
             yield each
 
 
-async def _ranked(
+async def _rank(
     index: ChunkIndex,
     candidates: Sequence[ChunkCandidate],
     terms: Sequence[tuple[str, ...]],
@@ -173,7 +175,7 @@ async def _ranked(
     ones may be about quite another subject.
     """
     trust = _trust(candidates, terms)
-    first = _weighed(candidates, trust, weight)
+    first = _weigh(candidates, trust, weight)
     if not trust or not any(each.similarity for each in candidates):
         return first
     ordered = list(first)
@@ -185,10 +187,10 @@ async def _ranked(
         likeness = max(likenesses.get(each.key, 0.0), 0.0)
         similarity = (max(each.similarity, 0.0) + trust * likeness) / (1 + trust)
         nearer.append(replace(each, similarity=similarity))
-    return _weighed(nearer, trust, weight)
+    return _weigh(nearer, trust, weight)
 
 
-def _weighed(
+def _weigh(
     candidates: Sequence[ChunkCandidate], trust: float, weight: float
 ) -> Iterator[tuple[Key, float]]:
     """Yield keys and scores, best first: the weighted sum of similarity and words, each from 0 to

@@ -54,7 +54,7 @@ def embedder_for(settings: Settings) -> Embedder:
     dimensions = settings.embed_dimensions
     if settings.embed_base_url is None:
         return offline_embedder(settings.embed_offline, dimensions)
-    return _served(settings, settings.embed_base_url, settings.embed_model, dimensions)
+    return _served_embedder(settings, settings.embed_base_url, settings.embed_model, dimensions)
 
 
 def is_offline(name: str) -> bool:
@@ -106,7 +106,7 @@ def embedder_named(
     model = name.removesuffix(f"-{dimensions}")
     if model == name or settings.embed_base_url is None:
         return None
-    return _served(settings, settings.embed_base_url, model, dimensions, budget, sizes)
+    return _served_embedder(settings, settings.embed_base_url, model, dimensions, budget, sizes)
 
 
 def _local_embedder(setting: str, dimensions: int) -> Embedder | None:
@@ -119,7 +119,7 @@ def _local_embedder(setting: str, dimensions: int) -> Embedder | None:
         return None
 
 
-def _served(
+def _served_embedder(
     settings: Settings,
     base_url: str,
     model: str,

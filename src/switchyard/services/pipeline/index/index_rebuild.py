@@ -135,7 +135,7 @@ async def _copy_and_swap(
             await may_write()
             await target.delete_document(document_id)
     await change_generations(
-        store, index.configured, lambda now: _swapped(now, building, index.clock())
+        store, index.configured, lambda now: _swap(now, building, index.clock())
     )
     return True
 
@@ -225,7 +225,7 @@ async def _copy_differences(
     return has_changed
 
 
-def _swapped(now: Generations, building: Generation, moment: float) -> Generations | None:
+def _swap(now: Generations, building: Generation, moment: float) -> Generations | None:
     if now.building != building:
         return None  # somebody else was first, or has given it up
     retired = (*now.retired, Retired(now.active, moment))

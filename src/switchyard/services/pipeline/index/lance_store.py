@@ -88,7 +88,7 @@ class LanceStore:
         await load("lancedb", by=_library)
 
     async def generations(self, first: Generation) -> Generations:
-        with self._reached():
+        with self._translate_errors():
             return await self._generations(first)
 
     async def _generations(self, first: Generation) -> Generations:
@@ -98,7 +98,7 @@ class LanceStore:
             return decode_state(
                 await self._beside.get_async(max(states), max_bytes=_MAX_STATE_BYTES)
             )
-        async with self._connected() as connection:
+        async with self._connect() as connection:
             table = await _open_table(connection, FIRST_TABLE)
             if table is None:
                 return Generations(first)
@@ -108,13 +108,13 @@ class LanceStore:
     async def put_state(self, state: Generations) -> bool:
         # Of the same length, so that the last one by name is the newest.
         key = f"{_STATES}/{state.number:08d}.json"
-        with self._reached():
+        with self._translate_errors():
             return await self._beside.put_new_async(key, encode_state(state))
 
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
-        with self._reached():
-            async with self._connected() as connection:
+        with self._translate_errors():
+            async with self._connect() as connection:
                 table = await _open_table(connection, generation.table)
                 if table is None:
                     table = await self._create(connection, generation)
@@ -125,7 +125,7 @@ class LanceStore:
     @asynccontextmanager
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
         marker = f"{generation.table}.compacting"
-        with self._reached():
+        with self._translate_errors():
             await self._drop_stale(marker, _COMPACTION_TIMEOUT)
             is_ours = await self._beside.put_new_async(marker, b"")
             try:
@@ -135,20 +135,20 @@ class LanceStore:
                     await self._beside.delete_async(marker)
 
     async def text_index_version(self, generation: Generation) -> int | None:
-        with self._reached():
-            async with self._connected() as connection:
+        with self._translate_errors():
+            async with self._connect() as connection:
                 table = await _open_table(connection, generation.table)
                 return None if table is None else _wording_of(await table.schema())
 
     async def drop(self, generation: Generation) -> None:
-        with self._reached():
-            async with self._connected() as connection:
+        with self._translate_errors():
+            async with self._connect() as connection:
                 await connection.drop_table(generation.table, ignore_missing=True)
             await self._beside.delete_async(_note_key(generation))
             await self._beside.delete_async(_probe_key(generation))
 
     async def put_progress(self, generation: Generation, text: str) -> None:
-        with self._reached():
+        with self._translate_errors():
             await self._beside.put_async(_note_key(generation), text.encode())
 
     async def progress(self, generation: Generation) -> str | None:
@@ -158,13 +158,13 @@ class LanceStore:
         return await self._read(_probe_key(generation))
 
     async def put_probe(self, generation: Generation, text: str) -> str:
-        with self._reached():
+        with self._translate_errors():
             is_new = await self._beside.put_new_async(_probe_key(generation), text.encode())
         return text if is_new else (await self.probe(generation) or text)
 
     async def _read(self, key: str) -> str | None:
         try:
-            with self._reached():
+            with self._translate_errors():
                 text = await self._beside.get_async(key, max_bytes=_MAX_STATE_BYTES)
         except NotStored:
             return None
@@ -174,7 +174,7 @@ class LanceStore:
         self._session = None
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Raise IndexUnavailable where the store does not answer within the block."""
         try:
             yield
@@ -189,7 +189,7 @@ class LanceStore:
             raise IndexUnavailable(f"the index at {self.location} {trouble(error)}") from error
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Any]:
+    async def _connect(self) -> AsyncIterator[Any]:
         await self.load()
         lancedb = _library()
         if self._session is None:

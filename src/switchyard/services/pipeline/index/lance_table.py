@@ -87,16 +87,16 @@ class LanceTable:
             await retry_on_conflict(lambda: self._upsert(rows))
 
     async def drop_from(self, document_id: str, number: int) -> None:
-        orphans = f"document_id = {_quoted(document_id)} AND index >= {number}"
+        orphans = f"document_id = {_quote(document_id)} AND index >= {number}"
         # A delete that finds nothing is a commit nevertheless, which others may collide with.
         if await self._table.count_rows(orphans):
             await retry_on_conflict(lambda: self._table.delete(orphans))
 
     async def delete_document(self, document_id: str) -> None:
-        await retry_on_conflict(lambda: self._table.delete(f"document_id = {_quoted(document_id)}"))
+        await retry_on_conflict(lambda: self._table.delete(f"document_id = {_quote(document_id)}"))
 
     async def count(self, document_id: str | None = None) -> int:
-        where = None if document_id is None else f"document_id = {_quoted(document_id)}"
+        where = None if document_id is None else f"document_id = {_quote(document_id)}"
         await self._table.checkout_latest()
         return int(await self._table.count_rows(where))
 
@@ -110,7 +110,7 @@ class LanceTable:
 
     async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
         where = (
-            f"document_id = {_quoted(document_id)} AND index >= {start} AND index < {start + limit}"
+            f"document_id = {_quote(document_id)} AND index >= {start} AND index < {start + limit}"
         )
         await self._table.checkout_latest()
         rows = await self._table.query().where(where).select(list(_CHUNK_COLUMNS)).to_list()
@@ -124,7 +124,7 @@ class LanceTable:
             return []
         chosen = ", ".join(str(int(number)) for number in numbers)
         query = self._table.query().where(
-            f"document_id = {_quoted(document_id)} AND index IN ({chosen})"
+            f"document_id = {_quote(document_id)} AND index IN ({chosen})"
         )
         rows = await query.select(["index", "vector"]).to_list()
         return [row["vector"] for row in sorted(rows, key=lambda row: row["index"])]
@@ -171,7 +171,7 @@ class LanceTable:
         if not query_vectors:
             return []
         query = (await self._near(query_vectors, limit)).where(
-            f"document_id != {_quoted(excluding)}"
+            f"document_id != {_quote(excluding)}"
         )
         rows = await query.select(["document_id", "title", "_distance"]).to_list()
         return each_once(
@@ -239,7 +239,7 @@ class LanceTable:
     ) -> list[ChunkCandidate]:
         return await merge_candidates(
             self._near_keys(vector, limit, document_ids),
-            self._worded(vector, text, limit, document_ids),
+            self._word_candidates(vector, text, limit, document_ids),
         )
 
     async def _near_keys(
@@ -258,7 +258,7 @@ class LanceTable:
             if row["_distance"] is not None
         ]
 
-    async def _worded(
+    async def _word_candidates(
         self, vector: Sequence[float], text: str, limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
         relevances = await self._relevances(text, limit, document_ids)
@@ -404,9 +404,9 @@ def _chunk(row: Mapping[str, Any]) -> Chunk:
 
 
 def _one_of(ids: Collection[str], column: str = "document_id") -> str:
-    return f"{column} IN ({', '.join(map(_quoted, sorted(set(ids))))})"
+    return f"{column} IN ({', '.join(map(_quote, sorted(set(ids))))})"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a string literal of the filter language."""
     return "'" + text.replace("'", "''") + "'"

@@ -252,12 +252,12 @@ class _Bert:
             + weights["embeddings.position_embeddings.weight"][: len(tokens)]
             + weights["embeddings.token_type_embeddings.weight"][0]
         )
-        rows = self._normed(rows, "embeddings.LayerNorm")
+        rows = self._normalise(rows, "embeddings.LayerNorm")
         heads, size = self._shape.heads, self._shape.hidden_size // self._shape.heads
         for number in range(self._shape.layers):
             layer = f"encoder.layer.{number}"
             query, key, value = (
-                self._mapped(rows, f"{layer}.attention.self.{part}")
+                self._apply_layer(rows, f"{layer}.attention.self.{part}")
                 .reshape(len(tokens), heads, size)
                 .transpose(1, 0, 2)
                 for part in ("query", "key", "value")
@@ -266,17 +266,17 @@ class _Bert:
             shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
             shares /= shares.sum(axis=-1, keepdims=True)
             seen = (shares @ value).transpose(1, 0, 2).reshape(len(tokens), heads * size)
-            seen = self._mapped(seen, f"{layer}.attention.output.dense")
-            rows = self._normed(rows + seen, f"{layer}.attention.output.LayerNorm")
-            inner = _gelu(self._mapped(rows, f"{layer}.intermediate.dense"))
-            inner = self._mapped(inner, f"{layer}.output.dense")
-            rows = self._normed(rows + inner, f"{layer}.output.LayerNorm")
+            seen = self._apply_layer(seen, f"{layer}.attention.output.dense")
+            rows = self._normalise(rows + seen, f"{layer}.attention.output.LayerNorm")
+            inner = _gelu(self._apply_layer(rows, f"{layer}.intermediate.dense"))
+            inner = self._apply_layer(inner, f"{layer}.output.dense")
+            rows = self._normalise(rows + inner, f"{layer}.output.LayerNorm")
         return rows
 
-    def _mapped(self, rows: Matrix, name: str) -> Matrix:
+    def _apply_layer(self, rows: Matrix, name: str) -> Matrix:
         return rows @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
 
-    def _normed(self, rows: Matrix, name: str) -> Matrix:
+    def _normalise(self, rows: Matrix, name: str) -> Matrix:
         import numpy as np
 
         rows = rows - rows.mean(axis=-1, keepdims=True)

@@ -84,7 +84,8 @@ def nearest(
     if lists is not None:
         source = (
             f"(SELECT {columns}, vector FROM {source} "
-            f"ORDER BY {_halved('vector', dimensions)} <=> {_halved(query_vector, dimensions)} "
+            f"ORDER BY {_half_precision('vector', dimensions)} <=> "
+            f"{_half_precision(query_vector, dimensions)} "
             f"LIMIT {limit} * {_COMPARED}) AS found "
         )
     return (
@@ -93,7 +94,7 @@ def nearest(
     )
 
 
-def _halved(vector: str, dimensions: int) -> str:
+def _half_precision(vector: str, dimensions: int) -> str:
     """Return SQL for a vector in half precision; scaled to length 1 first, as large numbers don't
     fit."""
     return f"(l2_normalize({vector})::halfvec({dimensions}))"
@@ -141,7 +142,7 @@ async def _build(
     if lists is None:
         columns = "hnsw (vector vector_cosine_ops)"
     else:
-        halved = _halved("vector", dimensions)
+        halved = _half_precision("vector", dimensions)
         columns = f"ivfflat ({halved} halfvec_cosine_ops) WITH (lists = {lists})"
     # What is there is what somebody began who was killed.
     await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}", timeout=MAINTENANCE)

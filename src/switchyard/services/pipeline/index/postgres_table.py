@@ -255,7 +255,7 @@ class PostgresTable:
             where = "WHERE document_id = ANY($3) "
         query_vector = "$1::real[]::vector"
         rows: list[Any] = []
-        async with self._reading(search_settings(self._lists)) as connection:
+        async with self._open_read(search_settings(self._lists)) as connection:
             if not exact and not await self._are_few(connection, document_ids):
                 rows = await connection.fetch(
                     self._nearest(columns, query_vector, "$2", where), *values
@@ -295,7 +295,7 @@ class PostgresTable:
     ) -> list[NearDocument]:
         query_vectors = [json.dumps(list(vector)) for vector in vectors if any(vector)]
         near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
-        async with self._reading(search_settings(self._lists, for_each=True)) as connection:
+        async with self._open_read(search_settings(self._lists, for_each=True)) as connection:
             rows = await connection.fetch(
                 f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
                 query_vectors,
@@ -313,7 +313,7 @@ class PostgresTable:
     ) -> list[WordMatch]:
         if document_ids is not None and not document_ids:
             return []
-        async with self._reading(_BY_WORDS) as connection:
+        async with self._open_read(_BY_WORDS) as connection:
             return await keyword_search(
                 connection, self._name, self._is_counted, self._terms(text), limit, document_ids
             )
@@ -328,7 +328,7 @@ class PostgresTable:
     ) -> list[ChunkCandidate]:
         return await merge_candidates(
             self._near_keys(vector, limit, document_ids),
-            self._worded(vector, text, limit, document_ids),
+            self._word_candidates(vector, text, limit, document_ids),
         )
 
     async def _near_keys(
@@ -337,12 +337,12 @@ class PostgresTable:
         rows = await self._near("id", vector, limit, document_ids)
         return [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
 
-    async def _worded(
+    async def _word_candidates(
         self, vector: Sequence[float], text: str, limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
         if document_ids is not None and not document_ids:
             return []
-        async with self._reading(_BY_WORDS) as connection:
+        async with self._open_read(_BY_WORDS) as connection:
             terms = self._terms(text)
             return await word_candidates(
                 connection, self._name, self._is_counted, vector, terms, limit, document_ids
@@ -374,7 +374,7 @@ class PostgresTable:
         return {row["id"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
 
     @asynccontextmanager
-    async def _reading(self, activity: str) -> AsyncIterator[Any]:
+    async def _open_read(self, activity: str) -> AsyncIterator[Any]:
         """Open a transaction for a search, with these settings besides; all reads in it see one
         state."""
         async with self._connect() as connection:

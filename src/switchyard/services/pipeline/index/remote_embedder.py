@@ -73,7 +73,7 @@ class RemoteEmbedder:
             while len(vectors) < len(texts):
                 batch = list(texts[len(vectors) : len(vectors) + size])
                 try:
-                    vectors.extend(await self._embedded(api, batch))
+                    vectors.extend(await self._embed_batch(api, batch))
                 except LlmRefused as error:
                     if error.status not in _TOO_MANY:
                         raise
@@ -90,7 +90,7 @@ class RemoteEmbedder:
             )
         return vectors
 
-    async def _embedded(self, api: openai.AsyncOpenAI, batch: list[str]) -> list[list[float]]:
+    async def _embed_batch(self, api: openai.AsyncOpenAI, batch: list[str]) -> list[list[float]]:
         async def create() -> Any:
             # Without a format the SDK asks for base64, which few servers speak.
             body = {"model": self.model, "input": batch, "encoding_format": "float"}
@@ -137,13 +137,13 @@ class RemoteEmbedder:
         for place, item in enumerate(data):
             index = field_of(item, "index")
             at = index if isinstance(index, int) and 0 <= index < expected else place
-            ordered[at] = self._normalised(field_of(item, "embedding"))
+            ordered[at] = self._normalise(field_of(item, "embedding"))
         vectors = [vector for vector in ordered if vector is not None]
         if len(vectors) != expected:
             raise InvalidLlmResponse("the embedding server numbered its vectors twice")
         return vectors
 
-    def _normalised(self, vector: Any) -> list[float]:
+    def _normalise(self, vector: Any) -> list[float]:
         if not is_vector(vector):
             raise InvalidLlmResponse(
                 f"the embedding server answered something that is no vector: "

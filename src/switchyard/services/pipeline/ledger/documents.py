@@ -78,7 +78,7 @@ class DocumentRepository(Repository):
         if instead_of is not None:
             connection.execute(
                 update(documents)
-                .where(_unchanged(instead_of), documents.c.content_hash != content_hash)
+                .where(_is_unchanged(instead_of), documents.c.content_hash != content_hash)
                 .values(source=None, updated_at=now)
             )
         statement = insert_into(connection, documents).values(values)
@@ -87,7 +87,7 @@ class DocumentRepository(Repository):
         ).one_or_none()
         if inserted is not None:
             return _document_of(inserted), True
-        matches = _matching(connection, content_hash, source, documents.c.id == values["id"])
+        matches = _list_matching(connection, content_hash, source, documents.c.id == values["id"])
         return matches[0], False
 
     @read
@@ -95,7 +95,7 @@ class DocumentRepository(Repository):
         self, connection: Connection, content_hash: str, source: str | None
     ) -> Document | None:
         """Return the document with that content, else with that source."""
-        return next(iter(_matching(connection, content_hash, source)), None)
+        return next(iter(_list_matching(connection, content_hash, source)), None)
 
     @read
     def get_document(self, connection: Connection, document_id: str) -> Document | None:
@@ -148,7 +148,7 @@ class DocumentRepository(Repository):
     ) -> list[Document]:
         """List documents, oldest first, from behind that `(created_at, id)` on."""
         key = tuple_(documents.c.created_at, documents.c.id)
-        query = _filtered(select(documents), document_filter)
+        query = _filter_documents(select(documents), document_filter)
         if after is not None:
             query = query.where(key > tuple_(*after))
         query = query.order_by(documents.c.created_at, documents.c.id).limit(limit)
@@ -157,13 +157,13 @@ class DocumentRepository(Repository):
     @read
     def document_ids(self, connection: Connection, document_filter: DocumentFilter) -> set[str]:
         """Return the ids of the documents that fit a filter."""
-        query = _filtered(select(documents.c.id), document_filter)
+        query = _filter_documents(select(documents.c.id), document_filter)
         return set(connection.scalars(query))
 
     @read
     def count_documents(self, connection: Connection, document_filter: DocumentFilter) -> int:
         """Count the documents that fit a filter."""
-        query = _filtered(select(func.count()).select_from(documents), document_filter)
+        query = _filter_documents(select(func.count()).select_from(documents), document_filter)
         return connection.scalar(query) or 0
 
     @write
@@ -257,7 +257,7 @@ class DocumentRepository(Repository):
             if connection.execute(holder).first() is None:
                 values["source"] = source
         renewed = connection.execute(
-            update(documents).where(_unchanged(document)).values(values).returning(documents)
+            update(documents).where(_is_unchanged(document)).values(values).returning(documents)
         ).one_or_none()
         if renewed is None:
             return None
@@ -268,7 +268,7 @@ class DocumentRepository(Repository):
         return _document_of(renewed)
 
 
-def _unchanged(document: Document) -> ColumnElement[bool]:
+def _is_unchanged(document: Document) -> ColumnElement[bool]:
     """Return the condition that no other run has taken a document up since it was read."""
     return and_(
         documents.c.id == document.id,
@@ -276,7 +276,7 @@ def _unchanged(document: Document) -> ColumnElement[bool]:
     )
 
 
-def _matching(
+def _list_matching(
     connection: Connection, content_hash: str, source: str | None, *others: ColumnElement[bool]
 ) -> list[Document]:
     """List the documents with that content, then those with that source, or that fit one of the
@@ -296,7 +296,7 @@ def _document_of(row: Row[Any]) -> Document:
     return Document(**{**fields, "completed_stages": tuple(json.loads(fields["completed_stages"]))})
 
 
-def _filtered(query: Select[Any], document_filter: DocumentFilter) -> Select[Any]:
+def _filter_documents(query: Select[Any], document_filter: DocumentFilter) -> Select[Any]:
     """Restrict a query to the documents that fit a filter."""
     columns = documents.c
     if document_filter.state is not None:

@@ -137,12 +137,12 @@ class GraphReads(Repository):
         """List works that are cited together with one, by how many works. Raises ValueError as
         above."""
         check_limit(limit)
-        return await self._related(key, graph_edges.c.source, graph_edges.c.target, limit)
+        return await self._related_works(key, graph_edges.c.source, graph_edges.c.target, limit)
 
     async def graph_coupled(self, key: str, limit: int = 20) -> RelatedWorks | None:
         """List works that cite what one cites, by how much of it. Raises ValueError as above."""
         check_limit(limit)
-        return await self._related(key, graph_edges.c.target, graph_edges.c.source, limit)
+        return await self._related_works(key, graph_edges.c.target, graph_edges.c.source, limit)
 
     @read
     def graph_documents_by(
@@ -219,7 +219,7 @@ class GraphReads(Repository):
         ], more
 
     @read
-    def _related(
+    def _related_works(
         self, connection: Connection, key: str, near: Any, far: Any, limit: int
     ) -> RelatedWorks | None:
         """List works at the far end of citations that share their near end with a citation of the

@@ -82,12 +82,12 @@ def check_wanted(
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the kinds and languages, all of them where none are named. Raises UnknownSample."""
     return (
-        _known("kind", chosen_kinds, tuple(KINDS)),
-        _known("language", chosen_languages, languages()),
+        _check_known("kind", chosen_kinds, tuple(KINDS)),
+        _check_known("language", chosen_languages, languages()),
     )
 
 
-def _known(what: str, names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+def _check_known(what: str, names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
     for each in names or ():
         if each not in known:
             raise UnknownSample(f"there is no {what} {each[:50]!r}: use {', '.join(known)}")
@@ -130,12 +130,12 @@ def _sample(
 
 def _content(document: Any, kind: SampleKind, random: Random) -> tuple[bytes, str]:
     if kind.is_photo:
-        return _scanned(document[0], random).tobytes("jpeg", jpg_quality=70), "jpg"
+        return _simulate_scan(document[0], random).tobytes("jpeg", jpg_quality=70), "jpg"
     if not kind.is_scan:
         return bytes(document.tobytes(deflate=True, garbage=4, no_new_id=True)), "pdf"
     with pymupdf().open() as scan:
         for page in document:
-            picture = _scanned(page, random)
+            picture = _simulate_scan(page, random)
             scanned_page = scan.new_page(width=page.rect.width, height=page.rect.height)
             scanned_page.insert_image(
                 scanned_page.rect, stream=picture.tobytes("jpeg", jpg_quality=70)
@@ -144,7 +144,7 @@ def _content(document: Any, kind: SampleKind, random: Random) -> tuple[bytes, st
         return bytes(scan.tobytes(garbage=3, no_new_id=True)), "pdf"
 
 
-def _scanned(page: Any, random: Random) -> Any:
+def _simulate_scan(page: Any, random: Random) -> Any:
     """Return a page as a scanner sees it: a little askew, and with noise."""
     import numpy as np
 

@@ -98,7 +98,7 @@ def _figures(canvas: Canvas, title: str) -> None:
     for number, drawing in enumerate(drawings[: random.randint(2, 3)], 1):
         canvas.paragraph(prose.paragraph())
         caption = f"{prose.word('figure')} {number}. {prose.title()}"
-        canvas.figure(_seeded(drawing, Random(random.random())), caption)
+        canvas.figure(_with_random(drawing, Random(random.random())), caption)
 
 
 def _invoice(canvas: Canvas, title: str) -> None:
@@ -129,7 +129,7 @@ def _letter(canvas: Canvas, title: str) -> None:
 Drawing = Callable[[Random, Any, Any, Any], list[str]]
 
 
-def _seeded(drawing: Drawing, random: Random) -> Callable[[Any, Any, Any], list[str]]:
+def _with_random(drawing: Drawing, random: Random) -> Callable[[Any, Any, Any], list[str]]:
     return lambda page, shape, frame: drawing(random, page, shape, frame)
 
 

@@ -39,7 +39,7 @@ class DocumentOptions(BaseModel):
 
     @field_validator("since", "until", mode="before")
     @classmethod
-    def _beginning(cls, value: Any) -> Any:
+    def _start_of(cls, value: Any) -> Any:
         is_day = isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value)
         return f"{value}T00:00:00Z" if is_day else value
 

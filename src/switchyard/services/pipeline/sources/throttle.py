@@ -95,7 +95,7 @@ class FleetThrottle:
         # Within a reservation the interval is always waited for: else no second request would come.
         waits = max(self._max_wait, self._interval + 1) if self._in_a_row else self._max_wait
         until = time.monotonic() + waits
-        async with self._connected(holder, takes, until):
+        async with self._hold_connection(holder, takes, until):
             await self._wait_for_interval(holder, until)
 
             async def pause(seconds: float) -> None:
@@ -109,7 +109,7 @@ class FleetThrottle:
     @asynccontextmanager
     async def reserve(self, *, takes: float) -> AsyncIterator[None]:
         """As in RequestPace. Raises LedgerUnavailable too."""
-        async with self._connected(str(uuid4()), takes, time.monotonic() + self._max_wait):
+        async with self._hold_connection(str(uuid4()), takes, time.monotonic() + self._max_wait):
             self._in_a_row = True
             try:
                 yield
@@ -117,7 +117,9 @@ class FleetThrottle:
                 self._in_a_row = False
 
     @asynccontextmanager
-    async def _connected(self, holder: str, takes: float, until: float) -> AsyncIterator[None]:
+    async def _hold_connection(
+        self, holder: str, takes: float, until: float
+    ) -> AsyncIterator[None]:
         """Hold the connection, with a place while it is waited for."""
         self._refuse_long(await self._ledger.leases.lease_remaining(self._next), until)
         if self._in_a_row:
@@ -125,13 +127,13 @@ class FleetThrottle:
             return
         held = self._max_wait + takes + _MARGIN
         async with (
-            self._holding(self._places, holder, held, until if self._waits_for_place else 0.0),
-            self._holding((self._connection,), holder, held, until),
+            self._hold_lease(self._places, holder, held, until if self._waits_for_place else 0.0),
+            self._hold_lease((self._connection,), holder, held, until),
         ):
             yield
 
     @asynccontextmanager
-    async def _holding(
+    async def _hold_lease(
         self, names: Sequence[str], holder: str, seconds: float, until: float
     ) -> AsyncIterator[None]:
         """Hold one of these leases, waited for as long as it is not `until`, for `seconds`."""

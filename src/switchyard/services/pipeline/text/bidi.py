@@ -110,7 +110,7 @@ def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
 
 def _logical(placed: Sequence[str]) -> str:
     """Return what is read, of what stands from left to right in a line from right to left."""
-    kinds = _resolved(placed)
+    kinds = _resolve_directions(placed)
     read: list[str] = []
     run: list[str] = []
     for text, kind in zip(reversed(placed), reversed(kinds), strict=True):
@@ -123,7 +123,7 @@ def _logical(placed: Sequence[str]) -> str:
     read += reversed(run)
     joined = " ".join("".join(read).split())
     mirrored = joined.translate(_MIRRORED)
-    return mirrored if _unpaired(mirrored) < _unpaired(joined) else joined
+    return mirrored if _count_unpaired(mirrored) < _count_unpaired(joined) else joined
 
 
 def _kind(text: str) -> str:
@@ -131,7 +131,7 @@ def _kind(text: str) -> str:
     return "R" if kind in _STRONG_RTL else kind
 
 
-def _resolved(placed: Sequence[str]) -> list[str]:
+def _resolve_directions(placed: Sequence[str]) -> list[str]:
     """Return L for what keeps its order from left to right: words of other scripts, numbers, and
     what stands between two of them; R for all others."""
     kinds = [_kind(text) for text in placed]
@@ -181,7 +181,7 @@ def _disorder(text: str) -> int:
     return count
 
 
-def _unpaired(text: str) -> int:
+def _count_unpaired(text: str) -> int:
     """Return how many brackets close what was not opened."""
     count = 0
     for opening, closing in _PAIRS:

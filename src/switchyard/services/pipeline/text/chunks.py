@@ -75,7 +75,7 @@ def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
     def close() -> None:
         nonlocal current, size, fresh
         index = len(chunks)
-        text = _joined(current)
+        text = _join(current)
         chunks.append(
             Chunk(chunk_id(document_id, index), document_id, index, current[0].page, text)
         )
@@ -138,7 +138,7 @@ def _size(text: str) -> int:
     return max(count_words(text), len(text) // 12, 1)
 
 
-def _joined(chunk: Sequence[_Sentence]) -> str:
+def _join(chunk: Sequence[_Sentence]) -> str:
     text = ""
     for sentence in chunk:
         glue = ("\n\n" if sentence.opens_paragraph else " ") if text else ""

@@ -125,7 +125,7 @@ def page_pictures(original: SourceFile, number: int) -> list[Picture]:
             drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=MAX_SIDE, area=_MAX_PIXELS))
     else:
         raise UnsupportedDocument("plain text has no pictures")
-    return [_encoded(piece, number, "image", "") for piece in _pieces(drawn)]
+    return [_encode(piece, number, "image", "") for piece in _pieces(drawn)]
 
 
 def _pieces(drawn: Image) -> list[Image]:
@@ -165,7 +165,7 @@ def _of_image(data: bytes) -> CutPictures:
                 raise
             errors[number] = str(error)
             continue
-        pictures.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
+        pictures.extend(_encode(piece, number, "image", "") for piece in _pieces(drawn))
     return CutPictures(pictures[:MAX_FIGURES], errors)
 
 
@@ -197,7 +197,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
     page.set_rotation(0)  # of a turned page, some boxes would be as it is shown, others as it lies
     texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
     table_boxes = [tuple(table.bbox) for table in _tables(page)]
-    drawn_boxes = _drawn(page, table_boxes)
+    drawn_boxes = _drawn_boxes(page, table_boxes)
     page.set_rotation(turned)
 
     def as_shown(box: Box) -> Box:
@@ -206,7 +206,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
 
     blocks = [(as_shown(box), text) for box, text in texts]
     tables = [as_shown(box) for box in table_boxes]
-    boxes = _merged([*map(as_shown, drawn_boxes), *tables])
+    boxes = _merge_boxes([*map(as_shown, drawn_boxes), *tables])
     cut_out = []
     for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
         clip = library.Rect(box) & page.rect
@@ -216,9 +216,9 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
         drawn = page.get_pixmap(
             matrix=library.Matrix(zoom, zoom), clip=clip, colorspace=library.csRGB, alpha=False
         )
-        is_table = any(_shared(box, table) > 0.5 for table in tables)
+        is_table = any(_shared_part(box, table) > 0.5 for table in tables)
         cut_out.append(
-            _encoded(
+            _encode(
                 drawn.pil_image(), number, "table" if is_table else "figure", _caption(box, blocks)
             )
         )
@@ -232,7 +232,7 @@ def _tables(page: Any) -> list[Any]:
     return [table for table in tables if table.row_count > 1 and table.col_count > 1]
 
 
-def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
+def _drawn_boxes(page: Any, tables: Sequence[Box]) -> list[Box]:
     """Return the boxes of pictures, and those that lines and areas make up."""
     images = [tuple(info["bbox"]) for info in page.get_image_info()]
     drawings = page.get_drawings() if len(page.get_cdrawings()) <= _MAX_DRAWINGS else []
@@ -244,11 +244,11 @@ def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
         if box[2] - box[0] >= _MIN_SIDE
         and box[3] - box[1] >= _MIN_SIDE
         and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE * area
-        and not any(_shared(box, table) > 0.8 for table in tables)
+        and not any(_shared_part(box, table) > 0.8 for table in tables)
     ]
 
 
-def _merged(boxes: Sequence[Box]) -> list[Box]:
+def _merge_boxes(boxes: Sequence[Box]) -> list[Box]:
     """Merge the boxes that overlap."""
     merged: list[Box] = []
     for box in boxes[:500]:
@@ -270,7 +270,7 @@ def _overlap(box: Box, other: Box) -> bool:
     return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
-def _shared(box: Box, other: Box) -> float:
+def _shared_part(box: Box, other: Box) -> float:
     """Return how much of the first box is in the other, from 0 to 1."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
@@ -290,7 +290,7 @@ def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
     return unwrap(clean(min(near)[1]))[:1_000] if near else ""
 
 
-def _encoded(
+def _encode(
     drawn: Image, page: int, kind: Literal["figure", "table", "image"], caption: str
 ) -> Picture:
     buffer = io.BytesIO()

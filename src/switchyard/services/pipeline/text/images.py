@@ -51,7 +51,7 @@ def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
     Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than that many pages,
     or pixels on one of them.
     """
-    with _opened(data) as image:
+    with _open_image(data) as image:
         # A TIFF says of no page how many there are: each is looked up behind the one before.
         for number in range(pages):
             _check(image, number + 1, pixels)
@@ -68,7 +68,7 @@ def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> 
     """
     from PIL import ImageOps
 
-    with _opened(data) as image:
+    with _open_image(data) as image:
         if number > 1 and not _has_next(image, number - 1):
             raise CorruptDocument(f"the image has no page {number}")
         _check(image, number, pixels)
@@ -137,7 +137,7 @@ def _check(image: Image, number: int, pixels: int) -> None:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image]:
+def _open_image(data: bytes) -> Iterator[Image]:
     from PIL import Image as Images
     from PIL import UnidentifiedImageError
 

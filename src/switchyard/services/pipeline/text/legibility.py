@@ -170,7 +170,7 @@ def _has_other_vowels(text: str, script: str, least: int) -> bool:
     count = pairs.total()
     if count < max(least, _MIN_LETTERS) or len(set().union(*words)) < _MIN_ALPHABET:
         return False
-    alternating = _alternating(pairs)
+    alternating = _alternating_letters(pairs)
     frequency: Counter[str] = Counter()
     for (first, _), times in pairs.items():
         frequency[first] += times
@@ -193,7 +193,7 @@ def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
     return {word for run in plain for word in letters.findall(run)}
 
 
-def _alternating(pairs: Mapping[tuple[str, str], int]) -> set[str]:
+def _alternating_letters(pairs: Mapping[tuple[str, str], int]) -> set[str]:
     """Return the letters that alternate with the others (Sukhotin, 1962)."""
     beside: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (a, b), times in pairs.items():

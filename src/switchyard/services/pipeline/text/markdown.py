@@ -68,7 +68,7 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
     if level_lines is not None:
         lines = level_lines
     else:
-        lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
+        lines = _mirror(page) if _is_right_to_left(page.lines) else list(page.lines)
     texts: list[str] = []
     may_go_on = False  # the last paragraph was cut by the end of a column
     blocks = [
@@ -106,7 +106,7 @@ def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
             printed[line.size] = printed.get(line.size, 0) + len(line.text)
     letters: Counter[float] = Counter()
     for size, count in printed.items():
-        letters[_rounded(size)] += count
+        letters[_round_size(size)] += count
     if not letters:
         return {}
     usual = letters.most_common(1)[0][0]
@@ -123,7 +123,7 @@ def _level_of(
         return 0
     if titles and (level := titles.get(_key(text))):
         return level
-    size = _rounded(paragraph[0].size)
+    size = _round_size(paragraph[0].size)
     if level := levels.get(size, 0):
         return level if any(map(str.isalpha, text)) else 0
     is_short = len(paragraph) == 1 and text.count(" ") < 12 and text[-1] not in ".,;:!?"
@@ -132,7 +132,7 @@ def _level_of(
     return 0
 
 
-def _rounded(size: float) -> float:
+def _round_size(size: float) -> float:
     return round(size * 2) / 2
 
 
@@ -149,7 +149,7 @@ def _is_right_to_left(lines: Sequence[Line]) -> bool:
     return not letters.isascii() and len(_RTL.findall(letters)) > len(letters) * 0.4
 
 
-def _mirrored(page: PageLines) -> list[Line]:
+def _mirror(page: PageLines) -> list[Line]:
     """Mirror the page: its columns and rows are then read from the left."""
     return [replace(line, x0=page.width - line.x1, x1=page.width - line.x0) for line in page.lines]
 

@@ -116,7 +116,7 @@ class _Pdf:
             rect = page.rect
             width, height = rect.width, rect.height
             has_place = is_sparse(width, height, lines)
-            pictures = picture_share(width, height, _drawn(page)) if has_place else 0.0
+            pictures = picture_share(width, height, _drawn_parts(page)) if has_place else 0.0
             return PageLines(width, height, lines, pictures)
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
@@ -315,7 +315,7 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
                 longest_text = longest["text"]
             else:
                 longest = max(spans, key=_span_length)
-                longest_text = _joined(spans, longest)
+                longest_text = _join_spans(spans, longest)
             are_padded = are_padded or (
                 "   " in longest_text and PADDING.search(longest_text) is not None
             )
@@ -345,7 +345,7 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
 def _words(text_page: Any, page: Any) -> Iterator[Word]:
     for x0, y0, x1, y1, text, *_ in text_page.extractWORDS():
         if page.rotation:
-            x0, y0, x1, y1 = _turned((x0, y0, x1, y1), page.rotation_matrix)
+            x0, y0, x1, y1 = _turn_box((x0, y0, x1, y1), page.rotation_matrix)
         yield Word(x0, y0, x1, y1, text)
 
 
@@ -354,16 +354,16 @@ def _turn(blocks: list[Any], matrix: Any) -> None:
     file."""
     for block in blocks:
         for line in block.get("lines", ()):
-            line["bbox"] = _turned(line["bbox"], matrix)
+            line["bbox"] = _turn_box(line["bbox"], matrix)
             x, y = line["dir"]
             line["dir"] = (matrix.a * x + matrix.c * y, matrix.b * x + matrix.d * y)
             for span in line["spans"]:
-                span["origin"] = _turned((*span["origin"], *span["origin"]), matrix)[:2]
+                span["origin"] = _turn_box((*span["origin"], *span["origin"]), matrix)[:2]
                 for char in span.get("chars", ()):
-                    char["bbox"] = _turned(char["bbox"], matrix)
+                    char["bbox"] = _turn_box(char["bbox"], matrix)
 
 
-def _turned(box: Box, matrix: Any) -> Box:
+def _turn_box(box: Box, matrix: Any) -> Box:
     x0, y0, x1, y1 = box
     xs = [matrix.a * x + matrix.c * y + matrix.e for x, y in ((x0, y0), (x1, y1))]
     ys = [matrix.b * x + matrix.d * y + matrix.f for x, y in ((x0, y0), (x1, y1))]
@@ -426,7 +426,7 @@ def _span_length(span: Any) -> int:
     return len(span["text"])
 
 
-def _joined(spans: list[Any], longest: Any) -> str:
+def _join_spans(spans: list[Any], longest: Any) -> str:
     """Return the text of a line, its raised numbers as superscripts."""
     size, baseline = longest["size"], longest["origin"][1]
     texts = []
@@ -439,12 +439,12 @@ def _joined(spans: list[Any], longest: Any) -> str:
     return "".join(texts)
 
 
-def _drawn(page: Any) -> Iterator[Drawn]:
+def _drawn_parts(page: Any) -> Iterator[Drawn]:
     """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
     for kind, box in page.get_bboxlog():
         if kind in _PICTURES or kind in _TEXTS:
             is_seen = kind != "ignore-text"
-            yield Drawn(_turned(box, page.rotation_matrix), kind in _PICTURES, is_seen)
+            yield Drawn(_turn_box(box, page.rotation_matrix), kind in _PICTURES, is_seen)
 
 
 def _first_line(error: Exception) -> str:

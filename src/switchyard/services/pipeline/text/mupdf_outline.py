@@ -68,7 +68,7 @@ class _Reader:
                 return 0
             target = low.pdf_dict_gets(action, "D")
         if low.pdf_is_string(target) or low.pdf_is_name(target):
-            target = self._named(target)
+            target = self._named_target(target)
         if low.pdf_is_dict(target):
             target = low.pdf_dict_gets(target, "D")
         page = low.pdf_array_get(target, 0)
@@ -82,7 +82,7 @@ class _Reader:
             self._pages = {self._document.page_xref(at): at + 1 for at in reversed(range(count))}
         return self._pages.get(xref, 0)
 
-    def _named(self, name: Any) -> Any:
+    def _named_target(self, name: Any) -> Any:
         """Return the target of that name; an empty PDF object where there is none."""
         low = self._low
         if low.pdf_is_name(name):

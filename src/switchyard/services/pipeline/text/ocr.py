@@ -133,7 +133,7 @@ def read_page(
             extractor=original.extractor,
         )
         if page is not None and page.pictures > SCAN and not is_unreadable(page.lines):
-            typed = _scaled(page, picture.shape[1] / page.width)
+            typed = _scale_lines(page, picture.shape[1] / page.width)
     else:
         import numpy as np
 
@@ -174,7 +174,7 @@ def read_picture(
     return ReadPage(text, round(certainty, 3), turned)
 
 
-def _scaled(page: PageLines, zoom: float) -> list[Line]:
+def _scale_lines(page: PageLines, zoom: float) -> list[Line]:
     """Return the lines of a page as they lie on its picture."""
     return [
         replace(
@@ -299,7 +299,7 @@ def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], 
     try:
         upright = find_lines(engine, picture)
         boxes, crops, turned = list(upright.boxes), upright.crops, upright.turned
-        divided = _divided(upright.picture, boxes)
+        divided = _divide_boxes(upright.picture, boxes)
         if divided is not None:
             boxes = divided
             crops = engine.crop_text_regions(upright.picture, divided)
@@ -309,7 +309,7 @@ def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], 
     return boxes, list(read.txts), list(read.scores), turned
 
 
-def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
+def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
     """Divide boxes that reach over two columns; None where there are none. Where columns are close,
     detection takes some lines of both for one."""
     import numpy as np

@@ -82,7 +82,7 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
             for box in there.boxes:
                 moved = (box - (0, padding)) / scale + (left, top)
                 boxes.append(moved.astype("float32"))
-    return _joined(boxes)
+    return _join_boxes(boxes)
 
 
 def _starts(size: int) -> Iterator[int]:
@@ -92,7 +92,7 @@ def _starts(size: int) -> Iterator[int]:
         yield round(number * (size - PIECE) / (count - 1)) if count > 1 else 0
 
 
-def _joined(boxes: Sequence[Any]) -> list[Any]:
+def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
     """Return each line once: what two pieces have is one, and so is what goes on in the next
     piece."""
     import numpy as np

@@ -143,7 +143,7 @@ def read_pdf(
         title=_title(raw.metadata, raw.pages[0]),
         metadata=_metadata(raw.metadata),
         repaired=raw.repaired or bool(raw.errors),
-        outline=_cleaned(raw.outline),
+        outline=_clean_outline(raw.outline),
     )
 
 
@@ -272,6 +272,6 @@ def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return fields
 
 
-def _cleaned(outline: Sequence[Heading]) -> tuple[Heading, ...]:
+def _clean_outline(outline: Sequence[Heading]) -> tuple[Heading, ...]:
     named = [(entry, unwrap(clean(entry.title))[:300]) for entry in outline]
     return tuple(Heading(entry.level, title, entry.page) for entry, title in named if title)

@@ -68,7 +68,7 @@ def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
     if not has_end(data):
         # It finds some of the pages in such a file; half a document must not pass for one.
         raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
-    with _opened(data) as document:
+    with _open_pdf(data) as document:
         check_count(len(document), limits)
         yield _Pdf(document, limits)
 
@@ -112,21 +112,21 @@ class _Pdf:
         }
 
     def page(self, number: int) -> PageLines:
-        with _reading(f"page {number}"):
+        with _translate_errors(f"page {number}"):
             page = self.document[number - 1]
             try:
                 width, height = _size(page, number, self.limits)
                 shown = _Shown(page.get_bbox(), page.get_rotation())
                 lines = _lines(page, shown)
                 has_place = is_sparse(width, height, lines)
-                drawn = _drawn(page, shown) if has_place else ()
+                drawn = _drawn_parts(page, shown) if has_place else ()
                 pictures = picture_share(width, height, drawn)
                 return PageLines(width, height, lines, pictures)
             finally:
                 page.close()
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
-        with _reading(f"page {number}"):
+        with _translate_errors(f"page {number}"):
             page = self.document[number - 1]
             try:
                 width, height = _size(page, number, self.limits)
@@ -186,7 +186,7 @@ def _size(page: Any, number: int, limits: Limits) -> tuple[float, float]:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Any]:
+def _open_pdf(data: bytes) -> Iterator[Any]:
     import pypdfium2
 
     library: Any = pypdfium2
@@ -204,7 +204,7 @@ def _opened(data: bytes) -> Iterator[Any]:
 
 
 @contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError) as error:
@@ -234,7 +234,7 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
             line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
             if lines and _goes_on(lines[-1], line):
-                lines[-1] = _joined(lines[-1], line)
+                lines[-1] = _join_lines(lines[-1], line)
             else:
                 lines.append(line)
         has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in lines if not line.text.isascii())
@@ -285,7 +285,7 @@ def _words(text: Any, shown: _Shown) -> Iterator[Word]:
         yield word
 
 
-def _drawn(page: Any, shown: _Shown) -> Iterator[Drawn]:
+def _drawn_parts(page: Any, shown: _Shown) -> Iterator[Drawn]:
     """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
     from pypdfium2 import raw
 
@@ -328,17 +328,17 @@ def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
         if row and min(row[-1][2], y1) - max(row[-1][1], y0) < 0.5 * min(
             row[-1][2] - row[-1][1], y1 - y0
         ):
-            yield from _divided(row)
+            yield from _divide_row(row)
             row = []
         row.append((Glyph(char, x0, x1), y0, y1, size))
-    yield from _divided(row)
+    yield from _divide_row(row)
 
 
 def _place(glyph: tuple[Glyph, float, float, float]) -> Box:
     return glyph[0].x0, glyph[1], glyph[0].x1, glyph[2]
 
 
-def _divided(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
+def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
     """Yield the lines of a row, which wide spaces divide."""
     row.sort(key=lambda each: each[0].x0)
     start = 0
@@ -364,7 +364,7 @@ def _goes_on(before: Line, line: Line) -> bool:
     return shared > 0.6 * min(before.height, line.height) and -1 < gap < 0.6 * line.size
 
 
-def _joined(before: Line, line: Line) -> Line:
+def _join_lines(before: Line, line: Line) -> Line:
     # Digits reach from the baseline up, and so do the boxes here.
     first, then = before.text, line.text
     if is_raised(line.size, line.y1, before.size, before.y1):

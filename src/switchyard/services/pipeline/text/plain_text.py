@@ -143,7 +143,7 @@ def words(text: str) -> list[str]:
     Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
     that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
     """
-    return _cut(_folded(text, _without_accents))
+    return _cut(_fold(text, _without_accents))
 
 
 def accented_words(text: str) -> list[str]:
@@ -161,7 +161,7 @@ def has_marks(plain: str) -> bool:
 
 def without_accents(word: str) -> str:
     """Return a word of `accented_words` as `words` gives it."""
-    return _folded(word, _without_accents)
+    return _fold(word, _without_accents)
 
 
 def _cut(plain: str) -> list[str]:
@@ -180,7 +180,7 @@ def _cut(plain: str) -> list[str]:
 def normalised(text: str) -> str:
     """Return the text for an index that tells words apart itself: as `words` does, but with the
     accents and vowel marks that dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
-    return _folded(text, _compatible)
+    return _fold(text, _compatible)
 
 
 def _numbers_apart(text: str) -> str:
@@ -226,7 +226,7 @@ def shorten(text: str, limit: int) -> str:
     return (head[:at] if at > limit // 2 else head).rstrip(" ,;:") + "…"
 
 
-def _folded(text: str, fold: Callable[[str], str]) -> str:
+def _fold(text: str, fold: Callable[[str], str]) -> str:
     """Fold each character, in lower case, with numbers apart and without soft hyphens."""
     if text.isascii():
         return text.casefold()
@@ -237,14 +237,16 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
     # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
     # insertion, and such a run can be as long as the text.
     folded = {char: fold(char) for char in foreign}
-    replaced = _replaced(text, {char: other for char, other in folded.items() if other != char})
+    replaced = _replace_chars(
+        text, {char: other for char, other in folded.items() if other != char}
+    )
     marks = "".join({char for char in "".join(folded.values()) if unicodedata.combining(char)})
     if marks:
         replaced = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", replaced)
     return unicodedata.normalize("NFC", replaced.casefold()).replace("\u0640", "")
 
 
-def _replaced(text: str, folded: Mapping[str, str]) -> str:
+def _replace_chars(text: str, folded: Mapping[str, str]) -> str:
     """Replace these characters by their folded forms, which have none of them."""
     if len(folded) > _REPLACED:
         by_code = str.maketrans(dict(folded))

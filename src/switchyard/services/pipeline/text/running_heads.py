@@ -68,7 +68,7 @@ def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
         id(line)
         for rows in forms.values()
         if len({row.page for row in rows}) >= least
-        for row in _repeated(rows)
+        for row in _repeated_rows(rows)
         for line in row.lines
     }
     remaining = [[line for line in page.lines if id(line) not in line_ids] for page in pages]
@@ -105,7 +105,7 @@ def _row(page: RunningPage, number: int, lines: Sequence[Line], edge: str) -> _R
     return _Row(number, lines, form, tuple(_DIGITS.findall(text)), is_number)
 
 
-def _repeated(rows: Sequence[_Row]) -> Iterator[_Row]:
+def _repeated_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
     """Yield those of one form whose numbers are the same as on other pages, or grow with them."""
     same: Counter[tuple[int, str]] = Counter()
     grown: Counter[tuple[int, int]] = Counter()

@@ -41,7 +41,7 @@ def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
     chosen = _spread(sections, max(budget // _MIN_SHARE, 1))
     overhead = len(GAP) + 4
     share = _fair_share([len(section) + 2 for section in chosen], budget - overhead)
-    parts = [_beginning(section, share - overhead) for section in chosen]
+    parts = [_first_sentences(section, share - overhead) for section in chosen]
     text = "\n\n".join(part for part in parts if part)
     if len(chosen) < len(sections):
         text += f"\n\n{GAP}"
@@ -71,7 +71,7 @@ def _fair_share(sizes: Sequence[int], budget: int) -> int:
     return max(share, ascending[-1]) if ascending else budget
 
 
-def _beginning(section: str, limit: int) -> str:
+def _first_sentences(section: str, limit: int) -> str:
     """Return the first sentences of a section, at most `limit` characters and the gap's mark."""
     if len(section) <= limit:
         return section

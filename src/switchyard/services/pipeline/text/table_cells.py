@@ -303,8 +303,8 @@ class _River:
     def goes_on(self, row: _Row) -> bool:
         """Return whether it runs through a row as well, and follow it there."""
         least = _SHARED * row.blank
-        best = max(row.spaces, key=self._shared, default=None)
-        if best is not None and self._shared(best) >= least:
+        best = max(row.spaces, key=self._shared_share, default=None)
+        if best is not None and self._shared_share(best) >= least:
             self.x0, self.x1 = max(self.x0, best.x0), min(self.x1, best.x1)
             self.spaces.append(best)
             return True
@@ -316,7 +316,7 @@ class _River:
             return True
         return False
 
-    def _shared(self, space: _Space) -> float:
+    def _shared_share(self, space: _Space) -> float:
         return min(self.x1, space.x1) - max(self.x0, space.x0)
 
 
@@ -347,17 +347,17 @@ def _padded_parts(rows: Sequence[_Row]) -> dict[int, list[Line]]:
     for count, run in groupby(rows, _count_padding):
         padded = list(run) if count else []
         if len(padded) >= MIN_ROWS:
-            cut = [row.lines[0].cut([space.at for space in _padding(row)]) for row in padded]
+            cut = [row.lines[0].cut([space.at for space in _padding_spaces(row)]) for row in padded]
             for row, cells in zip(padded, _stand_apart(cut), strict=True):
                 lines_by_part[id(row.lines[0].line)] = cells
     return lines_by_part
 
 
 def _count_padding(row: _Row) -> int:
-    return len(_padding(row)) if len(row.lines) == 1 else 0
+    return len(_padding_spaces(row)) if len(row.lines) == 1 else 0
 
 
-def _padding(row: _Row) -> list[_Space]:
+def _padding_spaces(row: _Row) -> list[_Space]:
     return [space for space in row.spaces if space.is_padding]
 
 

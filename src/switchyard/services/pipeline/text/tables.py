@@ -28,18 +28,18 @@ def with_tables(lines: Sequence[Line]) -> list[Line]:
     if not 2 * _MIN_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
     rows = rows_of(lines)
-    return _replaced(rows) or [line for row in rows for line in row]
+    return _replace_tables(rows) or [line for row in rows for line in row]
 
 
 def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
     """Do as `with_tables`, for lines that are in rows."""
     if not 2 * _MIN_ROWS <= sum(map(len, rows)) <= MAX_LINES:
         return rows
-    replaced = _replaced(rows)
+    replaced = _replace_tables(rows)
     return rows_of(replaced) if replaced else rows
 
 
-def _replaced(rows: list[list[Line]]) -> list[Line]:
+def _replace_tables(rows: list[list[Line]]) -> list[Line]:
     """Return the lines, with each table as one of them; none where there is no table."""
     lines: list[Line] = []
     run: list[list[Line]] = []

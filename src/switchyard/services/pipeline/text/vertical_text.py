@@ -30,7 +30,7 @@ def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
     )
     if 2 * standing <= sum(map(len, texts)):
         return None
-    return [_turned(column, text, width) for column, text in zip(columns, texts, strict=True)]
+    return [_turn_column(column, text, width) for column, text in zip(columns, texts, strict=True)]
 
 
 def _columns(lines: Sequence[Line]) -> list[list[Line]]:
@@ -54,7 +54,7 @@ def _is_below(above: Line, line: Line) -> bool:
     return _may_stand(above) and aside < 0.4 * size and abs(line.y0 - above.y1) < _NEAR * size
 
 
-def _turned(column: Sequence[Line], text: str, width: float) -> Line:
+def _turn_column(column: Sequence[Line], text: str, width: float) -> Line:
     right, left = max(line.x1 for line in column), min(line.x0 for line in column)
     bold = all(line.bold for line in column)
     return Line(

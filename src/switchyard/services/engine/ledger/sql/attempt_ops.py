@@ -67,7 +67,7 @@ class Claim:
         if message is not self.request.message:
             answer = replace(answer, message=message)
         if row is not None and row.cancel_asked_at is not None:
-            return self._cancelled(rows, row)
+            return self._end_cancelled(rows, row)
         if row is not None and (row.join_id is not None or row.joins):
             answer = replace(answer, join_id=row.join_id, joins=row.joins)
         if row is None:
@@ -80,7 +80,7 @@ class Claim:
             rows.rewritten[row.id] = job_columns(request)
         row.redrives, row.attempts = request.message.generation
         row.crashes = answer.crashes
-        held = self._held(rows, row, request)
+        held = self._hold_if_paused(rows, row, request)
         if held is not None:
             return held
         row.state = State.RUNNING
@@ -89,7 +89,7 @@ class Claim:
         row.changed = True
         return answer
 
-    def _held(self, rows: Rows, row: JobRow, request: ClaimRequest) -> HeldByPause | None:
+    def _hold_if_paused(self, rows: Rows, row: JobRow, request: ClaimRequest) -> HeldByPause | None:
         """Keep the job in the ledger where a pause holds it: no queue's age or length limit, and no
         worker's slot, is used up by waiting there."""
         message = request.message
@@ -103,7 +103,7 @@ class Claim:
         row.changed = True
         return HeldByPause(str(pause))
 
-    def _cancelled(self, rows: Rows, row: JobRow) -> Finished:
+    def _end_cancelled(self, rows: Rows, row: JobRow) -> Finished:
         """End the job as cancelled: its cancellation was requested while it ran, and its worker
         died before obeying."""
         if row.state is State.RUNNING:

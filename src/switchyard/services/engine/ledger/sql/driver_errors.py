@@ -61,14 +61,14 @@ def translate(error: Exception) -> Exception:
         if state == _PG_READ_ONLY:
             return LedgerReadOnly(f"the ledger's database takes no writes: {text}")
         if state in _PG_OUTDATED:
-            return _outdated(text)
+            return _outdated_error(text)
         if state[:2] in _PG_REJECTED:
             return RowRejected(text)
         if state in _PG_NOT_LET_IN:
             return LedgerAuthError(f"the ledger's database refuses: {text}: see JOBS_DATABASE_URL")
         return LedgerUnavailable(f"the ledger's database refuses: {text}")
     if isinstance(error, exc.OperationalError) and any(s in text for s in _SQLITE_OUTDATED):
-        return _outdated(text)
+        return _outdated_error(text)
     if isinstance(error, exc.OperationalError) and _SQLITE_FULL in text:
         return LedgerFull(f"the disk of the ledger's database is full: {text}")
     if isinstance(error, exc.IntegrityError | exc.DataError):
@@ -99,7 +99,7 @@ def raise_translated(error: Exception) -> NoReturn:
     raise translated from error
 
 
-def _outdated(text: str) -> SchemaOutdated:
+def _outdated_error(text: str) -> SchemaOutdated:
     return SchemaOutdated(
         f"the ledger's tables are missing or old ({text}): run `jobctl db upgrade`"
     )

@@ -39,7 +39,7 @@ class JobContent:
         """Tell whether both ask for the same, in whatever order their fields are."""
         if self == other:  # nearly always: then nothing is parsed
             return True
-        return self.job_type == other.job_type and _parsed(self.payload) == _parsed(other.payload)
+        return self.job_type == other.job_type and _parse(self.payload) == _parse(other.payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,6 @@ def _content_of(body: bytes) -> JobContent | None:
         return None
 
 
-def _parsed(payload: str) -> Any:
+def _parse(payload: str) -> Any:
     # A message has null in the place of NaN and infinity.
     return json.loads(payload, parse_constant=lambda _: None)

@@ -78,10 +78,10 @@ class InsertJob:
         if key is not None and holder is not None:
             if holder.fingerprint != self._columns["fingerprint"]:
                 raise IdempotencyConflict(key, holder.job_id)
-            return self._known(rows.jobs[holder.job_id])
+            return self._recorded_of(rows.jobs[holder.job_id])
         known = rows.jobs.get(self.job_id)
         if known is not None:
-            return self._known(known)
+            return self._recorded_of(known)
         if key is not None:
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
         paused = self._columns["state"] == State.PENDING and self._is_held(rows)
@@ -106,7 +106,7 @@ class InsertJob:
         names = ("lane", "worker", "job_type", "source")
         return rows.pauses.holding(*(self._columns[name] for name in names)) is not None
 
-    def _known(self, row: JobRow) -> Recorded:
+    def _recorded_of(self, row: JobRow) -> Recorded:
         if rules.is_held_by(row, self._receipt):
             # Its first answer was lost on the way.
             paused = row.state is State.PAUSED

@@ -218,7 +218,7 @@ class JobWriter:
         new = [each for each in operations if isinstance(each, InsertJob)]
         confirmed = [each for each in operations if isinstance(each, MarkQueued)]
         for part in _parts([each.row() for each in new]):
-            parameters = self._parameters(_INSERTED, [_inserted(row) for row in part])
+            parameters = self._parameters(_INSERTED, [_insert_values(row) for row in part])
             if connection.execute(self._insert_unheld, parameters).rowcount != len(part):
                 return None
         if confirmed:
@@ -279,7 +279,7 @@ class JobWriter:
             connection.execute(self._delete_tags, sql.keys_parameter(self._dialect, deleted_ids))
         new = [row for row in rows.jobs.values() if row.new is not None]
         for part in _parts(new):
-            parameters = self._parameters(_INSERTED, [_inserted(row) for row in part])
+            parameters = self._parameters(_INSERTED, [_insert_values(row) for row in part])
             if connection.execute(self._insert, parameters).rowcount != len(part):
                 raise TransactionRaced("another process has recorded the same job")
         tags = [line for row in new for line in _tag_lines(row)]
@@ -287,7 +287,7 @@ class JobWriter:
             connection.execute(self._insert_tags, self._parameters(_TAG, tags))
         changed = [row for row in rows.jobs.values() if row.changed and row.new is None]
         if changed:
-            parameters = self._parameters(_UPDATED, [_updated(row) for row in changed])
+            parameters = self._parameters(_UPDATED, [_update_values(row) for row in changed])
             connection.execute(self._update, parameters)
         if rows.rewritten:
             lines = [[line[name] for name in _REWRITTEN] for line in rows.rewritten.values()]
@@ -319,7 +319,7 @@ def _is_doubtful(claim: Claim, rows: Rows) -> bool:
     return is_newer or not claim.content.is_same(known.recorded)
 
 
-def _updated(row: JobRow) -> list[Any]:
+def _update_values(row: JobRow) -> list[Any]:
     return [
         row.id,
         row.state,
@@ -341,9 +341,9 @@ def _updated(row: JobRow) -> list[Any]:
     ]
 
 
-def _inserted(row: JobRow) -> list[Any]:
+def _insert_values(row: JobRow) -> list[Any]:
     assert row.new is not None
-    changed = _updated(row)
+    changed = _update_values(row)
     del changed[list(_UPDATED).index("ended")]
     return changed + [row.new.get(name) for name in _NEW]
 

@@ -152,7 +152,7 @@ class JoinWriter:
                 anew.append(join.id)
         due = {join_id: join_id for join_id in self._store(connection, at, new=new, known=known)}
         for join_id in anew:
-            if (copy := self._recreated(connection, join_id, at)) is not None:
+            if (copy := self._recreate(connection, join_id, at)) is not None:
                 due[join_id] = copy
         for join_id, job_id in due.items():
             if (noted := rows.noted.get(join_id)) is not None:
@@ -186,9 +186,9 @@ class JoinWriter:
         if self.settle(connection, join_id, at, when_dead=None) is None and any(
             join.again for join in self._load(connection, [join_id])
         ):
-            self._recreated(connection, join_id, at)
+            self._recreate(connection, join_id, at)
 
-    def _recreated(self, connection: Connection, join_id: str, at: float) -> str | None:
+    def _recreate(self, connection: Connection, join_id: str, at: float) -> str | None:
         """Return the id of a new job like the one that has waited; None where that one is gone, or
         was called off."""
         copy = str(uuid4())

@@ -103,9 +103,9 @@ def read_locked(
     """
     dialect = connection.dialect.name
     parameters = _places(dialect, sorted(places))
-    bins = _locked(connection, parameters, places)
+    bins = _lock_rows(connection, parameters, places)
     # Only now: what was counted before the lock would be old.
-    query = _reading(dialect, bool(requesting), bool(holds or claimed))
+    query = _read_query(dialect, bool(requesting), bool(holds or claimed))
     lists = {"requesting": requesting, "claimed": claimed, "holds": holds}
     values = {name: list_value(dialect, sorted(ids)) for name, ids in lists.items()}
     rows = LockedLimitRows(now=0.0, bins=bins)
@@ -142,10 +142,10 @@ def read_waiting(
     return waiting
 
 
-def _locked(
+def _lock_rows(
     connection: Connection, parameters: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Row[Any]]:
-    query = _locking(connection.dialect.name)
+    query = _lock_query(connection.dialect.name)
     rows = connection.execute(query, parameters).all()
     if len(rows) < len(places):
         new = [{"name": n, "key": k, "bins": "[]", "updated_at": 0.0} for n, k in sorted(places)]
@@ -158,13 +158,13 @@ def _locked(
 
 
 @cache
-def _locking(dialect: str) -> Select[Any]:
+def _lock_query(dialect: str) -> Select[Any]:
     query = select(limits).where(_among_places(dialect))
     return query.order_by(limits.c.name, limits.c.key).with_for_update()  # not in SQLite
 
 
 @cache
-def _reading(dialect: str, with_requesting: bool, with_holds: bool) -> CompoundSelect[Any]:
+def _read_query(dialect: str, with_requesting: bool, with_holds: bool) -> CompoundSelect[Any]:
     now: ColumnElement[float] = literal_column(clock_of(dialect), Double)
     parts = [_counts(now).where(_among_places(dialect))]
     if with_requesting:

@@ -101,12 +101,12 @@ def _single(part: str) -> Insert | Update | Delete:
             # A name may not be that of a column.
             new: dict[str, Any] = {each.name: bindparam(f"limits_{each.name}") for each in limits.c}
             condition = (limits.c.name == new["name"], limits.c.key == new["key"])
-            changed: dict[str, Any] = {name: new[name] for name in _changing(limits)}
+            changed: dict[str, Any] = {name: new[name] for name in _changing_columns(limits)}
             return update(limits).where(*condition).values(changed)
         case "holds":
             return sqlite.insert(limit_holds)
         case "waits":
-            return _kept(sqlite.insert(limit_waits))
+            return _insert_waits(sqlite.insert(limit_waits))
     return _of_a_list("sqlite", part)
 
 
@@ -121,13 +121,13 @@ def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
         table = _TABLES[part]
         new = _rows(part)
         if part == "limits":
-            changed = {name: new.c[name] for name in _changing(limits)}
+            changed = {name: new.c[name] for name in _changing_columns(limits)}
             condition = (limits.c.name == new.c.name, limits.c.key == new.c.key)
             done.append(update(limits).where(*condition).values(changed))
         else:
             names = [each.name for each in table.c]
             insert = postgresql.insert(table).from_select(names, new.select())
-            done.append(_kept(insert) if part == "waits" else insert)
+            done.append(_insert_waits(insert) if part == "waits" else insert)
     *first, last = done
     return last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(first)))
 
@@ -141,13 +141,13 @@ def _of_a_list(dialect: str, part: str) -> Update | Delete:
     return _mark_woken(among_listed(dialect, limit_waits.c.job_id, part))
 
 
-def _changing(table: Table) -> list[str]:
+def _changing_columns(table: Table) -> list[str]:
     return [each.name for each in table.c if not each.primary_key]
 
 
-def _kept(new: sqlite.Insert | postgresql.Insert) -> Insert:
+def _insert_waits(new: sqlite.Insert | postgresql.Insert) -> Insert:
     """Return an INSERT of those that wait: who stands there already stands there as now."""
-    changed = {name: new.excluded[name] for name in _changing(limit_waits)}
+    changed = {name: new.excluded[name] for name in _changing_columns(limit_waits)}
     return new.on_conflict_do_update(index_elements=["job_id"], set_=changed)
 
 

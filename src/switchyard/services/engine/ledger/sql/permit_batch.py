@@ -83,7 +83,7 @@ class PermitBatch:
             self._waiting.wake(limit)
         woken = self._write()
         answers_in_order = [
-            self._freed(each) if isinstance(each, PermitReturn) else answers[each.hold]
+            self._released_permit(each) if isinstance(each, PermitReturn) else answers[each.hold]
             for each in self._changes
         ]
         first, *others = answers_in_order
@@ -105,7 +105,7 @@ class PermitBatch:
         self._end(held, {})
         return bool(held)
 
-    def _freed(self, change: PermitReturn) -> PermitReleased:
+    def _released_permit(self, change: PermitReturn) -> PermitReleased:
         limits = [self._limits[need.name, need.key] for need in change.needs]
         return PermitReleased(any(each.somebody_waits or each.woken for each in limits))
 

@@ -76,13 +76,13 @@ class DoctorContext:
 
     async def running_by_worker(self) -> Counter[str]:
         """Return how many jobs each worker runs; of the latest thousand. Raises LedgerError."""
-        return Counter(job.worker_id or "" for job in await self._running())
+        return Counter(job.worker_id or "" for job in await self._read_running())
 
     async def running_in(self, worker_id: str) -> list[JobSummary]:
         """Return the jobs that a worker runs; of the latest thousand. Raises LedgerError."""
-        return [job for job in await self._running() if job.worker_id == worker_id]
+        return [job for job in await self._read_running() if job.worker_id == worker_id]
 
-    async def _running(self) -> Sequence[JobSummary]:
+    async def _read_running(self) -> Sequence[JobSummary]:
         page = await self.need_ledger().job_reads.list_jobs(
             JobFilter(state=State.RUNNING), limit=MAX_EXAMINED
         )

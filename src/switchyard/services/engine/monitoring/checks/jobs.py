@@ -269,7 +269,7 @@ async def operations(system: DoctorContext) -> list[Diagnostic]:
     return [warning("operations", Finding.OPERATION_STOPPED, detail, remedy)]
 
 
-def _refused(number: int) -> Diagnostic:
+def _refused_letters(number: int) -> Diagnostic:
     """Dead jobs whose letters the ledger alone has."""
     return warning(
         "refused jobs",
@@ -294,23 +294,23 @@ async def dead(system: DoctorContext) -> list[Diagnostic]:
     )
     checks = [_unbound(unbound)] if unbound else []
     if displaced > unbound:
-        checks.append(_displaced(displaced - unbound))
+        checks.append(_displaced_letters(displaced - unbound))
     refused = await ledger.dead_letters.count_dead(
         DeadLetterFilter(state="waiting", reason="refused")
     )
-    checks += [_refused(refused)] if refused else []
+    checks += [_refused_letters(refused)] if refused else []
     waiting = (
         await ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting"))
         - displaced
         - refused
     )
     more = 0 if system.broker is None else await unlisted_letters(system.settings, ledger)
-    checks += [_unlisted(more)] if more > 0 else []
+    checks += [_unlisted_letters(more)] if more > 0 else []
     if waiting <= 0:
         return [*checks, *([] if more > 0 else [ok("dead letters", "none waits")])]
     recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
     if (recently := await ledger.dead_letters.count_dead(recent)) >= MANY:
-        checks.append(_growing(recently))
+        checks.append(_growing_letters(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     detail = f"{waiting:,} wait for somebody"
     letter_count = waiting + displaced
@@ -331,7 +331,7 @@ async def dead(system: DoctorContext) -> list[Diagnostic]:
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, detail, remedy)]
 
 
-def _unlisted(number: int) -> Diagnostic:
+def _unlisted_letters(number: int) -> Diagnostic:
     return warning(
         "unlisted letters",
         Finding.DEAD_UNLISTED,
@@ -341,7 +341,7 @@ def _unlisted(number: int) -> Diagnostic:
     )
 
 
-def _growing(number: int) -> Diagnostic:
+def _growing_letters(number: int) -> Diagnostic:
     return failure(
         "dead letters",
         Finding.DEAD_GROWING,
@@ -360,7 +360,7 @@ def _unbound(number: int) -> Diagnostic:
     )
 
 
-def _displaced(number: int) -> Diagnostic:
+def _displaced_letters(number: int) -> Diagnostic:
     return warning(
         "displaced jobs",
         Finding.DISPLACED,

@@ -35,7 +35,9 @@ async def lanes(system: DoctorContext) -> list[Diagnostic]:
     """Check every queue of every lane."""
     report = await lane_report(system.settings, system.registry, None, clock=system.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
-    diagnostics = _full(queues) + await _unworked(system, queues) + await missing(system, report)
+    diagnostics = (
+        _full(queues) + await _check_unworked(system, queues) + await missing(system, report)
+    )
     waiting = sum(queue.ready for queue in queues)
     worked = "" if system.ledger is None else ", and every queue with jobs is worked"
     return diagnostics or [
@@ -76,7 +78,7 @@ def _room(queues: list[QueueReport]) -> str:
     return "; ".join(remedies)
 
 
-async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
+async def _check_unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
     if system.ledger is None:
         return []  # without it workers take no jobs, and another one would not either
     checks = []
@@ -92,7 +94,7 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
     alive_kinds = {kind for worker in alive for kind in worker.kinds}
     frozen = [each for each in occupied if each not in unworked and _kind(each) not in alive_kinds]
     rest = [each for each in occupied if each.ready and each not in unworked + frozen]
-    checks += await _stalled(system, rest, alive)
+    checks += await _check_stalled(system, rest, alive)
     if frozen:
         kinds = {_kind(each) for each in frozen}
         of_kinds = [worker for worker in silent if kinds & set(worker.kinds)]
@@ -109,7 +111,7 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
     return checks
 
 
-async def _stalled(
+async def _check_stalled(
     system: DoctorContext, queues: list[QueueReport], alive: list[WorkerRecord]
 ) -> list[Diagnostic]:
     """Check for queues whose jobs nobody takes, although all who could are free."""

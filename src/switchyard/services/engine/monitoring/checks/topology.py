@@ -26,7 +26,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 async def topology(system: DoctorContext) -> list[Diagnostic]:
     """All of it, held against the declaration."""
     live = await system.need_management().fetch()
-    differences = diff(_declared(system, system.settings.profile), live)
+    differences = diff(_declared_topology(system, system.settings.profile), live)
     if any(each.name.startswith(STAND_IN_PREFIX) for each in differences):
         return [_half_migrated(system, differences)]
     overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
@@ -39,7 +39,7 @@ async def topology(system: DoctorContext) -> list[Diagnostic]:
     ]
 
 
-def _declared(system: DoctorContext, profile: Profile) -> Topology:
+def _declared_topology(system: DoctorContext, profile: Profile) -> Topology:
     delays = system.settings.retry_delays
     return build(profile, system.registry.routes, retry_delays=delays)
 
@@ -58,7 +58,7 @@ def _declared_as_is(
         remedy = "run `jobctl topology apply`"
         return failure("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
     other = _other(system.settings.profile)
-    if not any(each.blocking for each in diff(_declared(system, other), live)):
+    if not any(each.blocking for each in diff(_declared_topology(system, other), live)):
         detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
         remedy = (
             f"`export JOBS_PROFILE={other}` for every process, or change the queues: "
@@ -92,7 +92,9 @@ def _policies(
         return ok("policies", "every queue is under its own policy")
     texts = [each.text for each in overridden]
     names = {each.name for each in overridden}
-    declared_names = {policy.name for policy in _declared(system, system.settings.profile).policies}
+    declared_names = {
+        policy.name for policy in _declared_topology(system, system.settings.profile).policies
+    }
     foreign = {
         queue.policy for queue in live.queues if queue.name in names and queue.policy
     } - declared_names

@@ -81,7 +81,7 @@ async def killed(system: DoctorContext) -> list[Diagnostic]:
     ledger, now = system.need_ledger(), system.now()
     killed_by_kind: dict[tuple[str, ...], list[WorkerRecord]] = {}
     for worker in sorted(await ledger.workers.list_workers(), key=lambda each: each.beat_at):
-        if worker.kinds and _died(system, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
+        if worker.kinds and _has_died(system, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
             deaths = killed_by_kind.setdefault(worker.kinds, [])
             # Those that end together, as with their host, are one.
             if not deaths or worker.started_at > deaths[-1].beat_at:
@@ -99,7 +99,7 @@ async def killed(system: DoctorContext) -> list[Diagnostic]:
     return checks
 
 
-def _died(system: DoctorContext, worker: WorkerRecord) -> bool:
+def _has_died(system: DoctorContext, worker: WorkerRecord) -> bool:
     """Tell whether it has ended without saying so."""
     if worker.stopped_at is not None:
         return False
@@ -310,7 +310,7 @@ async def advice(
     named = workers[:MAX_LISTED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
     here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
-    beating = await _beating(system, here)
+    beating = await _wait_for_heartbeats(system, here)
     advised = [
         await _of_running(system, each, is_beating=each.worker_id in beating)
         if each in here
@@ -331,7 +331,7 @@ async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating
             f"{name} lives and sends heartbeats: see its log; {runs}; `kill {worker.pid}` stops it "
             "in order, and what it runs is ended or goes back to its queue"
         )
-    block = await _lasting(system, worker)
+    block = await _current_block(system, worker)
     if block is not None:
         job = f"{block.job_type} {block.job_id}" if block.job_id else "what is no job"
         runs = f"its event loop is blocked by {job} at {block.place}; {runs}"
@@ -364,7 +364,7 @@ def _name(worker: WorkerRecord) -> str:
     return f"process {worker.pid} on {worker.host}"
 
 
-async def _beating(system: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
+async def _wait_for_heartbeats(system: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
     """Return those that send a heartbeat while this waits for one."""
     if not workers:
         return set()
@@ -387,7 +387,7 @@ async def _runs(system: DoctorContext, worker: WorkerRecord) -> str:
     return f"it runs {some(jobs)}" if jobs else "it runs no job"
 
 
-async def _lasting(system: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
+async def _current_block(system: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
     """Return what blocks its loop now, as far as it was noted."""
     blocks = await system.need_ledger().workers.loop_blocks(worker.started_at)
     lasting = (each for each in blocks if each.worker_id == worker.worker_id and not each.ended)

@@ -54,25 +54,25 @@ def _entry(reference: Reference, key: str) -> str:
 
 def _fields(reference: Reference, kind: WorkKind) -> Iterator[tuple[str, str]]:
     yield "author", _names(reference)
-    yield "editor", _escaped(reference.editors)
+    yield "editor", _escape(reference.editors)
     yield "title", _title(reference.title or reference.text)
-    yield _CONTAINERS.get(kind, "howpublished"), _escaped(reference.container)
+    yield _CONTAINERS.get(kind, "howpublished"), _escape(reference.container)
     yield "year", str(reference.year or "")
-    yield "volume", _escaped(reference.volume)
-    yield "number", _escaped(reference.issue)
-    yield "pages", _escaped(reference.pages).replace("–", "--")
-    yield _PUBLISHERS.get(kind, "publisher"), _escaped(reference.publisher)
-    yield "address", _escaped(reference.place)
-    yield "edition", _escaped(reference.edition)
-    yield "isbn", _escaped(reference.isbn)
+    yield "volume", _escape(reference.volume)
+    yield "number", _escape(reference.issue)
+    yield "pages", _escape(reference.pages).replace("–", "--")
+    yield _PUBLISHERS.get(kind, "publisher"), _escape(reference.publisher)
+    yield "address", _escape(reference.place)
+    yield "edition", _escape(reference.edition)
+    yield "isbn", _escape(reference.isbn)
     # These two are read as they stand: an escape would become a part of the address.
     yield "doi", quote(_line(reference.doi), safe=_ADDRESS)
     yield "url", quote(_line(reference.url), safe=_ADDRESS)
     if reference.arxiv_id:
-        yield "eprint", _escaped(reference.arxiv_id)
+        yield "eprint", _escape(reference.arxiv_id)
         yield "archiveprefix", "arXiv"
-    yield "language", _escaped(reference.language)
-    yield "note", _escaped("; ".join(reference.also))
+    yield "language", _escape(reference.language)
+    yield "note", _escape("; ".join(reference.also))
 
 
 def _names(reference: Reference) -> str:
@@ -83,13 +83,13 @@ def _names(reference: Reference) -> str:
 def _name(person: Person) -> str:
     if not person.given:
         # An organisation: what is in braces has no first name.
-        return f"{{{_escaped(person.family)}}}"
+        return f"{{{_escape(person.family)}}}"
     return f"{_part(person.family)}, {_part(person.given)}"
 
 
 def _part(name: str) -> str:
     """Return a part of a name that neither a comma nor an "and" in it takes apart."""
-    escaped = _escaped(name)
+    escaped = _escape(name)
     return f"{{{escaped}}}" if "," in name or _AND.search(name) else escaped
 
 
@@ -102,7 +102,7 @@ def _title(title: str) -> str:
     )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _signs(_line(text))
 
 

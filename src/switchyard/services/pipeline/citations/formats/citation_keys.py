@@ -21,7 +21,7 @@ def citation_keys_of(references: Sequence[Reference]) -> list[str]:
     keys = []
     for reference in references:
         base = _base(reference)
-        key = next(key for key in itertools.chain([base], _suffixed(base)) if key not in taken)
+        key = next(key for key in itertools.chain([base], _suffixed_keys(base)) if key not in taken)
         taken.add(key)
         keys.append(key)
     return keys
@@ -37,7 +37,7 @@ def _base(reference: Reference) -> str:
     return key if key[:1].isalpha() else f"ref{key}"
 
 
-def _suffixed(base: str) -> Iterator[str]:
+def _suffixed_keys(base: str) -> Iterator[str]:
     for number in itertools.count(2):
         yield f"{base}_{number}"
 

@@ -228,17 +228,17 @@ class _TranslatedFetch:
         try:
             return await self._open.__aenter__()
         except Exception as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
     async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
         try:
             return await self._open.__aexit__(kind, error, traceback)
         except Exception as raised:
-            if (translated := self._translated(raised)) is raised:
+            if (translated := self._translate(raised)) is raised:
                 raise
             raise translated from raised
 
-    def _translated(self, error: Exception) -> Exception:
+    def _translate(self, error: Exception) -> Exception:
         from switchyard.services.common.files.safe_http import (
             FetchFailed,
             FetchMoved,

@@ -26,7 +26,7 @@ DEFAULT_RESULTS = 100
 DEFAULT_RESULTS_SINCE = 1000
 
 
-def _normalised(text: str) -> str:
+def _normalise(text: str) -> str:
     return str(ArxivId.parse(text))
 
 
@@ -40,7 +40,7 @@ class IngestArxiv(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: Annotated[str, AfterValidator(_normalised)] | None = None
+    id: Annotated[str, AfterValidator(_normalise)] | None = None
     """In any form that ArxivId.parse reads; with a version, that one."""
     entry: Annotated[Entry | None, LocalOnly("leave it out, and arXiv is asked")] = None
     """What arXiv says of the paper, where the publisher has it already: arXiv is not asked."""

@@ -59,7 +59,7 @@ class IncomingDocument:
             source=self.source,
             document_id=document_id,
             instead_of=instead_of,
-            **self._described(),
+            **self._description(),
         )
 
     async def place(self, ctx: JobContext, claim: Document | None) -> Document | None:
@@ -85,7 +85,7 @@ class IncomingDocument:
     async def renew(self, ledger: Ledger, document: Document) -> Document | None:
         """Give a document this content. Returns None when another run has it since it was read."""
         return await PipelineLedger(ledger).documents.renew_document(
-            document, self.identity.sha256, source=self.source, **self._described()
+            document, self.identity.sha256, source=self.source, **self._description()
         )
 
     async def take_place(
@@ -107,7 +107,7 @@ class IncomingDocument:
         await self.store(ctx, document.id)
         return document.id
 
-    def _described(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         return {
             "filename": self.filename,
             "title": self.title,
