@@ -178,6 +178,17 @@ def test_who_waits_is_told_when_there_is_room() -> None:
     assert 110 <= window.wait(NOW + 20, room, 4, 0) <= 131.5
 
 
+def test_a_clock_that_is_set_back_lets_nobody_wait_for_the_time_it_showed() -> None:
+    room = LimitSize(per_minute=2)
+    window = RateWindow().plus(NOW, 1, 10).plus(NOW + 3600, 1, 0).plus(NOW + 3601, 1, 5)
+    now = NOW + 30
+    window = RateWindow.load(window.dump(), now)
+    assert (window.jobs, window.tokens) == (3, 15)  # none is forgotten
+    wait = window.wait(now, room, 1, 0)
+    assert 59 < wait <= 61
+    assert RateWindow.load(window.dump(), now + wait).wait(now + wait, room, 1, 0) == 0
+
+
 def test_actual_use_corrects_the_estimate_in_its_own_second() -> None:
     room = LimitSize(tokens_per_minute=100)
     window = RateWindow().plus(NOW, 1, 90)

@@ -130,6 +130,17 @@ async def test_one_that_is_called_and_does_not_come_holds_nobody_up_for_long(
     assert called(await take(ledger, "newcomer")) == ["second"]
 
 
+async def test_room_is_not_kept_for_the_time_by_which_a_clock_was_ahead(ledger: Ledger) -> None:
+    need = PermitDemand("openai", "", LimitSize(concurrency=1, per_minute=100))
+    first = request("first", need)
+    await ledger.limits.take_permits(first)
+    await take(ledger, "lost", need)
+    assert called(await ledger.limits.return_permits(first.hold, first.needs, None)) == ["lost"]
+    await change(ledger, "UPDATE limit_waits SET called_until = called_until + 3600")
+    await change(ledger, "UPDATE limit_waits SET call_after = call_after + 3600")
+    assert isinstance(await take(ledger, "newcomer", need), PermitGranted)
+
+
 async def test_room_of_one_that_died_comes_back(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), PermitGranted)
     assert isinstance(await take(ledger, "large"), PermitRefused)

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 WINDOW_SECONDS = 60
 """Length of the window in which a rate is counted, in seconds."""
@@ -170,10 +169,17 @@ class RateWindow:
     """Second since the epoch, jobs that started in it, their tokens; ascending."""
 
     @classmethod
-    def load(cls, text: str, now: float) -> Self:
-        """Read a stored window, without what is older than a minute."""
-        oldest = int(now) - WINDOW_SECONDS
-        return cls(tuple((s, n, t) for s, n, t in json.loads(text) if s >= oldest))
+    def load(cls, text: str, now: float) -> RateWindow:
+        """Read a stored window, without what is older than a minute. What would start later than
+        `now` was written before the clock was set back, nobody knows how long ago: it counts as of
+        now, else nothing would start until then."""
+        second = int(now)
+        oldest = second - WINDOW_SECONDS
+        bins = [(s, n, t) for s, n, t in json.loads(text) if s >= oldest]
+        window: RateWindow = cls(tuple(each for each in bins if each[0] <= second))
+        for _, jobs, tokens in bins[len(window.bins) :]:
+            window = window.plus(now, jobs, tokens)
+        return window
 
     def dump(self) -> str:
         return json.dumps(self.bins)

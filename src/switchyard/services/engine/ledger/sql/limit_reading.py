@@ -46,6 +46,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
     is_sqlite,
     list_value,
 )
+from switchyard.services.engine.ledger.sql.limit_writing import MAX_RESERVED
 from switchyard.services.engine.ledger.sql.tables import (
     WAS_WOKEN,
     jobs,
@@ -197,7 +198,8 @@ def _counts(now: ColumnElement[float]) -> Select[Any]:
     """Select each limit's counts of permits in use and reserved, the time, and the oldest wait."""
     held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
     waiting = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    woken = (*waiting, WAS_WOKEN, limit_waits.c.called_until > now)
+    until = limit_waits.c.called_until
+    woken = (*waiting, WAS_WOKEN, until > now, until <= now + MAX_RESERVED)
     in_use = select(func.count()).where(*held, limit_holds.c.expires_at > now)
     tokens = func.coalesce(func.sum(limit_waits.c.tokens), 0)
     # The first of an index, where a minimum would read all of them.

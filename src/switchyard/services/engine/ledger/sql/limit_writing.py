@@ -35,6 +35,8 @@ from switchyard.services.engine.records.limits import WokenJob
 
 WAKE_TTL = 5.0
 """Seconds for which permits are reserved for a job that was woken (`called_until`)."""
+MAX_RESERVED = WAKE_TTL + 1.0
+"""A reservation that is to last longer was made before the clock was set back: it is over."""
 MAX_WAKE_TTL = 300.0
 """Seconds until a job is woken again that does not come, as its queue is long, or nobody works it:
 twice as long each time, up to this. Meanwhile it holds up no other."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, select
 
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_reading import read_locked
-from switchyard.services.engine.ledger.sql.limit_writing import PermitWrites
+from switchyard.services.engine.ledger.sql.limit_writing import MAX_RESERVED, PermitWrites
 from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, PermitQueue
 from switchyard.services.engine.ledger.sql.tables import limit_waits, limits
 from switchyard.services.engine.records.limits import (
@@ -74,7 +74,7 @@ class PermitBatch:
         self._end([row for row in self._rows.holds if row.hold in returns], returns)
         for wait in self._rows.waits.values():
             limit = self._limits.get((wait.name, wait.key))
-            if limit is not None and wait.called_until > limit.now:
+            if limit is not None and 0 < wait.called_until - limit.now <= MAX_RESERVED:
                 # What was kept for a job is not in its own way.
                 limit.reserved -= 1
                 limit.reserved_tokens -= wait.tokens
