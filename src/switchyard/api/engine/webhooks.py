@@ -40,7 +40,7 @@ async def github(request: Request, state: Shared, response: Response) -> Deliver
     body = await _signed_body(request, secret, "X-Hub-Signature-256", PREFIX)
     event = request.headers.get("x-github-event", "")
     delivery_job = github_job(event, body)
-    return await _done(state, response, delivery_job, "github")
+    return await _answer_delivery(state, response, delivery_job, "github")
 
 
 @router.post("/{source}")
@@ -54,21 +54,27 @@ async def of_source(
     webhook_source = state.webhooks.get(source)
     if webhook_source is None:
         raise Problem("not-found", f"there is no webhook {source!r}")
-    about, secret = webhook_source
-    body = await _signed_body(request, secret, about.signature, about.prefix)
-    delivery_id = request.headers.get(about.delivery) if about.delivery is not None else None
-    return await _done(state, response, about.job(source, body, delivery_id), source)
+    source_settings, secret = webhook_source
+    body = await _signed_body(request, secret, source_settings.signature, source_settings.prefix)
+    delivery_id = (
+        request.headers.get(source_settings.delivery)
+        if source_settings.delivery is not None
+        else None
+    )
+    return await _answer_delivery(
+        state, response, source_settings.job(source, body, delivery_id), source
+    )
 
 
-async def _done(
+async def _answer_delivery(
     state: Shared, response: Response, delivery_job: DeliveryJob | Ignored, source: str
 ) -> DeliveryView:
     if isinstance(delivery_job, Ignored):
         return DeliveryView(ignored=delivery_job.why)
-    done = await _publish(state, delivery_job, f"webhook:{source}")
+    published = await _publish(state, delivery_job, f"webhook:{source}")
     response.status_code = 202
-    response.headers["Location"] = f"/jobs/{done.job_id}"
-    return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
+    response.headers["Location"] = f"/jobs/{published.job_id}"
+    return DeliveryView(job_id=published.job_id, duplicate=published.duplicate)
 
 
 async def _publish(state: Shared, delivery_job: DeliveryJob, source: str) -> Published:

@@ -104,12 +104,12 @@ def allowed_priority(limits: KeyLimits | None, priority: int | None, lane: str) 
     return min(most, priority_or_default(priority, lane))
 
 
-def limit_headers(limits: KeyLimits, left: KeyAllowance) -> dict[str, str]:
+def limit_headers(limits: KeyLimits, allowance: KeyAllowance) -> dict[str, str]:
     """Return the limits of a key as the headers of OpenAI's API."""
     headers = {}
     rates = (
-        ("requests", limits.requests_per_minute, left.requests),
-        ("tokens", limits.tokens_per_minute, left.tokens),
+        ("requests", limits.requests_per_minute, allowance.requests),
+        ("tokens", limits.tokens_per_minute, allowance.tokens),
     )
     for name, most, rest in rates:
         if most is None or rest is None:

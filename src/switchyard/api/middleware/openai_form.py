@@ -35,12 +35,12 @@ class OpenAiErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(OPENAI_PREFIX):
-            send = _Rewriting(send, scope.setdefault("state", {}))
+            send = _ErrorRewriter(send, scope.setdefault("state", {}))
         await self._app(scope, receive, send)
 
 
-class _Rewriting:
-    """`send` of one request."""
+class _ErrorRewriter:
+    """The `send` of one request, which rewrites a problem as OpenAI's API says it."""
 
     def __init__(self, send: Send, state: Mapping[str, Any]) -> None:
         self._send = send

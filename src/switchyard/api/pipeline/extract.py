@@ -38,9 +38,9 @@ async def order_text(
     request: Request, response: Response, extractions: ExtractionsOf
 ) -> ExtractionView:
     """Extract the text of a PDF, Markdown or text file, without storing it as a document."""
-    upload, about = await receive_upload(request, extractions.inbox)
+    upload, metadata = await receive_upload(request, extractions.inbox)
     try:
-        extraction = await extractions.order(upload, about)
+        extraction = await extractions.order(upload, metadata)
     except ExtractionNotFinished as error:
         raise unreadable(error) from error
     if extraction.result is not None:

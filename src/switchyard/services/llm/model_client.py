@@ -58,7 +58,7 @@ NO_REQUESTER = Requester()
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ServerQuestion:
     """What is asked, whichever server gets it."""
 
     chat: Mapping[str, Any]
@@ -68,7 +68,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Admitted:
+class _AdmittedCall:
     """A call that a server has room for, and the most that it can cost."""
 
     admission: Admission | BudgetRefusal
@@ -237,13 +237,13 @@ class ModelClient:
         deadline = time.monotonic() + timeout
         serving = {each.name for each in self._servers_for(chat, model, endpoint)}
         tried = set(self._clients) - serving
-        last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
+        last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         declined: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
                 break
-            request = _Asked(chat, by, keeps_all, endpoint)
+            request = _ServerQuestion(chat, by, keeps_all, endpoint)
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
@@ -252,33 +252,33 @@ class ModelClient:
             except LlmSaturated as error:
                 if declined is not None:  # asked again, it would be, and might cost, once more
                     raise declined from error
-                if isinstance(last, LlmRefused):  # another server may not refuse the request
+                if isinstance(last_error, LlmRefused):  # another server may not refuse the request
                     raise
                 # The answer of a server says more than that the others have no room.
-                raise last or error from error
+                raise last_error or error from error
             try:
                 return await self._ask_hedged(
                     admitted, request, deadline - time.monotonic(), output, urgency, tried
                 )
             except (LlmLimited, LlmOverloaded) as error:
                 # This server is paused now, or gets fewer calls; the gate knows who has room.
-                last = error
+                last_error = error
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
-                last = error
+                last_error = error
                 tried.add(admitted.server.name)
             except LlmRefused as error:
-                last = error
+                last_error = error
                 tried.add(admitted.server.name)
                 if isinstance(error, LlmDeclined):
                     declined = declined or error
                 if not error.elsewhere:
                     refuser = next(x for x in self._servers if x.name == admitted.server.name)
                     tried |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
-        raise declined or last or LlmTimeout(f"no model server answered within {timeout:g} s")
+        raise declined or last_error or LlmTimeout(f"no model server answered within {timeout:g} s")
 
     async def _take_slot(
-        self, urgency: Urgency, timeout: float, tried: set[str], request: _Asked
-    ) -> _Admitted:
+        self, urgency: Urgency, timeout: float, tried: set[str], request: _ServerQuestion
+    ) -> _AdmittedCall:
         """Wait for room at a server, with what the call may cost there set aside."""
         estimates: dict[str, LlmCall] = {}
 
@@ -296,12 +296,12 @@ class ModelClient:
         else:
             name = next(name for name in self._clients if name not in tried)
             admission = Admission(LlmServer(name=name, base_url=""), "")
-        return _Admitted(admission, reservation(admission.server).call)
+        return _AdmittedCall(admission, reservation(admission.server).call)
 
     async def _ask_hedged(
         self,
-        admitted: _Admitted,
-        request: _Asked,
+        admitted: _AdmittedCall,
+        request: _ServerQuestion,
         timeout: float,
         output: OutputStream | None,
         urgency: Urgency,
@@ -329,8 +329,8 @@ class ModelClient:
 
     async def _call(
         self,
-        admitted: _Admitted,
-        request: _Asked,
+        admitted: _AdmittedCall,
+        request: _ServerQuestion,
         timeout: float,
         output: OutputStream | None,
     ) -> Completion:

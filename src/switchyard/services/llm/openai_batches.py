@@ -217,24 +217,24 @@ class OpenAiBatches:
         batch = await self._repository.batch(batch_id, owner)
         if batch is None:
             raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
-        return await self.counted(batch)
+        return await self.with_counts(batch)
 
     async def batches(self, owner: str, *, after: str | None, limit: int) -> list[OpenAiBatch]:
         """Return batches of that owner, newest first; with `after`, those that follow that one."""
         records = await self._repository.list_batches(owner, after=after, limit=limit)
-        return [await self.counted(each) for each in records]
+        return [await self.with_counts(each) for each in records]
 
-    async def counted(self, batch: OpenAiBatch) -> OpenAiBatch:
+    async def with_counts(self, batch: OpenAiBatch) -> OpenAiBatch:
         """Return the batch with its requests counted, where they have not all ended."""
         if batch.state not in OPEN_STATES or not batch.total:
             return batch
         operation = await self._ledger.bulk.get_bulk(batch.operation_id)
         if operation is None:
             return batch
-        own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(batch.operation_id)
+        job_counts, _ = await self._ledger.bulk_jobs.count_bulk_jobs(batch.operation_id)
         skipped = Counts.from_json(operation.counts).skipped
-        failed = own.get(State.DEAD, 0) + own.get(State.CANCELLED, 0) + skipped
-        return replace(batch, completed=own.get(State.SUCCEEDED, 0), failed=failed)
+        failed = job_counts.get(State.DEAD, 0) + job_counts.get(State.CANCELLED, 0) + skipped
+        return replace(batch, completed=job_counts.get(State.SUCCEEDED, 0), failed=failed)
 
     async def cancel(self, batch_id: str, owner: str) -> OpenAiBatch:
         """Cancel a batch: requests that have not begun are not asked any more. Raises
@@ -246,7 +246,7 @@ class OpenAiBatches:
             raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
         if moved.state is not _S.CANCELLING:
             raise BatchEnded(f"the batch is {moved.state}: it can't be cancelled any more")
-        return await self.counted(moved)
+        return await self.with_counts(moved)
 
     # --- its course ---------------------------------------------------------------------------
 

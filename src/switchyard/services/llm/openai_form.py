@@ -35,13 +35,13 @@ class OpenAiEndpoint:
 
     def payload(self, body: Mapping[str, Any], *, fresh: bool = False) -> dict[str, Any]:
         """Return the payload of the job that asks for the same as a request's body."""
-        own = {"model", self.input_name, "stream", "stream_options"}
+        known_names = {"model", self.input_name, "stream", "stream_options"}
         if self.job_type == "create_embeddings":
-            own.add("encoding_format")  # the server is asked for numbers
+            known_names.add("encoding_format")  # the server is asked for numbers
         payload: dict[str, Any] = {
             name: body[name] for name in ("model", self.input_name) if name in body
         }
-        payload["extra"] = {name: value for name, value in body.items() if name not in own}
+        payload["extra"] = {name: value for name, value in body.items() if name not in known_names}
         payload["fresh"] = fresh
         if self.job_type == "chat_completion":
             # `max_tokens` and `temperature` are among the others, as the client has named them.

@@ -82,21 +82,21 @@ class Parameters:
 
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return a chat as this server takes it."""
-        sent = dict(self.extra_body) | {
+        body = dict(self.extra_body) | {
             (self.max_tokens_name or name) if name in _NAMES else name: value
             for name, value in chat.items()
             if name not in self.left_out
         }
         if not self.sends_temperature:
-            sent.pop("temperature", None)
-        if _has_own_schema(sent):
+            body.pop("temperature", None)
+        if _has_own_schema(body):
             if self.schema_format == "json_object":
-                sent["response_format"] = {"type": "json_object"}
+                body["response_format"] = {"type": "json_object"}
             elif self.schema_format == "prompt":
-                del sent["response_format"]
-        return sent
+                del body["response_format"]
+        return body
 
-    def streamed(self, chat: Mapping[str, Any]) -> dict[str, Any]:
+    def stream_body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return a chat as this server takes it, to be answered as a stream if it can."""
         if not self.streams:
             return self.body(chat)

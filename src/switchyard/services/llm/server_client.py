@@ -196,7 +196,7 @@ class ServerClient:
         is_clear = True
         while True:
             try:
-                body = parameters.streamed(chat)
+                body = parameters.stream_body(chat)
                 response = await self._send(body, on_text, restart, keeps_all)
             except (EmptyLlmAnswer, LlmCut) as error:
                 if not error.in_stream or has_text():

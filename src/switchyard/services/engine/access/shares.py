@@ -18,7 +18,7 @@ class Shares:
         if most < 1:
             raise ValueError("the amount to share must be at least 1")
         self._most = most
-        self._within = parent
+        self._parent = parent
         self._name = name
         self._taken: dict[str, int] = {}
         self.used = 0
@@ -30,7 +30,7 @@ class Shares:
         own = self._taken.get(client, 0) + amount
         if self.used and own > self._most - self.used:
             return False
-        if self._within is not None and not self._within.take(self._name, amount):
+        if self._parent is not None and not self._parent.take(self._name, amount):
             return False
         self._taken[client] = own
         self.used += amount
@@ -38,8 +38,8 @@ class Shares:
 
     def give_back(self, client: str, amount: int) -> None:
         """Give back some of what the client took."""
-        if self._within is not None:
-            self._within.give_back(self._name, amount)
+        if self._parent is not None:
+            self._parent.give_back(self._name, amount)
         self.used -= amount
         left = self._taken[client] - amount
         if left:

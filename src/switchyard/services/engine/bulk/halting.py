@@ -1,11 +1,12 @@
-"""When an operation stops itself: its first jobs, the canary, or too many of them fail."""
+"""Stop a bulk operation when its first jobs, the canary, fail, or too many of all its jobs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MIN_SAMPLE = 10
-"""As if so many jobs had ended, where fewer have: one failure of the first three is no sign."""
+"""Fewest ended jobs that the fraction of failures is counted over: one failure of the first three
+is no sign."""
 
 
 class Halted(Exception):
@@ -14,11 +15,11 @@ class Halted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HaltRule:
-    """By what an operation is stopped. Its jobs are counted since it began, or was resumed after
+    """The rule that stops an operation. Its jobs are counted since it began, or was resumed after
     the last halt: `done` have ended, `failed` of these badly, `unfinished` have not ended."""
 
     canary: int | None = None
-    """So many go first, the others once all of these have succeeded."""
+    """Jobs that go first; the others follow once all of these have succeeded."""
     halt_on: float | None = None
     """The fraction of ended jobs that may fail."""
 

@@ -23,7 +23,8 @@ IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, Stat
 
 
 class GaugeReads(Repository):
-    """Costs as much as there are open jobs and waiting dead letters, not as all jobs ever."""
+    """Reads for metrics. Their cost grows with open jobs and waiting dead letters, not with all
+    jobs."""
 
     async def gauges(self) -> Gauges:
         """Return all at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""

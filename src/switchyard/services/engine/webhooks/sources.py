@@ -40,7 +40,7 @@ class InvalidWebhooks(Misconfigured):
 
 
 class WebhookSource(BaseModel):
-    """One system that tells us of things."""
+    """One system that sends webhooks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

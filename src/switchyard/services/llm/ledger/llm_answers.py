@@ -52,10 +52,10 @@ class LlmAnswerRepository(Repository):
                 condition = llm_answers.c.key == key
                 connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
             return CacheHit(row.created_at)
-        taken = connection.execute(
+        claim = connection.execute(
             _claim(), {"key": key, "holder": holder, "now": row.now, "until": row.now + ttl}
         )
-        return LeaseAcquired() if taken.first() is not None else LeaseHeld()
+        return LeaseAcquired() if claim.first() is not None else LeaseHeld()
 
     @write
     def renew_llm_answer(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:

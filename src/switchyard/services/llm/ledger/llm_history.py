@@ -67,11 +67,11 @@ def note_pause(
     if after.paused_until == before.paused_until:
         return
     if before.paused_until > now:
-        changed = {"server": server, "now": now, "until": max(now, after.paused_until)}
+        pause_values = {"server": server, "now": now, "until": max(now, after.paused_until)}
         reason = after.pause_reason if after.paused_until > now else None
-        if connection.execute(_EXTEND, {**changed, "reason": reason}).rowcount:
+        if connection.execute(_EXTEND, {**pause_values, "reason": reason}).rowcount:
             return
     if after.paused_until > now:
-        new = LlmPause(server, now, after.paused_until, after.pause_reason)
-        statement = insert_into(connection, llm_pauses).values(**asdict(new))
+        new_pause = LlmPause(server, now, after.paused_until, after.pause_reason)
+        statement = insert_into(connection, llm_pauses).values(**asdict(new_pause))
         connection.execute(statement.on_conflict_do_nothing())

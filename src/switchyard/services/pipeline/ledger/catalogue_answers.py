@@ -28,7 +28,7 @@ class CatalogueClaims:
     kept: Mapping[str, list[Any]]
     """What was answered before, by key."""
     claimed: tuple[str, ...]
-    """Whoever got this is to ask them."""
+    """Keys of the questions that the caller is to ask now."""
 
 
 table = catalogue_answers

@@ -71,7 +71,7 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class NewEdge:
-    """An edge to be: from whoever it is told of to the target."""
+    """An edge that is to be made, from the described node to the target."""
 
     kind: EdgeKind
     target: NodeDescription

@@ -23,7 +23,7 @@ TEXT_LIMIT = 8_000
 _encode = json.JSONEncoder(separators=(",", ":"), default=to_jsonable_python).encode
 
 _UNSAYABLE = (TypeError, ValueError, RecursionError)
-"""What is raised for what JSON can't say."""
+"""Errors of an encoder for a value that JSON can't say."""
 _IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
 """What a message says that has a column of its own."""
 
