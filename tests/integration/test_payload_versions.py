@@ -31,6 +31,7 @@ from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.workers import outdated
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.redrives import indexing, redrive
@@ -234,7 +235,7 @@ def test_a_backfill_goes_on_with_the_payloads_that_it_was_started_with(
 ) -> None:
     wanted = {"source": "file", "job_type": "read", "lane": "hot", "payload": payload}
     spec = BackfillSpec.from_record(wanted | {"remote": True} | recorded)
-    plan = Plan("backfill-1", spec, TYPE, Registry([TYPE]), FileSource)
+    plan = Plan("backfill-1", spec, TYPE, Registry([TYPE]), PUBLIC_IDS, FileSource)
     made = plan.job(Item("1", {"word": "hi"}, {}))
     assert made.message.metadata.payload_version == version
     assert TYPE.read(made.message.payload, version) == Read(text="hi")
