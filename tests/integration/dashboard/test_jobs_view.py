@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from switchyard.api.dashboard import jobs
 from switchyard.api.http.event_stream import MEDIA_TYPE
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.records.states import State
@@ -178,19 +180,19 @@ async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
     calls: Counter[str] = Counter()
     for name in ("run_head", "pipeline"):
         monkeypatch.setattr(JobReads, name, counted(getattr(JobReads, name), calls))
-    jobs = system.ledger.jobs
-    await jobs.record_many([new_job("root"), new_job(message("next", pipeline="root"))])
+    ledger = system.ledger.jobs
+    await ledger.record_many([new_job("root"), new_job(message("next", pipeline="root"))])
     page = api.client.stream("GET", "/dashboard/jobs/root", headers={"accept": MEDIA_TYPE})
     async with page as stream:
         lines = stream.aiter_lines()
         await eventually(lambda: calls["run_head"] >= 5, what="looks at the run's head")
         assert calls["pipeline"] == 1
-        await jobs.cancel("next", time.time())
+        await ledger.cancel("next", time.time())
         async for line in lines:
             if "live_run" in line and "cancelled" in line:
                 break
         assert calls["pipeline"] == 2
-        await jobs.cancel("root", time.time())
+        await ledger.cancel("root", time.time())
         async for line in lines:
             if "live_job" in line and "cancelled" in line:
                 break
@@ -209,17 +211,41 @@ def counted(read: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]
     return call
 
 
+async def test_the_counts_by_state_follow_the_filter(
+    system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = system.ledger.jobs
+    await ledger.record_many([new_job(message(f"job-{n}", source="s")) for n in range(3)])
+    await ledger.record(new_job(message("other", source="other")))
+    await ledger.cancel("job-0", time.time())
+
+    async def counts(**asked: str) -> list[str]:
+        page = (await api.client.get("/dashboard/jobs", params=asked)).text
+        shown = page.partition('class="counts"')[2].partition("</p>")[0]
+        return re.findall(r"\d+ [a-z]+|of the newest \d+", shown)
+
+    assert await counts() == ["3 pending"]  # open ones, all of them
+    assert await counts(lane="backfill") == []
+    assert await counts(source="s") == ["2 pending", "1 cancelled"]
+    assert await counts(source="s", state="cancelled") == ["2 pending", "1 cancelled"]
+    assert await counts(source="nobody") == []
+    monkeypatch.setattr(jobs, "MAX_COUNTED", 2)
+    assert await counts(source="s", state="pending") == ["2 pending", "of the newest 2"]
+    monkeypatch.setattr(jobs, "PAGE_SIZE", 2)
+    assert await counts(source="s") == ["2 pending", "of the newest 2"]
+
+
 async def test_a_job_is_compared_with_others_of_its_type(system: System, api: RunningApi) -> None:
-    jobs = system.ledger.jobs
+    ledger = system.ledger.jobs
 
     async def run(name: str, seconds: float) -> None:
-        await jobs.record(new_job(name))
+        await ledger.record(new_job(name))
         begun = claim(name, f"claim-{name}")
-        await jobs.claim(begun)
+        await ledger.claim(begun)
         end = finish(claim_id=begun.claim_id, job_id=name)
-        await jobs.finish(replace(end, now=begun.now + seconds))
+        await ledger.finish(replace(end, now=begun.now + seconds))
 
-    await jobs.record(new_job("open"))
+    await ledger.record(new_job("open"))
     for number in range(1, 5):
         await run(f"job-{number}", number)
     assert "p99" not in (await api.client.get("/dashboard/jobs/open")).text  # too few

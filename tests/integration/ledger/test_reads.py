@@ -222,6 +222,25 @@ async def test_jobs_that_ran_into_their_limit_lately_are_counted_by_type(ledger:
     assert await ledger.job_reads.timed_out(now - 3600) == {"summarize_content": 3}
 
 
+async def test_jobs_that_fit_are_counted_by_state_whichever_state_is_wanted(
+    ledger: Ledger,
+) -> None:
+    reads = ledger.job_reads
+    await ledger.jobs.record_many([new_job("a"), new_job("b"), new_job("c", lane="backfill")])
+    await ledger.jobs.claim(claim("b", "claim-b"))
+    await set_columns(ledger, "b", created_at=1.0)
+    await ledger.jobs.cancel("c", NOW)
+    everything = {State.PENDING: 1, State.RUNNING: 1, State.CANCELLED: 1}
+    assert await reads.count_by_state(JobFilter(state=State.DEAD), newest=9) == everything
+    newest = await reads.count_by_state(JobFilter(), newest=2)
+    assert newest == {State.PENDING: 1, State.CANCELLED: 1}
+    in_hot = await reads.count_by_state(JobFilter(state=State.PENDING, lane="hot"), newest=9)
+    assert in_hot == {State.PENDING: 1, State.RUNNING: 1}
+    assert await reads.count_by_state(JobFilter(job_type="nobodys"), newest=9) == {}
+    assert await reads.open_by_state(None) == {State.PENDING: 1, State.RUNNING: 1}
+    assert await reads.open_by_state("backfill") == {}
+
+
 async def test_a_pipeline_is_its_first_job_and_those_that_follow(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job(message("root")))
     await ledger.jobs.record(new_job(message("next", pipeline="root", parent_id="root")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +51,8 @@ MAX_SHOWN = 100_000
 COMPARED_JOBS, MIN_COMPARED = 100, 5
 """How many of the latest succeeded jobs of its type a job is compared with, and the fewest that
 are enough for it."""
+MAX_COUNTED = 1_000
+"""Jobs that fit a filter and are counted by their states, the newest."""
 MAX_RUN = 200
 """Jobs of a run, which is a pipeline, in its waterfall."""
 PERIODS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
@@ -147,7 +150,7 @@ async def list_jobs(
     cursor: Cursor = None,
 ) -> Response:
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one."""
-    job_filter, lane = asked.wanted, asked.fields["lane"]
+    job_filter = asked.wanted
     if wanted_id := job_id.strip():
         full_id = await state.ledger.short_ids.full_id(Among.JOBS, wanted_id)
         if await state.ledger.job_reads.get(full_id) is not None:
@@ -157,7 +160,8 @@ async def list_jobs(
     else:
         page = await state.ledger.job_reads.list_jobs(job_filter, limit=PAGE_SIZE, cursor=cursor)
         jobs, older = page.items, page.next_cursor
-    gauges = await state.ledger.gauges.gauges()
+    is_all = cursor is None and older is None and job_filter.state is None and not wanted_id
+    counts, counted_newest = await _counts(state, job_filter, jobs if is_all else None)
     query = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
     context = {
         "jobs": jobs,
@@ -167,7 +171,8 @@ async def list_jobs(
         "periods": list(PERIODS),
         "asked": asked.fields | {"id": job_id},
         "act_on": None if job_filter.is_empty else f"{JOBS_PATH}/act?{asked.query}",
-        "counts": _counts(gauges.open_jobs, lane),
+        "counts": counts,
+        "counted_newest": counted_newest,
         "without_state": urlencode({k: v for k, v in query.items() if k not in ("state", "id")}),
         "newer": _address(query) if cursor else None,
         "older": _address(query | {"cursor": older}) if older else None,
@@ -328,13 +333,19 @@ def commands(job: JobRecord) -> dict[str, str]:
     }
 
 
-def _counts(open_jobs: Mapping[tuple[str, str], int], lane: str) -> dict[str, int]:
-    """Return how many jobs are open, by state: of a lane, or of all."""
-    counts: dict[str, int] = {}
-    for (name, job_state), number in open_jobs.items():
-        if not lane or lane == name:
-            counts[job_state] = counts.get(job_state, 0) + number
-    return counts
+async def _counts(
+    state: ApiState, wanted: JobFilter, found: Sequence[JobSummary] | None
+) -> tuple[Mapping[State, int], int | None]:
+    """Count the jobs that fit by state, whichever state is wanted; and return of how many of the
+    newest these are, None for all. Of a lane or of everything: those that have not ended, all of
+    them. `found` are all that fit, where these are known."""
+    reads = state.ledger.job_reads
+    if replace(wanted, state=None, lane=None).is_empty:
+        return await reads.open_by_state(wanted.lane), None
+    if found is not None:  # to look for more would go through all jobs once again
+        return Counter(each.state for each in found), None
+    counts = await reads.count_by_state(wanted, newest=MAX_COUNTED)
+    return counts, MAX_COUNTED if sum(counts.values()) >= MAX_COUNTED else None
 
 
 def _address(query: Mapping[str, Any]) -> str:

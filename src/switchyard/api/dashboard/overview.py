@@ -64,7 +64,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
     minutes = await state.ledger.lane_history.minutes(first)
     report = await readings.lanes.look()
     retries = await readings.retries.look()
-    gauges = await state.ledger.gauges.gauges()
+    gauges = await readings.gauges()
     oldest: dict[str, float] = {}
     for (lane, _), at in gauges.oldest.items():
         oldest[lane] = max(oldest.get(lane, 0.0), now - at)

@@ -21,7 +21,7 @@ MAX_RUNNING = 200
 """Running jobs that are listed, the latest first."""
 SHOWN_JOBS = 5
 """Jobs of a worker that are shown at once; the others unfold."""
-SOURCES_SAMPLE = 10_000
+SOURCES_SAMPLE = 2_000
 """Jobs of a lane whose sources are counted, at most."""
 MAX_SOURCES = 8
 
@@ -51,6 +51,7 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
         "numbers": await state.ledger.job_reads.running_by_worker(),
         "shown_jobs": SHOWN_JOBS,
         "sources": sources,
+        "sample": SOURCES_SAMPLE,
         "everything": everything,
         "pauses": await pauses_in_force(state.ledger),
         "types": sorted(each.name for each in state.registry),

@@ -13,10 +13,7 @@ from switchyard.services.engine.ledger.sql.tables import (
 )
 from switchyard.services.engine.records.bulk import ENDED, BulkState
 from switchyard.services.engine.records.results import Gauges, WorkerLoad
-from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, DeadLetterState, State
-
-OPEN = tuple(state for state in State if state not in FINISHED)
-"""Jobs that have not ended: few, and the index finds them among the many that have."""
+from switchyard.services.engine.records.states import IN_QUEUES, OPEN, DeadLetterState, State
 
 IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, State.JOINING))
 """Of these, jobs that are not held for their time or for others."""

@@ -60,7 +60,7 @@ from switchyard.services.engine.records.results import (
     JobSummary,
     Page,
 )
-from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, State
+from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, OPEN, State
 
 _LONG = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
@@ -199,6 +199,31 @@ class JobReads(Repository):
         return connection.scalar(select(func.count()).select_from(matching)) or 0
 
     @read
+    def count_by_state(
+        self, connection: Connection, job_filter: JobFilter, *, newest: int
+    ) -> dict[State, int]:
+        """Count the `newest` jobs that fit by their states, whichever state is wanted."""
+        query = _filter_jobs(
+            select(jobs.c.state),
+            replace(job_filter, state=None),
+            self.clock.time(),
+            self._database.dialect,
+        )
+        at, key = _place(job_filter)
+        found = query.order_by(at.desc(), key.desc()).limit(newest).subquery()
+        counted = select(found.c.state, func.count()).group_by(found.c.state)
+        return {State(state): number for state, number in connection.execute(counted)}
+
+    @read
+    def open_by_state(self, connection: Connection, lane: str | None) -> dict[State, int]:
+        """Count the jobs that have not ended by their states, of one lane or of all."""
+        query = select(jobs.c.state, func.count()).where(jobs.c.state.in_(OPEN))
+        if lane is not None:
+            query = query.where(jobs.c.lane == lane)
+        counted = connection.execute(query.group_by(jobs.c.state))
+        return {State(state): number for state, number in counted}
+
+    @read
     def records(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecord]:
         """Return what is known of these jobs, without their timelines, by id."""
         query = select(jobs).where(among(connection, jobs.c.id, job_ids))
@@ -213,7 +238,7 @@ class JobReads(Repository):
         COUNT_REST_RATIO times as long ago.
         """
         began = time.monotonic()
-        counts = _counts(connection, [state for state in State if state not in FINISHED])
+        counts = _counts(connection, OPEN)
         if began >= self._count_again_at:
             self._ended = _counts(connection, sorted(FINISHED))
             ended_at = time.monotonic()

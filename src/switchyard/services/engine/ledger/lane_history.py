@@ -14,10 +14,10 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, delete, func, select, text
 
-from switchyard.services.engine.ledger.gauges import OPEN
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs, lane_minutes
 from switchyard.services.engine.records.results import LaneMinute
+from switchyard.services.engine.records.states import OPEN
 
 MINUTE = 60.0
 KEPT_FOR = 7 * 24 * 3600.0

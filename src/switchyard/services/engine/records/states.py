@@ -61,6 +61,8 @@ WAITING = UNCONFIRMED | IN_QUEUES | {State.PAUSED}
 
 FINISHED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
 """At rest. Only a redrive leaves one of them, and only `dead`."""
+OPEN = tuple(state for state in State if state not in FINISHED)
+"""Of jobs that have not ended: few, and the index finds them among the many that have."""
 
 ENDINGS = frozenset({State.SUCCEEDED, State.RETRYING, State.QUEUED, State.DEAD, State.CANCELLED})
 """What an attempt may leave a job in. `queued`: snoozed or released, no attempt used up."""

@@ -31,6 +31,8 @@ documents = Table(
     Column("updated_at", Double, nullable=False),
 )
 
+Index("ix_documents_created", documents.c.created_at, documents.c.id)
+
 document_classes = Table(
     "document_classes",
     metadata,
