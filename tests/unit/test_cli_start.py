@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer import Context
@@ -79,6 +80,25 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
         "states",
     }
     assert _under("switchyard.api.models", modules) <= {"base", "documents", "problems"}
+
+
+def test_what_reads_the_ledger_loads_no_more_of_its_libraries_than_it_uses(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, "jobs", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"JOBS_DATA_DIR": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    said, _, report = done.stderr.rpartition("\n")
+    code, modules = json.loads(report)
+    assert code == 1
+    assert "there is no ledger" in said
+    assert {"structlog", "sqlalchemy"} <= set(modules)
+    unused = {"alembic", "asyncpg", "fastapi", "lancedb", "numpy", "openai", "pygments", "rich"}
+    assert unused.isdisjoint(modules)
+    assert not {"sqlalchemy.ext.asyncio", "sqlalchemy.orm"}.intersection(modules)
 
 
 def _under(package: str, modules: list[str]) -> set[str]:

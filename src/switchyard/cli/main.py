@@ -29,6 +29,7 @@ from switchyard.cli.base.lazy_command import (
     find_modules_here,
     with_plain_help,
 )
+from switchyard.cli.base.light_imports import leave_out_unused
 from switchyard.cli.base.output import echo
 
 app = typer.Typer(
@@ -224,6 +225,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run a command; gives its exit code. What went wrong is one line on stderr."""
+    leave_out_unused()
     try:
         code = shared_commands().main(arguments, prog_name="jobctl", standalone_mode=False)
         sys.stdout.flush()

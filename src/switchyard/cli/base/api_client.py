@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import say
@@ -50,9 +49,6 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
 def _start_light() -> None:
     """Spare a command that makes one call what its libraries do for longer programs: a quarter of
     the time that it takes to start."""
-    # httpx imports a command of its own, with click, rich and pygments. Without that module it does
-    # what it does where these aren't installed.
-    cast("dict[str, Any]", sys.modules).setdefault("httpx._main", None)
     # pydantic looks for plugins in the metadata of all packages; no model of ours uses one.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Hardly anything that is imported is garbage: it is looked for less often.

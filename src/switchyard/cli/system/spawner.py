@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from switchyard.cli.base.errors import FAILED, CommandFailed
+from switchyard.cli.base.light_imports import leave_out_unused
 
 if TYPE_CHECKING:
     from switchyard.cli.base.lazy_command import LazyCommand
@@ -228,7 +229,7 @@ class SpawnerGone(CommandFailed):
 def load_shared_modules(*, postgres: bool = False) -> None:
     """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the job types that come along, and
     the API if it is installed; make what each process would make of them at its start."""
-    _import_without_rich()
+    leave_out_unused()
     for name in (*SHARED_MODULES, *(POSTGRES_MODULES if postgres else ())):
         import_module(name)
     commands = import_module(PROGRAM).shared_commands().commands
@@ -238,21 +239,6 @@ def load_shared_modules(*, postgres: bool = False) -> None:
     if find_spec("fastapi") is not None:
         for name in API_MODULES:
             import_module(name)
-
-
-def _import_without_rich() -> None:
-    """Import the libraries that load rich where it is installed, for tracebacks on a terminal and a
-    command of their own: 75 modules that no process here uses."""
-    loaded = cast("dict[str, Any]", sys.modules)
-    is_loaded = "rich" in loaded
-    loaded.setdefault("httpx._main", None)
-    loaded.setdefault("rich", None)
-    try:
-        import_module("structlog")
-        import_module("httpx")
-    finally:
-        if not is_loaded:
-            del loaded["rich"]
 
 
 def _load_wings() -> None:

@@ -1,0 +1,37 @@
+"""Spare commands what libraries import for purposes that no command has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
+from types import MappingProxyType
+
+UNUSED: Mapping[str, str] = MappingProxyType({"rich": "structlog", "httpx._main": "httpx"})
+"""Module → package that does without it where it is not installed. structlog wants rich for
+tracebacks that our logs do not have, and httpx its own command, with click, rich and pygments: 80
+modules, and as much time as the rest of either takes."""
+
+
+class _Refused(MetaPathFinder):
+    """Lets the imports of UNUSED fail there, and nowhere else."""
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
+        if (importer := UNUSED.get(name)) is not None and _is_importing(importer):
+            raise ModuleNotFoundError(f"{importer} is not to load {name}", name=name)
+
+
+def leave_out_unused() -> None:
+    """Do so from now on in this process; again does nothing."""
+    if not any(isinstance(each, _Refused) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Refused())
+
+
+def _is_importing(package: str) -> bool:
+    """Tell whether code of that package is what imports now."""
+    frame = sys._getframe()
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("importlib.", __name__)):
+            return bool(name.partition(".")[0] == package)
+    return False
