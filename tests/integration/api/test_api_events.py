@@ -152,6 +152,13 @@ async def test_a_client_goes_on_after_the_last_event_it_saw(
     lost = await collect(api, "/events", until="succeeded", last_id="1-none")
     assert lost[0]["event"] == "gap"
     assert lost[1]["data"]["job_id"] == first
+    # Who has seen none, and says so, has missed nothing.
+    state, *_ = await collect(api, f"/jobs/{second}/events", last_id="")
+    assert state["event"] == "state"
+    fresh = asyncio.create_task(collect(api, "/events", until="succeeded", last_id=""))
+    await subscribers(api, 1)
+    third = await system.publish("hot.noop")
+    assert {each["data"]["job_id"] for each in await fresh} == {third}
 
 
 async def test_another_process_knows_the_same_ids(system: System, api: RunningApi) -> None:

@@ -163,7 +163,7 @@ def _missed_frames(
 ) -> Iterator[bytes]:
     """Make the frames of what happened since. Each is made when it is sent: the events belong to
     all streams, their frames to one."""
-    if last_id is None:
+    if not last_id:  # an empty one is that of a client which has seen none
         return iter(())
     events, complete = broker.feed.since(last_id)
     gap = [] if complete else [frame("gap", {"after": last_id})]
