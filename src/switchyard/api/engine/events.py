@@ -68,14 +68,14 @@ async def follow(
     The first event is `gap` if events after `Last-Event-ID` are no longer stored.
     """
 
-    def wanted(event: JobEvent) -> bool:
+    def matches(event: JobEvent) -> bool:
         if event.name == TEXT:
             return False  # for those who follow that job
         fields = event.fields
         return lane in (None, fields.get("lane")) and job_type in (None, fields.get("job_type"))
 
     broker = state.require_broker()
-    frames = _all(state, broker, wanted, last_event_id)
+    frames = _all(state, broker, matches, last_event_id)
     return EventStream(frames, closing=Place(request).leave)
 
 
@@ -124,11 +124,11 @@ async def _all(
 async def _one(
     state: ApiState, broker: BrokerSide, job_id: str, last_id: str | None
 ) -> AsyncGenerator[bytes, None]:
-    def wanted(event: JobEvent) -> bool:
+    def matches(event: JobEvent) -> bool:
         return event.job_id == job_id
 
-    with broker.feed.subscribed(wanted) as subscription:
-        missed = _missed_frames(broker, wanted, last_id)
+    with broker.feed.subscribed(matches) as subscription:
+        missed = _missed_frames(broker, matches, last_id)
         # Looked up after subscribing, so that nothing happens in between unseen.
         status, ended = await _status(state, job_id)
         yield frame("state", status)

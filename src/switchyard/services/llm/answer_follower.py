@@ -32,12 +32,12 @@ class AnswerStream:
     last."""
 
     def __init__(self, hub: EventHub, job_id: str) -> None:
-        def wanted(event: JobEvent) -> bool:
+        def matches(event: JobEvent) -> bool:
             return event.job_id == job_id and event.name == TEXT
 
         self.job_id = job_id
         self._open = ExitStack()
-        self._subscription = self._open.enter_context(hub.subscribed(wanted))
+        self._subscription = self._open.enter_context(hub.subscribed(matches))
 
     def close(self) -> None:
         self._open.close()

@@ -44,12 +44,12 @@ def estimate_of(
     if not settings.llm_servers:
         return None
     mean = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}
-    whole = {name: round(each * (1 if total is None else total)) for name, each in mean.items()}
+    usage = {name: round(each * (1 if total is None else total)) for name, each in mean.items()}
     return CostEstimate(
         total,
-        whole["prompt_tokens"],
-        whole["completion_tokens"],
-        _max_cost(settings, whole),
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        _max_cost(settings, usage),
         settings.prices.currency,
         assumption,
     )

@@ -1,7 +1,7 @@
-"""What a server of models sends is bounded before the SDK collects it.
+"""Bound what a model server sends before the SDK collects it.
 
-The SDK reads an error, and an answer that is no stream, to its end, and each event of a stream to
-the event's: a server that never comes to one would fill the memory within the time limit.
+The SDK reads an error, an answer that is no stream, and each event of a stream to its end: a server
+that never ends one would fill the memory within the time limit.
 """
 
 from __future__ import annotations

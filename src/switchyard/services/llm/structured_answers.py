@@ -56,7 +56,7 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
     if cost is not None and cost <= MAX_INLINE_ERROR_COST:
         return parse_answer_here(text, schema)
     try:
-        value, wrong = await in_process(
+        value, complaint = await in_process(
             _value_or_complaint,
             *(text, schema),
             timeout=CHECK_TIMEOUT,
@@ -68,8 +68,8 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
             f"whether the answer fits its schema can't be told within {CHECK_TIMEOUT:.0f} s and "
             f"{CHECK_MEMORY_MB} MiB: make the schema simpler"
         ) from error
-    if wrong is not None:
-        raise ValueError(wrong)
+    if complaint is not None:
+        raise ValueError(complaint)
     return value
 
 
@@ -88,13 +88,13 @@ def parse_answer_here(text: str, schema: Mapping[str, Any]) -> Any:
     validator = _validator(schema)
     if validator.is_valid(value):
         return value
-    wrong = []
+    complaints = []
     for each in validator.iter_errors(value):
         where = "/".join(map(str, each.instance_path))
-        wrong.append(f"{where or 'the whole'}: {each.message[:200]}")
-        if len(wrong) == 5:
+        complaints.append(f"{where or 'the whole'}: {each.message[:200]}")
+        if len(complaints) == 5:
             break
-    raise ValueError("it does not fit the schema: " + "; ".join(wrong))
+    raise ValueError("it does not fit the schema: " + "; ".join(complaints))
 
 
 def _parse_json(text: str) -> Any:

@@ -24,10 +24,10 @@ async def wait_for_end(
     """
     deadline = time.monotonic() + timeout
 
-    def wanted(event: JobEvent) -> bool:
+    def matches(event: JobEvent) -> bool:
         return event.job_id == job_id and event.name in ENDINGS
 
-    with feed.subscribed(wanted) as subscription:
+    with feed.subscribed(matches) as subscription:
         while True:
             # Looked up after subscribing, so that nothing happens in between unseen.
             left = deadline - time.monotonic()

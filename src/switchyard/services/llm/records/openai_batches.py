@@ -86,4 +86,4 @@ class OpenAiBatch:
     output_file_id: str | None = None
     error_file_id: str | None = None
     moments: Mapping[str, float] = field(default_factory=dict)
-    """When it came into a state, by its name."""
+    """When the batch came into each state, by the state's name."""
