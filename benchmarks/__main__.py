@@ -15,6 +15,7 @@ from rich.table import Table
 
 from benchmarks import (
     bulk,
+    dashboard,
     fairness,
     footprint,
     gateway,
@@ -38,6 +39,7 @@ ALL = {
     **limits.ALL,
     **fairness.ALL,
     **bulk.ALL,
+    **dashboard.ALL,
     **redrives.ALL,
     **http_api.ALL,
     **llm.ALL,

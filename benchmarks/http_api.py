@@ -68,7 +68,7 @@ def _server(stage: Stage, **settings: str) -> Iterator[Server]:
         **settings,
     )
     command = [sys.executable, "-m", "switchyard.cli.main", "api", "--port"]
-    with _serving(stage, command, env) as server:
+    with serving(stage, command, env) as server:
         yield server
 
 
@@ -82,12 +82,12 @@ def _plain_server(stage: Stage) -> Iterator[Server]:
         JOBS_DATABASE_URL=stage.postgres.create_database(),
         BENCH_API_KEY=str(key_file),
     )
-    with _serving(stage, module_command("with_fastapi"), env) as server:
+    with serving(stage, module_command("with_fastapi"), env) as server:
         yield server
 
 
 @contextmanager
-def _serving(stage: Stage, command: list[str], env: dict[str, str]) -> Iterator[Server]:
+def serving(stage: Stage, command: list[str], env: dict[str, str]) -> Iterator[Server]:
     port = free_port()
     log = stage.directory / "api.log"
     with log.open("wb") as output:
