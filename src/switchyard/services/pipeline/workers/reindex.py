@@ -17,7 +17,6 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.index_rebuild import (
     begin_rebuild,
@@ -116,6 +115,9 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
         raise PermanentError(
             "cleanup_expired needs the ledger, which knows what is in use: set JOBS_DATABASE_URL"
         )
+    # Here: it needs the ledger's database, which whoever only declares job types does not.
+    from switchyard.services.engine.scheduler.small_steps import SmallSteps
+
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
     steps, leases = SmallSteps.beside_jobs_of(ctx.ledger), ctx.ledger.leases
