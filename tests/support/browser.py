@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -124,10 +123,10 @@ class Browser:
 
 @contextmanager
 def opened_browser() -> Iterator[Browser]:
-    """Start one; without a Chromium the test is skipped."""
+    """Start one. Raises FileNotFoundError without a Chromium."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("needs Chromium: apt-get install chromium chromium-driver")
+        raise FileNotFoundError("needs Chromium: apt-get install chromium chromium-driver")
     options = ChromeOptions()
     options.binary_location = chromium
     for flag in FLAGS:

@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,7 +12,11 @@ from tests.support.system import System, open_system
 
 @pytest.fixture(scope="session")
 def _chromium() -> Iterator[Browser]:
-    with opened_browser() as browser:
+    with ExitStack() as stack:
+        try:
+            browser = stack.enter_context(opened_browser())
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
         yield browser
 
 
