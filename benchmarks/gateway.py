@@ -286,7 +286,8 @@ def _kill(gateway: Gateway, server: ModelServer) -> tuple[float, float]:
     with gateway:
         server.clear()
         with gateway.loading("different", KILLED):
-            _wait_for(lambda: len(server.answered()) >= KILLED // 4, RECOVERY)
+            # By then it has taken in all of them: whoever waits to be let in is not under way.
+            _wait_for(lambda: len(server.answered()) >= KILLED * 3 // 4, RECOVERY)
             gateway.kill()
     with gateway:
         _wait_for(lambda: len(server.answered()) >= KILLED, RECOVERY if gateway.is_queueing else 5)

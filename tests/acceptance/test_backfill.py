@@ -127,7 +127,8 @@ def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
     ):
         assert text in jobctl.fails(*start, *arguments, code=code), arguments
     assert "no backfill 'nope'" in jobctl.fails("backfill", "show", "nope")
-    assert "name --rate, --max-open or --budget" in jobctl.fails("backfill", "set", "nope", code=2)
+    nothing_named = jobctl.fails("backfill", "set", "nope", code=2)
+    assert "name --rate, --max-open, --budget or --weight" in nothing_named
     assert re.search("no backfill", jobctl.fails("backfill", "cancel", "nope"))
 
 
