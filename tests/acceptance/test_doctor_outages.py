@@ -135,9 +135,11 @@ async def test_jobs_that_waited_for_their_next_attempt_in_a_queue_that_somebody_
 ) -> None:
     jobctl.environment["JOBS_RETRY_DELAYS"] = "300"
     jobctl.ok("topology", "apply")
-    with jobctl.worker():
+    with jobctl.worker() as worker:
         job_id = jobctl.publish("hot.unlucky")
         jobctl.until_state(job_id, "retrying")
+        worker.terminate()  # in good order: killed, it might not have acknowledged the job yet
+        worker.wait(PATIENCE)
     with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)

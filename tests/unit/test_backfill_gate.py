@@ -3,6 +3,7 @@
 import time
 
 from switchyard.services.engine.backfill.gate import Gate
+from switchyard.services.engine.backfill.queue_quota import QueueQuota
 from switchyard.services.engine.bulk.hot_traffic import STEP, HotTraffic
 from switchyard.services.engine.monitoring.lane_pressure import LaneDepth, QueueDepth, Snapshot
 from switchyard.services.engine.records.states import Pressure
@@ -82,6 +83,21 @@ async def test_closed_it_opens_at_the_low_watermark() -> None:
         made.broker.depth = depth
         made.gate.refused()
         assert await made.gate.allowance(500, None) == room
+
+
+async def test_closed_it_opens_when_its_part_of_the_queue_grows() -> None:
+    made = Made(5, 60)
+    quota = QueueQuota(0.25, 15)
+    made.gate._share = lambda: made_of(quota)
+    made.broker.depth = 75  # most of them another's
+    assert await made.gate.allowance(500, None) == 0
+    quota = QueueQuota(0.5, 15)
+    made.gate.refused()
+    assert await made.gate.allowance(500, None) == 15
+
+
+async def made_of(quota: QueueQuota) -> QueueQuota:
+    return quota
 
 
 async def test_jobs_that_are_done_make_room_at_once() -> None:

@@ -163,7 +163,10 @@ class Gate:
         """Return the effective queue depth for this backfill: its waiting jobs divided by its share
         of the queue; the depth itself where it does not share the queue."""
         share = None if self._share is None else await self._share()
-        self._part = 1.0 if share is None else share.part
+        part = 1.0 if share is None else share.part
+        if part > self._part:
+            self._is_closed = False  # what has been filled is less of its share now
+        self._part = part
         if share is None:
             return depth
         if depth >= FULL * self._limit:
