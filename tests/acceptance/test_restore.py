@@ -68,7 +68,9 @@ def test_what_the_broker_has_after_all_runs_once(jobctl: CommandLine) -> None:
     assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * FEW
 
 
-@pytest.mark.parametrize("jobs", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "jobs", [FEW, pytest.param(MANY, marks=(pytest.mark.long, pytest.mark.timeout(300)))]
+)
 def test_everything_is_restored_from_a_copy_on_a_new_broker(
     jobctl: CommandLine, broker310: TestBroker, tmp_path: Path, jobs: int
 ) -> None:
@@ -188,6 +190,7 @@ def at_home(jobctl: CommandLine, home: Path, ledger: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)  # 80 s on two cores that others use as well
 def test_everything_is_restored_on_postgresql_without_the_index(
     bare: CommandLine,
     broker310: TestBroker,
