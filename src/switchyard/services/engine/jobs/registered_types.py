@@ -260,6 +260,7 @@ class TypeExchange:
                 records.append(record_of(job_type, self._holder))
             except RegistryError as error:
                 self._log.warning("job type not registered", error=str(error))
+            await asyncio.sleep(0)  # each schema takes milliseconds: others have their turn
         await self._ledger.job_types.register(records, now, replace=self._works)
         self._known_names = [each.name for each in records]
         self._touched_at = now
@@ -289,6 +290,7 @@ async def learn_types(registry: Registry, ledger: Ledger) -> None:
             except RegistryError as error:
                 log = structlog.get_logger("job types")
                 log.warning("registered job type unusable", error=str(error))
+            await asyncio.sleep(0)  # as when they are registered
         unusable |= {name: digests[name] for name in missing if name not in known}
     registry.set_registered(known.values(), unusable)
 
