@@ -7,22 +7,24 @@ that fails before it was ever ready ends them all, because the next one would fa
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
 from switchyard.cli.base.errors import INTERRUPTED, WrongUsage
+from switchyard.cli.base.long_running import settle_memory
 from switchyard.cli.base.stopping import SIGNAL_DEBOUNCE, STOP_SIGNALS
-from switchyard.cli.system.supervisor import FIRST_BACKOFF, HEALTHY_SECONDS, LAST_BACKOFF
+from switchyard.cli.system.supervisor import LAST_BACKOFF, RestartBackoff
 
+MAX_WAIT: Final = 60.0
+"""Seconds between two looks at the processes; each that ends sends a signal before."""
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
@@ -50,8 +52,7 @@ class _Place:
     """0: nobody does."""
     ready: int = -1
     started_at: float = 0.0
-    deaths: int = 0
-    """Since it last ran for a good while."""
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float = 0.0
 
 
@@ -65,8 +66,7 @@ def fork_children(count: int, let_go: Callable[[], None]) -> ForkedChild:
     """
     if not hasattr(signal, "sigtimedwait"):
         raise WrongUsage("several processes need Linux: start one, or several beside each other")
-    gc.collect()
-    gc.freeze()  # to look at objects is to write into them, and so to copy their pages
+    settle_memory()  # what is looked at for garbage is written into, and so is shared no more
     return _Parent(count, let_go).run()
 
 
@@ -97,12 +97,11 @@ class _Parent:
         return not place.pid and self._stopped_at is None and place.restart_at <= time.monotonic()
 
     def _seconds_to_next_start(self) -> float:
-        """Return how long to wait for a signal, at most a minute: one may be lost to nobody, since
-        all are blocked, but a clock that stood still must not stop us."""
+        """Return how long to wait for a signal, at most MAX_WAIT."""
         if self._stopped_at is not None:
-            return 60.0
+            return MAX_WAIT
         starts = [each.restart_at for each in self._places if not each.pid]
-        return max(0.0, min([60.0, *(start - time.monotonic() for start in starts)]))
+        return max(0.0, min([MAX_WAIT, *(start - time.monotonic() for start in starts)]))
 
     def _fork(self, place: _Place) -> ForkedChild | None:
         """Return in the child what it is to know; in the first process None."""
@@ -147,8 +146,7 @@ class _Parent:
             self._stop_or_kill()
             return
         now = time.monotonic()
-        place.deaths = 1 if now - place.started_at > HEALTHY_SECONDS else place.deaths + 1
-        pause = min(FIRST_BACKOFF * 2 ** (place.deaths - 1), LAST_BACKOFF)
+        pause = place.backoff.after_death(now - place.started_at)
         place.restart_at = now + pause
         self._log.error("process ended", number=place.number, exit_code=code, restart_in=pause)
 

@@ -26,6 +26,20 @@ TAIL_LINES = 5
 
 
 @dataclass(slots=True)
+class RestartBackoff:
+    """How long a process that has died waits until it is started again."""
+
+    deaths: int = 0
+    """Since it last ran for a good while."""
+
+    def after_death(self, ran_for: float) -> float:
+        """Note a death after so many seconds; return how many it waits now."""
+        self.deaths = 1 if ran_for > HEALTHY_SECONDS else self.deaths + 1
+        pause: float = min(FIRST_BACKOFF * 2 ** (self.deaths - 1), LAST_BACKOFF)
+        return pause
+
+
+@dataclass(slots=True)
 class Child:
     """One `jobctl` command in a process, and a process group, of its own."""
 
@@ -36,8 +50,7 @@ class Child:
     reaper: subprocess.Popen[bytes] | None = None
     """Kills the child if we are killed ourselves."""
     started_at: float = 0.0
-    deaths: int = 0
-    """Since it last ran for a good while."""
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float | None = None
     retires: bool = False
     """It is to end when it is idle, and not to be started again."""
@@ -118,9 +131,7 @@ class Supervisor:
             if child.restarts:
                 child.restart_at = now
                 continue
-            healthy = now - child.started_at > HEALTHY_SECONDS
-            child.deaths = 1 if healthy else child.deaths + 1
-            pause = min(FIRST_BACKOFF * 2 ** (child.deaths - 1), LAST_BACKOFF)
+            pause = child.backoff.after_death(now - child.started_at)
             child.restart_at = now + pause
             code = child.process.returncode if child.process is not None else 0
             news.append(

@@ -40,7 +40,7 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         if of_process:
             ProcessCollector(registry=self._registry)
-        self._registry.register(_Source(self._collect))
+        self._registry.register(FamilySource(self._collect))
         self._log = structlog.get_logger("metrics")
         self._looks: list[Callable[[], Awaitable[None]]] = []
         self._values: list[Callable[[], Iterable[tuple[Metric, Samples]]]] = []
@@ -85,8 +85,8 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A collector of values that are kept elsewhere."""
+class FamilySource:
+    """A collector, for the client's registry, of values that are kept elsewhere."""
 
     collect: Callable[[], Iterable[Family]]
 

@@ -8,7 +8,7 @@ wrong: a process that is started again begins at zero, and the sum would seem to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.monitoring.metrics import FamilySource, Metrics
 
 LABEL: Final = "process"
 READ_TIMEOUT: Final = 2.0
@@ -98,15 +98,5 @@ def labelled(texts: dict[int, bytes]) -> bytes:
             for sample in family.samples:
                 shown.samples.append(sample._replace(labels={**sample.labels, LABEL: str(number)}))
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families.values()))
+    registry.register(FamilySource(families.values))
     return generate_latest(registry)
-
-
-@dataclass(frozen=True, slots=True)
-class _Families:
-    """A collector of families that are made already."""
-
-    families: Collection[Family]
-
-    def collect(self) -> Collection[Family]:
-        return self.families
