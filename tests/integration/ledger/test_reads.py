@@ -252,7 +252,7 @@ async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -
     jobs, heads = ledger.jobs, []
 
     async def look() -> None:
-        heads.append(await ledger.job_reads.run_head("next", "root"))
+        heads.append(await ledger.job_reads.run_head("next"))
 
     await jobs.record(new_job(message("root")))
     await jobs.record(new_job(message("next", pipeline="root", parent_id="root")))

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Form, Path, Query, Request, Response
 from pydantic import BeforeValidator, Field
 
-from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
+from switchyard.api.dashboard.pages import (
+    PRESETS,
+    DashboardPage,
+    DashboardView,
+    Pages,
+    allows,
+    done,
+)
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.engine.dead import count_redrive, record_redrive
 from switchyard.api.http.problems import Problem
@@ -51,8 +58,6 @@ router = Pages(DashboardView("dead", "Dead letters", HERE))
 MAX_GROUPS = 50
 PAGE_SIZE = 50
 MAX_OPERATIONS = 8
-PRESETS = (1, 5, 20, 100)
-"""Letters to begin with, before all of a group are sent."""
 MAX_TEXT_LENGTH = 100_000
 """Characters of a message, its headers or a traceback that a page shows."""
 MAX_PARSED_BYTES = 256 * 1024

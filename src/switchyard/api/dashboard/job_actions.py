@@ -8,7 +8,7 @@ from fastapi import Form, Path, Request, Response
 
 from switchyard.api.dashboard import jobs
 from switchyard.api.dashboard.jobs import JOBS_PATH, Asked
-from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
+from switchyard.api.dashboard.pages import PRESETS, DashboardPage, Pages, allows, done
 from switchyard.api.engine.job_actions import undo_action
 from switchyard.api.middleware.access import starter_of
 from switchyard.api.state import Shared
@@ -34,8 +34,6 @@ ADMIN = [allows(Scope.ADMIN)]
 MAX_COUNTED_HERE = 100_000
 """Jobs that are counted before somebody acts on them; what is more is "over" that."""
 MAX_EXAMPLES = 5
-CANARIES = (1, 5, 20, 100)
-"""Jobs of a rerun that may go first, for the form."""
 PAGE_SIZE = 50
 ActionId = Annotated[str, Path(pattern=patterns.ACTION_ID)]
 
@@ -62,7 +60,7 @@ async def show_choice(state: Shared, asked: Asked) -> DashboardPage:
         "query": asked.query,
         "lanes": [each.name for each in LANES],
         "max_priority": MAX_PRIORITY,
-        "canaries": CANARIES,
+        "presets": PRESETS,
     }
     return DashboardPage("jobs_act.html", context, title="Act on jobs")
 

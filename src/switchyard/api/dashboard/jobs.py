@@ -186,12 +186,11 @@ async def list_jobs(
 async def show_job(job_id: JobIdInPath, state: Shared) -> DashboardPage:
     """Show everything that is known of a job, and the jobs of its run."""
     reads = state.ledger.job_reads
-    root_id = (await reads.require(job_id)).pipeline or job_id
-    read_head = partial(reads.run_head, job_id, root_id)
+    read_head = partial(reads.run_head, job_id)
     head = await read_head()  # before all that it stands for
     record = await reads.require(job_id)
     record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
-    run = await reads.pipeline(root_id)
+    run = await reads.pipeline(record.pipeline or job_id)
     letters = DeadLetterFilter(ids=frozenset({job_id}))
     dead = await state.ledger.dead_letters.list_dead(letters, limit=1)
     pause = await pause_of(state.ledger, record)
@@ -334,17 +333,17 @@ def commands(job: JobRecord) -> dict[str, str]:
 
 
 async def _counts(
-    state: ApiState, wanted: JobFilter, found: Sequence[JobSummary] | None
+    state: ApiState, job_filter: JobFilter, found: Sequence[JobSummary] | None
 ) -> tuple[Mapping[State, int], int | None]:
-    """Count the jobs that fit by state, whichever state is wanted; and return of how many of the
+    """Count the jobs that fit by state, whichever state is asked for; and return of how many of the
     newest these are, None for all. Of a lane or of everything: those that have not ended, all of
     them. `found` are all that fit, where these are known."""
     reads = state.ledger.job_reads
-    if replace(wanted, state=None, lane=None).is_empty:
-        return await reads.open_by_state(wanted.lane), None
+    if replace(job_filter, state=None, lane=None).is_empty:
+        return await reads.open_by_state(job_filter.lane), None
     if found is not None:  # to look for more would go through all jobs once again
         return Counter(each.state for each in found), None
-    counts = await reads.count_by_state(wanted, newest=MAX_COUNTED)
+    counts = await reads.count_by_state(job_filter, newest=MAX_COUNTED)
     return counts, MAX_COUNTED if sum(counts.values()) >= MAX_COUNTED else None
 
 

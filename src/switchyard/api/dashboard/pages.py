@@ -52,6 +52,8 @@ HEADERS = {
 NOTICE = "switchyard_notice"
 """A cookie: what the last form has done, shown once."""
 MAX_NOTICE = 500
+PRESETS = (1, 5, 20, 100)
+"""Letters or jobs to begin with, before all of many are sent: for forms."""
 MAX_PAGE_AGE = 20.0
 """Seconds after which a page is read again although its head is the same: what is of others, such
 as the traceback of a dead letter, is no part of that."""

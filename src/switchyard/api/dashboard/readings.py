@@ -27,8 +27,10 @@ LANES_INTERVAL = 1.5
 GAUGES_INTERVAL = 5.0
 """Seconds for which a reading is shown again."""
 MAX_GAUGES_AGE = 30.0
+"""Seconds after which gauges are not shown any more."""
 FIRST_TIMEOUT = 1.5
-"""Seconds that a page waits for the first reading of a process."""
+"""Seconds that a page waits for the first reading of a process, and in the place of one that is too
+old."""
 
 
 class Reading(Generic[T]):
@@ -49,13 +51,14 @@ class Reading(Generic[T]):
         """How old the value is, in seconds."""
         return None if self.value is None else time.monotonic() - self._asked_at
 
-    async def look(self) -> T | None:
+    async def look(self, max_age: float = float("inf")) -> T | None:
         """Return the last value, and ask for the next one where that is old. Only for the first
-        one of all a moment is waited."""
+        one of all, and in the place of one of more than `max_age` seconds, a moment is waited."""
         is_old = time.monotonic() - self._asked_at > self._fresh_for
         if is_old and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._read())
-        if self.value is None and self.trouble is None and self._task is not None:
+        is_wanted = self.trouble is None if self.age is None else self.age > max_age
+        if is_wanted and self._task is not None:
             await asyncio.wait([self._task], timeout=FIRST_TIMEOUT)
         return self.value
 
@@ -93,7 +96,7 @@ class Readings:
     async def gauges(self) -> Gauges:
         """Return the ledger's gauges, of MAX_GAUGES_AGE seconds ago at most: to count what waits
         takes some tenths of a second where it is much. Raises LedgerUnavailable."""
-        gauges, age = await self._gauges.look(), self._gauges.age
+        gauges, age = await self._gauges.look(MAX_GAUGES_AGE), self._gauges.age
         if gauges is None or age is None or age > MAX_GAUGES_AGE:
             gauges = await self._state.ledger.gauges.gauges()
         return gauges

@@ -311,22 +311,19 @@ class JobReads(Repository):
         return [_summary(row) for row in rows]
 
     @read
-    def run_head(
-        self, connection: Connection, job_id: str, pipeline_id: str, *, limit: int = 1_000
-    ) -> Hashable:
-        """Return what is another value once a job, or one of the jobs that `pipeline` returns, has
-        changed: cheap enough to be asked every few seconds."""
-        own = (
-            select(jobs.c.state, jobs.c.updated_at, jobs.c.cancel_asked_at, *_PROGRESS)
-            .select_from(_WITH_PROGRESS)
-            .where(jobs.c.id == job_id)
-        )
-        root = select(jobs.c.updated_at).where(jobs.c.id == pipeline_id)
-        others = select(jobs.c.updated_at).where(jobs.c.pipeline == pipeline_id)
+    def run_head(self, connection: Connection, job_id: str, *, limit: int = 1_000) -> Hashable:
+        """Return what is another value once a job, or one of the jobs of its run (`pipeline`), has
+        changed: cheap enough to be asked every few seconds. None for an unknown id."""
+        columns = (jobs.c.pipeline, jobs.c.state, jobs.c.updated_at, jobs.c.cancel_asked_at)
+        own = select(*columns, *_PROGRESS).select_from(_WITH_PROGRESS).where(jobs.c.id == job_id)
+        if (job := connection.execute(own).one_or_none()) is None:
+            return None
+        root_id = job.pipeline or job_id
+        root = select(jobs.c.updated_at).where(jobs.c.id == root_id)
+        others = select(jobs.c.updated_at).where(jobs.c.pipeline == root_id)
         run = others.order_by(jobs.c.created_at, jobs.c.id).limit(limit).subquery()
         newest = select(func.count(), func.max(run.c.updated_at)).select_from(run)
-        rows = [connection.execute(each).one_or_none() for each in (own, root, newest)]
-        return tuple(None if row is None else tuple(row) for row in rows)
+        return (tuple(job), connection.scalar(root), tuple(connection.execute(newest).one()))
 
     @read
     def pipelines(
