@@ -29,14 +29,15 @@ from switchyard.api.llm.openai_requests import (
     RequestWishes,
     admit_request,
     answer_headers,
+    check_model,
     payload_of,
     run_request,
     run_whole_request,
+    served_models,
     shows_usage_of,
     start_stream,
     wishes_of,
 )
-from switchyard.api.llm.served_models import check_model, served_models
 from switchyard.api.middleware.access import Place, needs
 from switchyard.api.models import openai as models
 from switchyard.api.state import Shared

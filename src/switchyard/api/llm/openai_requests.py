@@ -29,7 +29,6 @@ from switchyard.api.llm.key_limits import (
 )
 from switchyard.api.llm.llm import refusals, request_queue
 from switchyard.api.llm.openai_chunks import ChunkWriter
-from switchyard.api.llm.served_models import check_model
 from switchyard.api.middleware.access import Place, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState
@@ -349,3 +348,31 @@ async def _frames(
     finally:
         if not is_ended:
             await _abandon(state, job_id, wishes)
+
+
+# --- the models --------------------------------------------------------------------------------
+
+
+def served_models(settings: Settings) -> list[models.ServedModel]:
+    """Return the models of all servers, each once."""
+    owners: dict[str, list[str]] = {}
+    search = settings.for_embeddings
+    for server in (*settings.llm_servers, *(search.llm_servers if search else ())):
+        for name in (server.model, *server.aliases):
+            owners.setdefault(name, []).append(server.name)
+    return [
+        models.ServedModel(id=name, owned_by=", ".join(dict.fromkeys(servers)))
+        for name, servers in owners.items()
+    ]
+
+
+def check_model(settings: Settings, model: str, *, embeds: bool = False) -> None:
+    """Raise Problem where no server has the model; with `embeds`, that for search may have it."""
+    servers = settings.llm_servers
+    if embeds and settings.for_embeddings is not None:
+        servers += settings.for_embeddings.llm_servers
+    if any(each.serves(model) for each in servers):
+        return
+    known = ", ".join(each.id for each in served_models(settings)[:10])
+    advice = f"one of: {known}" if known else "the operator has to set JOBS_LLM_BASE_URL"
+    raise Problem("unknown-model", f"no server has the model {model!r}; {advice}")

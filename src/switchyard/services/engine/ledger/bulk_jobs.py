@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import bulk_operations, jobs
 from switchyard.services.engine.records.bulk import BulkDeaths
-from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.engine.records.states import OPEN, State
 
 
 class BulkJobRepository(Repository):
@@ -43,10 +43,9 @@ class BulkJobRepository(Repository):
     async def count_open_bulk_jobs(self, operation_id: str, *, at_most: int) -> int:
         """Count an operation's unfinished jobs, follow-up jobs included, up to `at_most`. The time
         depends on that number alone, not on the operation's size."""
-        open_states = [state.value for state in State if state not in FINISHED]
         open_jobs = (
             select(jobs.c.state)
-            .where(jobs.c.operation_id == operation_id, jobs.c.state.in_(open_states))
+            .where(jobs.c.operation_id == operation_id, jobs.c.state.in_(OPEN))
             .limit(at_most)
         )
         query = select(func.count()).select_from(open_jobs.subquery())

@@ -12,7 +12,7 @@ from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
-from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
+from switchyard.services.engine.records.states import OPEN, DeadLetterState, State
 
 _PAGE = 1_000
 """Rows that are read in one transaction."""
@@ -40,10 +40,9 @@ class ReferencedKeys(Repository):
         return names
 
     def _needed_jobs(self, connection: Connection, since: float) -> list[str]:
-        states = [state for state in State if state not in FINISHED or state is State.DEAD]
         redrivable = jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS
         query = select(jobs.c.id).where(
-            jobs.c.state.in_(states),
+            jobs.c.state.in_((*OPEN, State.DEAD)),
             or_(jobs.c.state != State.DEAD, redrivable),
             jobs.c.created_at >= since,
         )

@@ -264,13 +264,14 @@ class Worker:
         finally:
             for consumer in self._consumers:
                 consumer.stop()
-            told = asyncio.create_task(self._beat())  # that it is stopping: the next is seconds off
+            # That it is stopping: the next beat is seconds off.
+            stop_beat = asyncio.create_task(self._beat())
             if self._retires:
                 await self._let_all_end(background.failed)
             await self._drain()
             await asyncio.wait(consuming, timeout=FINAL_DRAIN_TIMEOUT)
             await background.close()
-            await end_tasks(told, *consuming)
+            await end_tasks(stop_beat, *consuming)
         for task in (*consuming, background.failed):
             if not task.cancelled():
                 task.result()
