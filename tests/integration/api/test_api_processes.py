@@ -22,11 +22,21 @@ def children_of(pid: int) -> set[int]:
     return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def run(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def sockets_of(pid: int) -> Path:
+    """The directory of the sockets on which a process tells its metrics to the others."""
+    own = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if f"socket:[{fields[6]}]" in own and fields[-1].endswith(".sock"):
+            return Path(fields[-1]).parent
+    raise AssertionError(f"process {pid} has no socket")
 
 
 async def once(url: str, path: str) -> httpx.Response:
@@ -95,6 +105,7 @@ async def test_a_killed_process_is_replaced_while_the_others_answer(api: ApiProc
 
 async def test_sigterm_ends_them_all_in_good_order(api: ApiProcess) -> None:
     pids = children_of(api.process.pid)
+    sockets = sockets_of(min(pids))
     async with (
         httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=20) as client,
         client.stream("GET", "/events") as answer,
@@ -104,14 +115,17 @@ async def test_sigterm_ends_them_all_in_good_order(api: ApiProcess) -> None:
         api.process.send_signal(signal.SIGTERM)
         assert [line async for line in lines if line] == []
     assert await asyncio.to_thread(api.process.wait, 20) == 0
-    assert not any(run(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
+    assert not sockets.exists()
     assert "Traceback" not in api.log.read_text()
 
 
 async def test_none_outlives_the_first_process(api: ApiProcess) -> None:
     pids = children_of(api.process.pid)
+    sockets = sockets_of(min(pids))
     api.kill()
-    await eventually(lambda: not any(run(pid) for pid in pids))
+    await eventually(lambda: not any(is_running(pid) for pid in pids))
+    assert not sockets.exists()
 
 
 async def test_what_would_fail_every_process_ends_them_all(system: System) -> None:

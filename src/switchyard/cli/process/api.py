@@ -106,7 +106,8 @@ def _run_several(settings: Settings, processes: int) -> None:
             child = fork_children(processes, listening.close)
             _run(settings, SharedPort(listening, sockets, child))
     finally:
-        if os.getpid() == first:
+        # Also those that have outlived the first process, which was killed.
+        if os.getpid() == first or os.getppid() != first:
             shutil.rmtree(sockets, ignore_errors=True)
 
 
