@@ -57,6 +57,17 @@ ALL = {
 GROUPS = {"large": tuple(large.ALL)}
 """Several under one name; they are measured only where they are named."""
 _USUAL = [name for name in ALL if name not in large.ALL]
+QUICK = {
+    "publish": 8_000,
+    "consume": 8_000,
+    "hot": 600,
+    "api": 3_000,
+    "backfill": 20_000,
+    "backfill-hot": 30_000,
+    "redrive": 8_000,
+    "footprint": 50,
+}
+"""What `--quick` measures, in one round of so many jobs or requests."""
 
 
 def main() -> None:
@@ -65,10 +76,15 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {choices}; all but {', '.join(GROUPS)}"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"in ten minutes, one round of {', '.join(QUICK)}"
+    )
     parser.add_argument("--rounds", type=int, help="rounds of each, interleaved")
     parser.add_argument("--count", type=int, help="jobs in each round")
     parser.add_argument(
-        "--tries", type=int, default=2, help="of each, where others keep the machine busy"
+        "--tries",
+        type=int,
+        help="of each, where others keep the machine busy (default 2, with --quick 1)",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
@@ -79,6 +95,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no measurement {', '.join(sorted(unknown))}: choose of {choices}")
     names = [each for name in options.names for each in GROUPS.get(name, (name,))]
+    tries = options.tries or (1 if options.quick else 2)
     console = Console(width=None if sys.stdout.isatty() else 110)
     figures: dict[str, list[Row]] = {}
     failed: list[str] = []
@@ -87,13 +104,15 @@ def main() -> None:
             f"RabbitMQ {ground.broker_version}, Python {platform.python_version()}, "
             f"{os.cpu_count()} cores; medians of the rounds"
         )
-        for name in names or _USUAL:
+        for name in names or (QUICK if options.quick else _USUAL):
             measure, rounds, count = ALL[name]
+            if options.quick:
+                rounds, count = 1, QUICK.get(name, count)
             console.print(f"\n[bold]{name}[/]: {measure.__doc__}")
             began = time.monotonic()
             try:
                 wanted = (options.rounds or rounds, options.count or count)
-                figures[name] = _undisturbed(measure, ground, wanted, options.tries, console)
+                figures[name] = _undisturbed(measure, ground, wanted, tries, console)
             except Exception:
                 # The figures of an hour are not given up for one that can't be had.
                 console.print_exception()
@@ -115,7 +134,7 @@ def _undisturbed(
 ) -> list[Row]:
     """Measure, and once more while others keep the machine busy; the rows of the quietest try."""
     quietest: tuple[float, list[Row]] | None = None
-    for number in range(max(tries, 1)):
+    for number in range(tries):
         if number:
             ground.clear()
         load = OtherLoad()
