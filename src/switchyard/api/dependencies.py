@@ -15,6 +15,7 @@ from switchyard.services.pipeline.documents.document_service import (
     DocumentServices,
 )
 from switchyard.services.pipeline.documents.extractions import ExtractionService
+from switchyard.services.pipeline.documents.page_pictures import PagePictures
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 
 
@@ -35,6 +36,11 @@ async def _references(request: Request) -> ReferenceService:
     return _document_services(request).references
 
 
+async def _pictures(request: Request) -> PagePictures:
+    return _document_services(request).pictures
+
+
 DocumentsOf = Annotated[DocumentService, Depends(_documents)]
 ExtractionsOf = Annotated[ExtractionService, Depends(_extractions)]
 ReferenceDeskOf = Annotated[ReferenceService, Depends(_references)]
+PagePicturesOf = Annotated[PagePictures, Depends(_pictures)]

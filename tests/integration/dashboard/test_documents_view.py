@@ -9,16 +9,24 @@ from switchyard.services.common.files.storage_keys import (
     figure_key,
     figures_key,
     references_key,
+    upload_key,
 )
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.documents.document_status import DocumentStatus
+from switchyard.services.pipeline.documents.page_pictures import (
+    MAX_WAITING,
+    PagePictures,
+    StoredPage,
+    TooManyPictures,
+)
 from switchyard.services.pipeline.graph.upserts import upsert_document
+from switchyard.services.pipeline.text.ocr import SourceFile
 from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
-from tests.support.pdfs import pdf
+from tests.support.pdfs import pdf, scan, slips
 from tests.support.system import System
 
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -91,6 +99,85 @@ async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
     await asyncio.to_thread(send)
     await completed(system, api, 2)
     await asyncio.to_thread(read)
+
+
+async def test_a_page_is_shown_as_it_looks_with_the_lines_that_ocr_has_read(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await system.start_worker("ingest", "llm", "embed", "link", "ocr")
+    text = "The Moon pulls at the water of the ocean."
+    sent = await api.client.post("/documents", files={"file": ("a.pdf", scan(slips([text])))})
+    document_id = sent.json()["document_id"]
+    await completed(system, api, 1)
+    page = f"{DOCUMENTS}/{document_id}/pages/1"
+
+    def look() -> None:
+        browser.open(f"{api.url}{page}?q=moon")
+        size = "return document.querySelector('.page-picture img').naturalWidth"
+        browser.wait(lambda: browser.run(size) > 400, "the picture")
+        lines = browser.all(".page-picture rect title")
+        assert "The Moon" in (lines[0].get_attribute("textContent") or "")
+        assert len(browser.all(".page-picture rect.found")) == 1
+        inside = """
+            const [box, page] = [".page-picture rect", ".page-picture img"].map(
+              (each) => document.querySelector(each).getBoundingClientRect());
+            return box.width > 50 && box.left >= page.left && box.right <= page.right
+              && box.top >= page.top && box.bottom <= page.bottom"""
+        assert browser.run(inside)
+        browser.click(".page-picture .toggle input")
+        assert not browser.find(".page-picture svg").is_displayed()
+        assert browser.complaints() == []
+
+    await asyncio.to_thread(look)
+    first = await api.client.get(f"{page}/picture")
+    assert first.headers["content-type"] == "image/png"
+    assert "script-src 'self'" in first.headers["content-security-policy"]
+    etag = first.headers["etag"]
+    again = await api.client.get(f"{page}/picture", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await api.client.get(f"{DOCUMENTS}/{document_id}/pages/2/picture")).status_code == 404
+
+    key = await create_key(system.ledger, "publisher", [Scope.PUBLISH])
+    await sign_in(api, key.key)
+    assert (await api.client.get(f"{page}/picture")).status_code == 403
+
+
+async def test_a_page_that_cannot_be_drawn_is_tried_once_and_its_text_stays(
+    system: System, api: RunningApi, browser: Browser
+) -> None:
+    await system.start_worker("ingest", "llm", "embed", "link")
+    sent = await api.client.post("/documents", files={"file": ("a.pdf", pdf(["They rise."]))})
+    document_id = sent.json()["document_id"]
+    await completed(system, api, 1)
+    storage = Storage(system.settings.files_url)
+    key = upload_key(document_id, "application/pdf")
+    whole = await storage.get_async(key)
+    await storage.put_async(key, b"%PDF-1.7 <script>")
+    page = f"{DOCUMENTS}/{document_id}/pages/1"
+    refused = await api.client.get(f"{page}/picture")
+    assert refused.status_code == 404
+    assert "can&#39;t be drawn: the PDF is corrupt" in refused.text
+    await storage.put_async(key, whole)
+    assert (await api.client.get(f"{page}/picture")).status_code == 404  # it isn't drawn again
+
+    def look() -> None:
+        browser.open(f"{api.url}{page}")
+        browser.find(".page-picture.failed")
+        assert "They rise." in browser.text(".page-text")
+
+    await asyncio.to_thread(look)
+
+
+async def test_pages_are_drawn_one_at_a_time_and_few_wait(system: System) -> None:
+    storage = Storage(system.settings.files_url)
+    await storage.put_async("pages.pdf", pdf(["They rise."] * 12))
+    original = SourceFile(storage, "pages.pdf", "x", "application/pdf")
+    pages = [StoredPage(original, number, f"etag-{number}") for number in range(1, 13)]
+    async with PagePictures.opened(system.settings) as pictures:
+        drawn = await asyncio.gather(*map(pictures.draw, pages), return_exceptions=True)
+        refused = [isinstance(each, TooManyPictures) for each in drawn]
+        assert refused == [False] * (MAX_WAITING + 1) + [True] * (11 - MAX_WAITING)
+        assert (await pictures.draw(pages[-1]))[1] == "image/png"
 
 
 async def test_a_document_is_sent_by_a_form_without_scripts_and_shows_what_was_made_of_it(

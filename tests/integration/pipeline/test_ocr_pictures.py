@@ -17,6 +17,7 @@ from switchyard.services.pipeline.text.images import count_pages, draw
 from switchyard.services.pipeline.text.ocr import (
     MAX_PIXELS,
     MAX_SIDE,
+    PLACES,
     OcrNotInstalled,
     read_picture,
 )
@@ -60,10 +61,19 @@ def test_images_of_every_kind_are_drawn_in_colour(mode: str):
     assert draw(made.getvalue(), 1, pixels=MANY, side=30).mode == "RGB"
 
 
-@pytest.mark.parametrize(("quarters", "turned"), [(1, 270), (2, 180), (3, 90)])
-def test_a_page_that_lies_on_its_side_is_turned(quarters: int, turned: int):
-    read = read_picture(np.rot90(picture_of(slips(SLIPS[:1])), quarters))
+@pytest.mark.parametrize(("quarters", "turned"), [(0, 0), (1, 270), (2, 180), (3, 90)])
+def test_a_page_that_lies_on_its_side_is_turned_and_its_lines_lie_where_they_are_printed(
+    quarters: int, turned: int
+):
+    picture = np.rot90(picture_of(slips(SLIPS[:1])), quarters)
+    read = read_picture(picture)
     assert (read.text, read.turned) == (SLIPS[0], turned)
+    assert " ".join(line.text for line in read.lines).split() == SLIPS[0].split()
+    ink = np.argwhere(picture.min(axis=2) < 128) / picture.shape[:2]
+    (top, left), (bottom, right) = ink.min(axis=0), ink.max(axis=0)
+    boxes = np.array([(line.x0, line.y0, line.x1, line.y1) for line in read.lines]) / PLACES
+    around = [*boxes.min(axis=0)[:2], *boxes.max(axis=0)[2:]]
+    assert around == pytest.approx([left, top, right, bottom], abs=0.04)
 
 
 def test_long_lines_that_stand_on_their_heads_are_turned():

@@ -24,7 +24,7 @@ from switchyard.api.dashboard.pages import (
     done,
 )
 from switchyard.api.dashboard.sessions import PATH
-from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.dependencies import DocumentsOf, PagePicturesOf
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Cursor
 from switchyard.api.models.documents import HitView, SearchBody
@@ -32,6 +32,7 @@ from switchyard.api.pipeline.documents import FORM, DocumentIdOf, receive_upload
 from switchyard.api.pipeline.search import search
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
+from switchyard.services.common.files.media_types import IMAGES, PDF
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.wings import load_wings
@@ -48,6 +49,7 @@ from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.index.word_index import query_terms
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Neighbourhood
+from switchyard.services.pipeline.text.ocr import PLACES, ReadLine
 
 T = TypeVar("T")
 HERE = f"{PATH}/documents"
@@ -213,8 +215,13 @@ async def show_page(
             return RedirectResponse(to, 303)
     status = await documents.status(document_id)
     figures = await _if_made(documents.figures(document_id)) or []
+    lines = await documents.ocr_lines(document_id, number)
     context = {
         "document": status,
+        "has_picture": status.media_type in (PDF, *IMAGES),
+        "lines": lines,
+        "found_lines": await asyncio.to_thread(_lines_with_words, lines, q),
+        "places": PLACES,
         "page": page,
         "q": q,
         "marked": await asyncio.to_thread(_mark_words, page.text[:MAX_PAGE_TEXT], q, where),
@@ -224,6 +231,23 @@ async def show_page(
     }
     title = f"Page {number} of {status.title or status.filename or document_id}"
     return DashboardPage("document_page.html", context, title=title)
+
+
+@router.get("/{document_id}/pages/{number}/picture")
+async def show_page_picture(
+    document_id: DocumentIdOf,
+    number: Annotated[int, Path(ge=1, le=1_000_000)],
+    request: Request,
+    pictures: PagePicturesOf,
+) -> Response:
+    """Return a picture of a page, drawn from the document's file."""
+    page = await pictures.find(document_id, number)
+    # Asked for again each time: a key may have been revoked.
+    headers = {**HEADERS, "Cache-Control": "private, no-cache", "ETag": f'"{page.etag}"'}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    content, media_type = await pictures.draw(page)
+    return Response(content, media_type=media_type, headers=headers)
 
 
 @router.get("/{document_id}/figures/{number}")
@@ -318,6 +342,12 @@ def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
         return None
     match = re.search(r"\s+".join(map(re.escape, words)), text[:MAX_PAGE_TEXT])
     return None if match is None else match.span()
+
+
+def _lines_with_words(lines: Sequence[ReadLine], query: str) -> set[int]:
+    """Return at which places in the list the lines are that have words of a query."""
+    words = {form for word in query_terms(query) for form in word} if query.strip() else set()
+    return {at for at, line in enumerate(lines) if words and highlights(line.text, words)}
 
 
 def _mark_words(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:

@@ -280,6 +280,11 @@
     if (button) copy(button);
   });
 
+  // A page that can't be drawn: nothing is to be seen below its boxes.
+  addEventListener("error", (event) => {
+    if (event.target.matches?.(".page-picture img")) event.target.closest(".page-picture").classList.add("failed");
+  }, true);
+
   // The keyboard.
   let isGoing = false;
 

@@ -35,11 +35,13 @@ from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.documents.document_status import STATES, DocumentStatus, status_of
 from switchyard.services.pipeline.documents.extractions import ExtractionService
+from switchyard.services.pipeline.documents.page_pictures import PagePictures
 from switchyard.services.pipeline.documents.pipeline_runs import PipelineRuns, recorded_run
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STATES
+from switchyard.services.pipeline.text.ocr import ReadLine
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 
 _READ_AT_ONCE = 8
@@ -96,6 +98,7 @@ class DocumentServices:
     documents: DocumentService
     extractions: ExtractionService
     references: ReferenceService
+    pictures: PagePictures
 
 
 @asynccontextmanager
@@ -110,18 +113,20 @@ async def open_document_services(
 
     Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
     """
-    if jobs is not None:
-        yield _services(ledger, UploadIntake(settings, jobs, None))
-        return
-    async with InlineRunner(settings, registry, ledger, metrics=metrics) as runner:
-        yield _services(ledger, UploadIntake(settings, runner, runner))
+    async with PagePictures.opened(settings) as pictures:
+        if jobs is not None:
+            yield _services(ledger, UploadIntake(settings, jobs, None), pictures)
+            return
+        async with InlineRunner(settings, registry, ledger, metrics=metrics) as runner:
+            yield _services(ledger, UploadIntake(settings, runner, runner), pictures)
 
 
-def _services(ledger: Ledger, inbox: UploadIntake) -> DocumentServices:
+def _services(ledger: Ledger, inbox: UploadIntake, pictures: PagePictures) -> DocumentServices:
     return DocumentServices(
         DocumentService(ledger, inbox),
         ExtractionService(ledger, inbox),
         ReferenceService(ledger, inbox),
+        pictures,
     )
 
 
@@ -337,6 +342,15 @@ class DocumentService:
             if read is not None and read.get("content", "") == text.get("content"):
                 page_text = read["text"] or ""
         return DocumentPage(document_id, number, len(pages), page_text)
+
+    async def ocr_lines(self, document_id: str, number: int) -> list[ReadLine]:
+        """Return the lines that OCR has read on a page, from 1, with their places; none for a page
+        that it has not read."""
+        read = await self._json(page_key(document_id, OCR.name, number)) or {}
+        text = await self._json(stage_key(document_id, EXTRACT.name)) or {}
+        if read.get("content", "") != text.get("content"):
+            return []  # of another version of the document
+        return [ReadLine(*line) for line in read.get("lines", ())]
 
     async def documents(
         self,

@@ -107,6 +107,17 @@ class NoSuchPage(PermanentError):
 def page_pictures(original: SourceFile, number: int) -> list[Picture]:
     """Draw a whole page, from 1; a long one in pieces that overlap, in order. Raises NoSuchPage,
     and as `cut`."""
+    pieces = _pieces(_draw_page(original, number, area=_MAX_PIXELS))
+    return [_encode(piece, number, "image", "") for piece in pieces]
+
+
+def page_picture(original: SourceFile, number: int) -> Picture:
+    """Draw a whole page, from 1, in one piece of at most MAX_SIDE, however long it is. Raises as
+    `page_pictures`."""
+    return _encode(_draw_page(original, number, area=0), number, "image", "")
+
+
+def _draw_page(original: SourceFile, number: int, *, area: int) -> Image:
     from PIL import Image as Images
 
     from switchyard.services.pipeline.text import images
@@ -115,17 +126,13 @@ def page_pictures(original: SourceFile, number: int) -> list[Picture]:
     data = original.storage.get(original.key)
     limits = Limits()
     if original.media_type in IMAGES:
-        drawn = images.draw(
-            data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=_MAX_PIXELS
-        )
-    elif original.media_type == PDF:
-        with opening(data, limits, original.extractor) as pdf:
-            if number > (count := pdf.page_count):
-                raise NoSuchPage(f"the document has no page {number}: it has {count}")
-            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=MAX_SIDE, area=_MAX_PIXELS))
-    else:
+        return images.draw(data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=area)
+    if original.media_type != PDF:
         raise UnsupportedDocument("plain text has no pictures")
-    return [_encode(piece, number, "image", "") for piece in _pieces(drawn)]
+    with opening(data, limits, original.extractor) as pdf:
+        if number > (count := pdf.page_count):
+            raise NoSuchPage(f"the document has no page {number}: it has {count}")
+        return Images.fromarray(pdf.draw(number, dpi=_DPI, side=MAX_SIDE, area=area))
 
 
 def _pieces(drawn: Image) -> list[Image]:

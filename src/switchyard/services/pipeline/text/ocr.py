@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from math import atan2, cos, sin
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.media_types import PDF
@@ -89,6 +89,24 @@ _BLANK = 8
 """Shades, of 256, that differ less on a page without anything."""
 
 
+MAX_LINES, MAX_LINE_LENGTH = 500, 200
+"""Lines of a page that are kept with their places, and characters of each: a dense page has 200."""
+PLACES = 10_000
+"""Parts of a page's width and of its height, in which places are counted."""
+
+
+class ReadLine(NamedTuple):
+    """A line that OCR has read, and the box around it on the page as it is shown, in PLACES."""
+
+    x0: int
+    y0: int
+    x1: int
+    y1: int
+    certainty: float
+    """0 to 1."""
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPage:
     """What OCR made of a page."""
@@ -99,6 +117,8 @@ class ReadPage:
     """0 to 1; the mean of its lines, 0 where there are none."""
     turned: int
     """Degrees by which the picture had to be turned to the left: 0, 90, 180 or 270."""
+    lines: Sequence[ReadLine] = ()
+    """The first MAX_LINES that it read itself, as far as it is sure of them."""
 
 
 def require_ocr(language: str | None, models: Path | None) -> None:
@@ -167,11 +187,38 @@ def read_picture(
     ]
     if not sure:
         return ReadPage(known, 0.0, turned)
+    read_lines = [
+        _read_line(box, text, score, width, height, turned) for box, text, score in sure[:MAX_LINES]
+    ]
     lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
     lines = _with_typed(lines, [_turned_line(line, width, height, turned) for line in typed])
     (text,) = compose([PageLines(width, height, lines)])
     certainty = sum(score for _, _, score in sure) / len(sure)
-    return ReadPage(text, round(certainty, 3), turned)
+    return ReadPage(text, round(certainty, 3), turned, read_lines)
+
+
+def _read_line(
+    box: Any, text: str, score: float, width: float, height: float, turned: int
+) -> ReadLine:
+    """Return a line with its place on a picture of that size, which was turned for the box."""
+    xs, ys = [float(x) for x, _ in box], [float(y) for _, y in box]
+    line = Line(min(xs), min(ys), max(xs), max(ys), text, 0.0)
+    if turned % 180:
+        line = _turned_line(line, height, width, 360 - turned)
+    else:
+        line = _turned_line(line, width, height, turned)
+
+    def place(at: float, whole: float) -> int:
+        return round(PLACES * min(1.0, max(0.0, at / whole)))
+
+    return ReadLine(
+        place(line.x0, width),
+        place(line.y0, height),
+        place(line.x1, width),
+        place(line.y1, height),
+        round(float(score), 3),
+        text[:MAX_LINE_LENGTH],
+    )
 
 
 def _scale_lines(page: PageLines, zoom: float) -> list[Line]:

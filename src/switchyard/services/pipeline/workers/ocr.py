@@ -321,7 +321,12 @@ class _PageReader:
             if ctx.attempt < ctx.message.metadata.max_attempts:
                 raise  # it may have been killed from outside
             return {"text": None, "error": f"{type(error).__name__}: {error}"}
-        return {"text": read.text, "certainty": read.certainty, "turned": read.turned}
+        return {
+            "text": read.text,
+            "certainty": read.certainty,
+            "turned": read.turned,
+            "lines": read.lines,
+        }
 
     def _key(self, number: int) -> str:
         return page_key(self._files.document_id, OCR.name, number)
