@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from switchyard.services.common.errors import PermanentError, RetryableError
+from switchyard.services.llm.endpoint_requests import check_completions, check_embeddings
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
     LlmCut,
@@ -21,7 +22,6 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
-from switchyard.services.llm.whole_answers import check_completions, check_embeddings
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}

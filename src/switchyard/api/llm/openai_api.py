@@ -31,8 +31,8 @@ from switchyard.api.llm.openai_requests import (
     answer_headers,
     check_model,
     payload_of,
+    run_endpoint_request,
     run_request,
-    run_whole_request,
     served_models,
     shows_usage_of,
     start_stream,
@@ -43,17 +43,17 @@ from switchyard.api.models import openai as models
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.llm.endpoint_requests import NEEDS_RESPONSES
 from switchyard.services.llm.openai_form import (
-    CHATS,
-    EMBEDDINGS,
-    RESPONSES,
-    TEXTS,
+    CHATS_URL,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+    TEXT_COMPLETIONS_URL,
     completion_of,
     embeddings_of,
     response_of,
     text_completion_of,
 )
-from switchyard.services.llm.whole_answers import NEEDS_RESPONSES
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
@@ -118,7 +118,7 @@ async def create_chat_completion(
     OpenAI's form, too."""
     chat = {"messages": body.messages}
     admission = await admit_request(body, chat, state, request)
-    payload = payload_of(CHATS, body, chat, wishes)
+    payload = payload_of(CHATS_URL, body, chat, wishes)
     place = Place(request)
     with ExitStack() as leaving:
         leaving.callback(place.leave)
@@ -156,7 +156,7 @@ async def create_embeddings(
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
     texts = {"input": body.input}
-    result = await run_whole_request(EMBEDDINGS, body, texts, wishes, state, request)
+    result = await run_endpoint_request(EMBEDDINGS_URL, body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     is_packed = body.encoding_format == "base64"
@@ -185,7 +185,7 @@ async def create_completion(
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
     texts = {"prompt": body.prompt}
-    result = await run_whole_request(TEXTS, body, texts, wishes, state, request)
+    result = await run_endpoint_request(TEXT_COMPLETIONS_URL, body, texts, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
@@ -222,7 +222,7 @@ async def create_response(
         code = "responses_not_supported"
         raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
     request_input = {"input": body.input}
-    result = await run_whole_request(RESPONSES, body, request_input, wishes, state, request)
+    result = await run_endpoint_request(RESPONSES_URL, body, request_input, wishes, state, request)
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)

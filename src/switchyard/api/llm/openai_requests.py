@@ -40,7 +40,7 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import LlmText
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, result_of
 from switchyard.services.llm.openai_form import (
-    EMBEDDINGS,
+    EMBEDDINGS_URL,
     ENDPOINTS,
     REFUSALS,
     completion_of,
@@ -148,7 +148,7 @@ async def run_request(
     return result
 
 
-async def run_whole_request(
+async def run_endpoint_request(
     url: str,
     body: models.EmbeddingsBody | models.CompletionRequest | models.ResponsesBody,
     texts: Mapping[str, Any],
@@ -157,7 +157,7 @@ async def run_whole_request(
     request: Request,
 ) -> LlmResult | None:
     """Run a request whose job asks another endpoint than that of chats. As `run_request`."""
-    admission = await admit_request(body, texts, state, request, embeds=url == EMBEDDINGS)
+    admission = await admit_request(body, texts, state, request, embeds=url == EMBEDDINGS_URL)
     payload = payload_of(url, body, texts, wishes)
     with Place(request):
         return await run_request(

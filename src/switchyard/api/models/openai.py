@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from switchyard.api.models.base import ApiModel, RequestModel, is_finite
 from switchyard.broker import patterns
-from switchyard.services.llm import whole_answers
+from switchyard.services.llm import endpoint_requests
 from switchyard.services.llm.records.openai_batches import OpenAiBatchState
 
 
@@ -57,7 +57,7 @@ class ChatCompletionRequest(RequestModel):
         return self
 
 
-class _WholeRequest(RequestModel):
+class _EndpointRequest(RequestModel):
     """Base of requests whose further parameters are sent to the server as they are."""
 
     model_config = ConfigDict(extra="allow")
@@ -76,27 +76,29 @@ class _WholeRequest(RequestModel):
         return self
 
 
-class EmbeddingsBody(_WholeRequest):
+class EmbeddingsBody(_EndpointRequest):
     """Texts in the form of OpenAI's API, of which the vectors are wanted."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"model": "nomic", "input": ["high tide", "low tide"]}}
     )
 
-    input: whole_answers.Input = Field(description="A text, several, or their tokens' numbers.")
+    input: endpoint_requests.Input = Field(description="A text, several, or their tokens' numbers.")
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="Numbers, or their 32-bit floats (little-endian) in base64."
     )
 
 
-class CompletionRequest(_WholeRequest):
+class CompletionRequest(_EndpointRequest):
     """Texts in the form of OpenAI's older API, which the model continues."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"model": "llama", "prompt": "The tide", "max_tokens": 20}}
     )
 
-    prompt: whole_answers.Input = Field(description="A text, several, or their tokens' numbers.")
+    prompt: endpoint_requests.Input = Field(
+        description="A text, several, or their tokens' numbers."
+    )
     stream: bool | None = Field(
         default=None, description="Answer as server-sent events, when the text is complete."
     )
@@ -105,14 +107,14 @@ class CompletionRequest(_WholeRequest):
     )
 
 
-class ResponsesBody(_WholeRequest):
+class ResponsesBody(_EndpointRequest):
     """A request in the form of OpenAI's Responses API."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"model": "large", "input": "What is a tide?"}}
     )
 
-    input: whole_answers.ResponsesInput = Field(description="A text, or items.")
+    input: endpoint_requests.ResponsesInput = Field(description="A text, or items.")
     stream: bool | None = Field(
         default=None, description="Answer as server-sent events, when the answer is complete."
     )

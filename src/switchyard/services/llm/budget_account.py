@@ -27,6 +27,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.llm.completion_reader import Completion, field_of
+from switchyard.services.llm.endpoint_requests import count_inputs, input_tokens
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmRefused, LlmUnavailable
 from switchyard.services.llm.model_api import DEFAULT_ANSWER_TOKENS
@@ -38,7 +39,6 @@ from switchyard.services.llm.records.llm_spend import (
     Requester,
     Reservation,
 )
-from switchyard.services.llm.whole_answers import count_inputs, input_tokens
 
 RECHECK_INTERVAL = 300.0
 """Seconds after which a job looks whether there is a budget again: it may have been raised."""

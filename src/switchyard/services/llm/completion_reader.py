@@ -32,7 +32,7 @@ MAX_ANSWER = 2_000_000
 END_TIMEOUT = 10.0
 """Seconds that a stream may go on, without more of the answer, after the answer has ended: some
 servers send signs of life for ever."""
-MAX_WHOLE_ANSWER = 8 * 1024 * 1024
+MAX_ENDPOINT_ANSWER = 8 * 1024 * 1024
 """Bytes of an answer of vectors, or of several texts: it is also the result of a job."""
 PROMPT_TOKENS_PER_TOKEN = 20
 """Tokens of a prompt that take a server about as long as one of the answer."""
@@ -215,7 +215,7 @@ class CompletionReader:
 
     async def read_body(self, response: Any) -> Any:
         """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
-        return _parse_json(await _bounded_body(response.aiter_bytes(), MAX_WHOLE_ANSWER))
+        return _parse_json(await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER))
 
     @property
     def began_within(self) -> bool:
@@ -361,7 +361,7 @@ class CompletionReader:
     def _completion(self) -> Completion:
         text = readable(self._filter.end())
         if self._assembler is not None:
-            return self._whole_completion(text)
+            return self._completion_with_body(text)
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
             refusal_text = f"the model declines to answer: {refusal or 'content filter'}"
@@ -378,7 +378,7 @@ class CompletionReader:
             self._chunks,
         )
 
-    def _whole_completion(self, text: str) -> Completion:
+    def _completion_with_body(self, text: str) -> Completion:
         assert self._assembler is not None
         whole = self._assembler.completion(self._finish_choice)
         if self._usage and "usage" not in whole:

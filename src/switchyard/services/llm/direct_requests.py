@@ -32,8 +32,8 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.engine.runtime.signs_of_life import keep_beating
+from switchyard.services.llm.endpoint_requests import EndpointRequest
 from switchyard.services.llm.llm_requests import LlmRequest
-from switchyard.services.llm.whole_answers import WholeRequest
 
 MAX_REQUESTS = 1000
 """Requests that one process has under way at once; what is more is refused."""
@@ -132,7 +132,7 @@ class DirectRequests:
             _, name = split_routing_key(routing_key)
         except ValueError as error:
             raise InvalidJob(f"routing key {error}", at="routing_key") from error
-        if not issubclass(self._registry.get(name).payload_model, LlmRequest | WholeRequest):
+        if not issubclass(self._registry.get(name).payload_model, LlmRequest | EndpointRequest):
             raise InvalidJob(
                 f"{name} is no single question to a model, and only those are asked directly: "
                 "publish it as a job"

@@ -22,17 +22,17 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.batch_collector import may_batch
 from switchyard.services.llm.budget_account import requester_of
 from switchyard.services.llm.completion_reader import Completion
-from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
-from switchyard.services.llm.model_client import ModelClient, model_client_of
-from switchyard.services.llm.structured_answers import parse_answer
-from switchyard.services.llm.whole_answers import (
+from switchyard.services.llm.endpoint_requests import (
     EMBEDDINGS,
     EmbeddingsRequest,
     Endpoint,
     ResponsesRequest,
     TextCompletionRequest,
 )
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
+from switchyard.services.llm.model_client import ModelClient, model_client_of
+from switchyard.services.llm.structured_answers import parse_answer
 
 MAX_SHOWN = 300
 """Characters of an answer that an error shows."""
@@ -55,7 +55,7 @@ async def answer_request(
             )
 
 
-async def answer_whole(
+async def answer_endpoint_request(
     request: EmbeddingsRequest | TextCompletionRequest | ResponsesRequest,
     endpoint: Endpoint,
     ctx: JobContext,

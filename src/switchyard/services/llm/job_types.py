@@ -6,6 +6,14 @@ from switchyard.services.common.settings.llm import CALL_RATIO
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import job
+from switchyard.services.llm.endpoint_requests import (
+    EMBEDDINGS,
+    RESPONSES,
+    TEXT_COMPLETIONS,
+    EmbeddingsRequest,
+    ResponsesRequest,
+    TextCompletionRequest,
+)
 from switchyard.services.llm.llm_requests import (
     ChatRequest,
     ClassifyRequest,
@@ -13,14 +21,6 @@ from switchyard.services.llm.llm_requests import (
     FactsRequest,
     FieldGroupRequest,
     LlmRequest,
-)
-from switchyard.services.llm.whole_answers import (
-    EMBEDDINGS,
-    RESPONSES,
-    TEXT_COMPLETIONS,
-    EmbeddingsRequest,
-    ResponsesRequest,
-    TextCompletionRequest,
 )
 
 LANES = ("hot", "backfill")
@@ -62,28 +62,28 @@ async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
 @job("create_embeddings", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def create_embeddings(payload: EmbeddingsRequest, ctx: JobContext) -> Outcome:
     """Compute the vectors of texts, as a server's `/embeddings` does."""
-    from switchyard.services.llm.job_answers import answer_whole
+    from switchyard.services.llm.job_answers import answer_endpoint_request
 
     timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
-    return Done(await answer_whole(payload, EMBEDDINGS, ctx, timeout=timeout))
+    return Done(await answer_endpoint_request(payload, EMBEDDINGS, ctx, timeout=timeout))
 
 
 @job("complete_text", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def complete_text(payload: TextCompletionRequest, ctx: JobContext) -> Outcome:
     """Continue texts, as a server's `/completions` does."""
-    from switchyard.services.llm.job_answers import answer_whole
+    from switchyard.services.llm.job_answers import answer_endpoint_request
 
     timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
-    return Done(await answer_whole(payload, TEXT_COMPLETIONS, ctx, timeout=timeout))
+    return Done(await answer_endpoint_request(payload, TEXT_COMPLETIONS, ctx, timeout=timeout))
 
 
 @job("create_response", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def create_response(payload: ResponsesRequest, ctx: JobContext) -> Outcome:
     """Answer by OpenAI's Responses API, as a server's `/responses` does."""
-    from switchyard.services.llm.job_answers import answer_whole
+    from switchyard.services.llm.job_answers import answer_endpoint_request
 
     timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
-    return Done(await answer_whole(payload, RESPONSES, ctx, timeout=timeout))
+    return Done(await answer_endpoint_request(payload, RESPONSES, ctx, timeout=timeout))
 
 
 async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:

@@ -160,14 +160,14 @@ class ChatRequest(_WithSchema):
 
     @field_validator("extra")
     @classmethod
-    def _leave_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
         taken = sorted(value.keys() & {"messages", "model", "stream", "stream_options"})
         if taken:
             raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
         return value
 
     @model_validator(mode="after")
-    def _has_one_schema(self) -> Self:
+    def _refuse_schema_with_extra(self) -> Self:
         if self.json_schema is not None and (self.extra or self.keep_all):
             raise ValueError(
                 "json_schema is for answers that are validated here: without it, ask with "

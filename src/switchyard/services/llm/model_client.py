@@ -18,6 +18,7 @@ from switchyard.services.llm.batch_collector import BatchCollector
 from switchyard.services.llm.budget_account import BudgetAccount, CallCharge, NoBudget
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
+from switchyard.services.llm.endpoint_requests import EMBEDDINGS, Endpoint
 from switchyard.services.llm.gate import (
     SHORT_PAUSE,
     Admission,
@@ -46,7 +47,6 @@ from switchyard.services.llm.llm_errors import (
 from switchyard.services.llm.records.llm_spend import LlmCall, Requester, Reservation
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
 from switchyard.services.llm.stored_answers import StoredAnswers
-from switchyard.services.llm.whole_answers import EMBEDDINGS, Endpoint
 
 SLOT_TIMEOUT = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""

@@ -31,7 +31,7 @@ from switchyard.services.engine.backfill.sources import (
 )
 from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.openai_form import EMBEDDINGS, ENDPOINTS
+from switchyard.services.llm.openai_form import EMBEDDINGS_URL, ENDPOINTS
 from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBatchState, OpenAiFile
 
 MAX_REQUESTS = 50_000
@@ -122,7 +122,7 @@ def check_line_model(
         text = f"this key may not use the model {str(model)[:200]!r}"
         raise InvalidBatchLine("model_not_allowed", text, "body.model")
     servers = settings.llm_servers
-    if endpoint == EMBEDDINGS and settings.for_embeddings is not None:
+    if endpoint == EMBEDDINGS_URL and settings.for_embeddings is not None:
         servers += settings.for_embeddings.llm_servers
     if not isinstance(model, str) or not any(each.serves(model) for each in servers):
         text = f"no server has the model {str(model)[:200]!r}; see GET /v1/models"

@@ -43,7 +43,7 @@ from switchyard.services.llm.openai_batch_input import (
     parse_line,
     raw_lines,
 )
-from switchyard.services.llm.openai_form import ENDPOINTS, REFUSALS, answer_of
+from switchyard.services.llm.openai_form import BATCH_URLS, ENDPOINTS, REFUSALS, answer_of
 from switchyard.services.llm.records.openai_batches import (
     OPEN_STATES,
     OpenAiBatch,
@@ -181,8 +181,8 @@ class OpenAiBatches:
         """Record a batch; a scheduler validates it and works it off. The same `key` is the same
         batch. Raises InvalidBatch, UnknownOpenAiFile, TooManyBatches."""
         hours = window_hours(completion_window)
-        if endpoint not in ENDPOINTS:
-            raise InvalidBatch(f"endpoint must be one of {', '.join(ENDPOINTS)}")
+        if endpoint not in BATCH_URLS:
+            raise InvalidBatch(f"endpoint must be one of {', '.join(BATCH_URLS)}")
         batch_id = f"batch_{secrets.token_hex(16)}"
         if key is not None:
             batch_id = f"batch_{hashlib.sha256(f'{owner}/{key}'.encode()).hexdigest()[:32]}"

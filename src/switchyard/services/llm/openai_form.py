@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.llm.llm_errors import LlmBadRequest, LlmContextTooLong, LlmDeclined
 
-if TYPE_CHECKING:  # it brings what runs jobs
+if TYPE_CHECKING:  # loads everything that runs jobs
     from switchyard.services.llm.llm_queue import LlmResult
 
-CHATS, TEXTS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-RESPONSES = "/v1/responses"
+CHATS_URL = "/v1/chat/completions"
+TEXT_COMPLETIONS_URL = "/v1/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
+RESPONSES_URL = "/v1/responses"
+BATCH_URLS = (CHATS_URL, TEXT_COMPLETIONS_URL, EMBEDDINGS_URL)
+"""Endpoints whose requests a batch may have."""
 REFUSALS: Mapping[str | None, str] = {
     LlmDeclined.__name__: "content_filter",
     LlmContextTooLong.__name__: "context_length_exceeded",
@@ -31,7 +35,7 @@ class OpenAiEndpoint:
 
     job_type: str
     input_name: str
-    """The parameter that the job type knows by that name; all others are its `extra`."""
+    """The parameter that is a field of the job's payload; all others go into its `extra`."""
 
     def payload(self, body: Mapping[str, Any], *, fresh: bool = False) -> dict[str, Any]:
         """Return the payload of the job that asks for the same as a request's body."""
@@ -44,24 +48,26 @@ class OpenAiEndpoint:
         payload["extra"] = {name: value for name, value in body.items() if name not in known_names}
         payload["fresh"] = fresh
         if self.job_type == "chat_completion":
-            # `max_tokens` and `temperature` are among the others, as the client has named them.
+            # `max_tokens` and `temperature` are in `extra`, as the client has named them.
             payload |= {"max_tokens": None, "temperature": None, "keep_all": True}
         return payload
 
 
 ENDPOINTS: Mapping[str, OpenAiEndpoint] = {
-    CHATS: OpenAiEndpoint("chat_completion", "messages"),
-    TEXTS: OpenAiEndpoint("complete_text", "prompt"),
-    EMBEDDINGS: OpenAiEndpoint("create_embeddings", "input"),
-    RESPONSES: OpenAiEndpoint("create_response", "input"),
+    CHATS_URL: OpenAiEndpoint("chat_completion", "messages"),
+    TEXT_COMPLETIONS_URL: OpenAiEndpoint("complete_text", "prompt"),
+    EMBEDDINGS_URL: OpenAiEndpoint("create_embeddings", "input"),
+    RESPONSES_URL: OpenAiEndpoint("create_response", "input"),
 }
 
 
 def answer_of(url: str, body: Mapping[str, Any], result: LlmResult) -> dict[str, Any]:
-    """Return the result of a request to that endpoint as OpenAI's API answers it."""
-    if url == EMBEDDINGS:
+    """Return the result of a request to the endpoint `url` as OpenAI's API answers it."""
+    if url == EMBEDDINGS_URL:
         return embeddings_of(result, is_packed=body.get("encoding_format") == "base64")
-    return completion_of(result) if url == CHATS else text_completion_of(result)
+    if url == RESPONSES_URL:
+        return response_of(result)
+    return completion_of(result) if url == CHATS_URL else text_completion_of(result)
 
 
 def completion_of(result: LlmResult) -> dict[str, Any]:
@@ -93,15 +99,16 @@ def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
-    """Return the server's vectors as OpenAI's API has them; packed, as 32-bit floats in base64."""
+    """Return the server's vectors as OpenAI's API has them: lists of numbers, or 32-bit floats in
+    base64 when `is_packed`."""
     answer = result.result or {}
     completion = answer.get("completion") or {}
     data = []
-    for place, item in enumerate(completion.get("data", ())):
+    for index, item in enumerate(completion.get("data", ())):
         vector = item["embedding"]
         if is_packed:
             vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-        data.append({"object": "embedding", "index": place, **item, "embedding": vector})
+        data.append({"object": "embedding", "index": index, **item, "embedding": vector})
     tokens = answer.get("usage", {}).get("prompt_tokens", 0)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {

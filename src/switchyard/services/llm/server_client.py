@@ -20,6 +20,12 @@ from switchyard.services.common.tracing import span
 from switchyard.services.llm.anthropic_api import AnthropicApi
 from switchyard.services.llm.bounded_http import bounded_http
 from switchyard.services.llm.completion_reader import Completion, CompletionReader, Timing, is_cut
+from switchyard.services.llm.endpoint_requests import (
+    NEEDS_RESPONSES,
+    RESPONSES,
+    Endpoint,
+    count_inputs,
+)
 from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
     InvalidLlmResponse,
@@ -32,12 +38,6 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
-from switchyard.services.llm.whole_answers import (
-    NEEDS_RESPONSES,
-    RESPONSES,
-    Endpoint,
-    count_inputs,
-)
 
 if TYPE_CHECKING:
     import openai

@@ -15,9 +15,9 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.llm.budget_account import CallCharge, EmbeddingBudget
 from switchyard.services.llm.completion_reader import CompletionReader, field_of
+from switchyard.services.llm.endpoint_requests import is_vector
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
 from switchyard.services.llm.server_client import call_with_retries, open_api
-from switchyard.services.llm.whole_answers import is_vector
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint
 from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 

@@ -1,8 +1,8 @@
-"""Endpoints of OpenAI's API whose answers come whole: embeddings, completions of a text, and the
-Responses API.
+"""Requests to the endpoints of OpenAI's API that answer no chat: embeddings, completions of a text,
+and the Responses API. Their answers are not streamed.
 
-The SDK does not check what a server sends, so all of it is checked here; `bounded_http` bounds its
-size. What else is in an answer stays as it is.
+The SDK does not check what a server sends, so the fields that are used are checked here, and
+`bounded_http` bounds the size. Other fields of an answer are passed on as they are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from switchyard.services.llm.llm_errors import InvalidLlmResponse
 
 MAX_INPUTS = 2_048
 """Texts in one request, as of OpenAI's API."""
-MAX_TOKEN = 2**31
-_SHARED = frozenset({"model", "stream", "stream_options"})
+TOKEN_ID_BOUND = 2**31
+"""Numbers of tokens are below it."""
+_RESERVED_PARAMETERS = frozenset({"model", "stream", "stream_options"})
+"""Parameters that `extra` may not have, besides the fields of the payload."""
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKEN, strict=True)]
+TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_BOUND, strict=True)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)]
 Input = str | Texts | Tokens | TokenLists
@@ -33,21 +35,24 @@ ResponsesInput = (
     Annotated[str, Field(min_length=1)]
     | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_INPUTS)]
 )
-_ENDED_RESPONSES = ("completed", "incomplete")
+_USABLE_STATES = ("completed", "incomplete")
+"""Values of `status` of a response that has an output and has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One address of a server, and what it asks and answers with."""
+    """An endpoint of a server: its path, the parameter with the texts, and the check of its
+    answer."""
 
     path: str
     input_name: str
     """The parameter with the texts."""
     check: Callable[[Any, int], None]
-    """Raises InvalidLlmResponse for what is no answer to so many texts."""
+    """Takes an answer and the number of texts; raises InvalidLlmResponse where it does not answer
+    them all."""
 
 
-class WholeRequest(BaseModel):
+class EndpointRequest(BaseModel):
     """Base of the requests: a model, and parameters of the API that are sent as they are."""
 
     model_config = ConfigDict(extra="forbid")
@@ -63,18 +68,18 @@ class WholeRequest(BaseModel):
         max_length=100,
         description="Further parameters of the API, sent as they are.",
     )
-    fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
+    fresh: bool = Field(default=False, description="Ask anew even if an answer is stored.")
 
     @field_validator("extra")
     @classmethod
-    def _leave_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(value.keys() & (_SHARED | cls.model_fields.keys()))
+    def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(value.keys() & (_RESERVED_PARAMETERS | cls.model_fields.keys()))
         if taken:
             raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
         return value
 
 
-class EmbeddingsRequest(WholeRequest):
+class EmbeddingsRequest(EndpointRequest):
     """Asks for the vectors of texts."""
 
     input: Input = Field(description="A text, several, or their tokens' numbers.")
@@ -85,8 +90,8 @@ class EmbeddingsRequest(WholeRequest):
         return {**self.extra, "input": self.input, "encoding_format": "float"}
 
 
-class TextCompletionRequest(WholeRequest):
-    """Asks how texts go on."""
+class TextCompletionRequest(EndpointRequest):
+    """Asks for the continuations of texts."""
 
     prompt: Input = Field(description="A text, several, or their tokens' numbers.")
 
@@ -95,13 +100,13 @@ class TextCompletionRequest(WholeRequest):
         return {**self.extra, "prompt": self.prompt}
 
 
-class ResponsesRequest(WholeRequest):
-    """Asks by OpenAI's Responses API."""
+class ResponsesRequest(EndpointRequest):
+    """Asks for an answer of OpenAI's Responses API."""
 
     input: ResponsesInput = Field(description="A text, or items: messages, results of tools, …")
 
     @model_validator(mode="after")
-    def _is_answered_at_once(self) -> Self:
+    def _refuse_background(self) -> Self:
         if self.extra.get("background"):
             raise ValueError("background: the job waits for the answer; ask with X-Job-Background")
         return self
@@ -112,21 +117,21 @@ class ResponsesRequest(WholeRequest):
 
 
 def count_inputs(value: object) -> int:
-    """Return of how many texts an input consists."""
+    """Return the number of texts in an input: one for a text or for a list of token numbers."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
         return len(value)
     return 1
 
 
 def check_embeddings(answer: Any, count: int) -> None:
-    """Raise InvalidLlmResponse where an answer has not a vector for each of `count` texts."""
+    """Raise InvalidLlmResponse unless an answer has a vector for each of `count` texts."""
     data = field_of(answer, "data")
     if not isinstance(data, list) or len(data) != count:
-        raise _useless(f"{count:,} vectors", answer)
+        raise _unusable_answer(f"{count:,} vectors", answer)
     for each in data:
         vector = field_of(each, "embedding")
         if not vector or not is_vector(vector):
-            raise _useless("a vector for each text", each)
+            raise _unusable_answer("a vector for each text", each)
 
 
 def is_vector(value: Any) -> bool:
@@ -137,29 +142,29 @@ def is_vector(value: Any) -> bool:
 
 
 def check_completions(answer: Any, count: int) -> None:
-    """Raise InvalidLlmResponse where an answer has no text for each of `count` prompts."""
+    """Raise InvalidLlmResponse unless an answer has a text for each of `count` prompts."""
     choices = field_of(answer, "choices")
     if not isinstance(choices, list) or len(choices) < count:
-        raise _useless(f"{count:,} texts", answer)
+        raise _unusable_answer(f"{count:,} texts", answer)
     for each in choices:
         if not isinstance(field_of(each, "text"), str):
-            raise _useless("a text for each prompt", each)
+            raise _unusable_answer("a text for each prompt", each)
 
 
 def check_response(answer: Any, count: int) -> None:
-    """Raise InvalidLlmResponse where an answer is no response that has come to its end."""
+    """Raise InvalidLlmResponse unless an answer is a response that has ended."""
     if field_of(answer, "status") == "failed":
         message = field_of(field_of(answer, "error"), "message")
         raise InvalidLlmResponse(f"the model server failed: it answered {quoted_answer(message)}")
     output = field_of(answer, "output")
     is_output = isinstance(output, list) and all(isinstance(each, dict) for each in output)
-    if not is_output or field_of(answer, "status") not in _ENDED_RESPONSES:
-        raise _useless("a response that has ended", answer)
+    if not is_output or field_of(answer, "status") not in _USABLE_STATES:
+        raise _unusable_answer("a response that has ended", answer)
 
 
-def _useless(field: str, answer: Any) -> InvalidLlmResponse:
+def _unusable_answer(expected: str, answer: Any) -> InvalidLlmResponse:
     return InvalidLlmResponse(
-        f"the model server did not answer with {field}: it answered {quoted_answer(answer)}"
+        f"the model server did not answer with {expected}: it answered {quoted_answer(answer)}"
     )
 
 
@@ -167,13 +172,14 @@ EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings)
 TEXT_COMPLETIONS = Endpoint("/completions", "prompt", check_completions)
 RESPONSES = Endpoint("/responses", "input", check_response)
 NEEDS_RESPONSES = (
-    'no server with this model has /responses: where one has, set "responses": true in '
+    'no server with this model has /responses: for a server that has it, set "responses": true in '
     "JOBS_LLM_PROVIDERS"
 )
 
 
 def input_tokens(body: Mapping[str, Any], bytes_per_token: int) -> int:
-    """Return the most tokens that the texts of a request may have, with those of JSON's quotes."""
+    """Return at most how many tokens the input of a request has; of items of the Responses API,
+    the names of their fields count, too."""
     model_input = body.get("input", body.get("prompt"))
     if isinstance(model_input, str):
         return -(-len(model_input.encode()) // bytes_per_token)

@@ -1,0 +1,31 @@
+"""Results of jobs in the form of OpenAI's API."""
+
+from typing import get_args
+
+import pytest
+
+from switchyard.api.models.openai import BatchRequest
+from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
+from switchyard.services.llm.openai_form import BATCH_URLS, ENDPOINTS, answer_of
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("/v1/chat/completions", "chat.completion"),
+        ("/v1/completions", "text_completion"),
+        ("/v1/embeddings", "list"),
+        ("/v1/responses", "response"),
+    ],
+)
+def test_each_endpoint_answers_with_an_object_of_its_own_kind(url: str, kind: str) -> None:
+    result = LlmResult("job-1", LlmStatus.COMPLETED, {"model": "m", "completion": {}})
+    answer = answer_of(url, {}, result)
+    assert answer["object"] == kind
+    assert ("created_at" in answer) == (url == "/v1/responses")
+    assert ("created" in answer) == ("completions" in url)
+
+
+def test_every_endpoint_has_a_case_above_and_batches_name_those_that_they_take() -> None:
+    assert len(ENDPOINTS) == 4
+    assert get_args(BatchRequest.model_fields["endpoint"].annotation) == BATCH_URLS
