@@ -44,6 +44,14 @@ DELAY, AT_ONCE = 0.02, 1000
 """The server answers in so many seconds; that many requests at once."""
 SMALL_DELAY, SMALL_AT_ONCE = 0.2, 4
 """The same of the server behind which work gathers."""
+KNOWN_CAPACITY = {
+    "JOBS_LLM_PACING": "fixed",
+    "JOBS_LLM_CONCURRENCY": "200",
+    "JOBS_LLM_CONCURRENCY_MAX": "200",
+}
+"""Our settings where the server takes more than it gets. What the small one takes is left to be
+found, as by default: with a limit that is too high, calls would wait in the server, hot ones too.
+"""
 HOT = 40
 """Hot questions beside those that wait."""
 EQUAL = 50
@@ -123,6 +131,7 @@ class ModelServer:
     """The server that is asked."""
 
     port: int
+    at_once: int
 
     @property
     def url(self) -> str:
@@ -145,7 +154,7 @@ def _model_server(delay: float, at_once: int) -> Iterator[ModelServer]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield ModelServer(int(process.stdout.readline()))
+            yield ModelServer(int(process.stdout.readline()), at_once)
         finally:
             process.kill()
 
@@ -158,13 +167,12 @@ def _switchyard(stage: Stage, server: ModelServer, *, ledger: str) -> Gateway:
     """One API process, one worker and one scheduler of ours, beside a broker."""
     own = stage.switchyard("gateway", ledger, modules=job_modules())
     port = free_port()
+    pacing = {} if server.at_once == SMALL_AT_ONCE else KNOWN_CAPACITY
     settings = {
         **own,
+        **pacing,
         "JOBS_LLM_BASE_URL": server.url,
         "JOBS_LLM_MODEL": MODEL,
-        "JOBS_LLM_PACING": "fixed",
-        "JOBS_LLM_CONCURRENCY": "200",
-        "JOBS_LLM_CONCURRENCY_MAX": "200",
         "JOBS_API_RATE_LIMIT": "1000000",
         "JOBS_API_RATE_BURST": "1000000",
         "JOBS_API_MAX_STREAMS": "2000",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.concurrency_policy import Bounds, Ended, Fixed
@@ -23,7 +24,7 @@ from switchyard.services.llm.gate import (
     state_after_call,
 )
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.ledger.llm_slots import Change
+from switchyard.services.llm.ledger.llm_slots import HOT_WAIT_TTL, Change
 from switchyard.services.llm.llm_errors import LlmSaturated
 from switchyard.services.llm.records.llm_servers import (
     TRIAL_AFTER_FAILURES,
@@ -34,6 +35,8 @@ from switchyard.services.llm.records.llm_servers import (
 )
 from tests.support.eventually import eventually
 
+CALL_TIME = 0.02
+"""Seconds that a call of the busy process takes."""
 HOT, BACKFILL = Urgency.from_priority("hot", 5), Urgency.from_priority("backfill", 5)
 SERVER = LlmServer(base_url="http://there/v1")
 
@@ -55,7 +58,7 @@ def waiting_are(gate: LlmGate, number: int) -> bool:
 
 async def take(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) -> object:
     return await LlmLedger(ledger).slots.take_llm_slot(
-        "default", slot, "somebody", ttl=ttl, keep_free=0, first=limit, most=limit
+        "default", slot, "somebody", ttl=ttl, is_hot=True, first=limit, most=limit
     )
 
 
@@ -178,6 +181,44 @@ async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> N
         with pytest.raises(LlmSaturated):
             await admit(gate, BACKFILL, timeout=0.3)
         await admit(gate, HOT, timeout=1)
+
+
+async def test_a_hot_call_is_next_also_where_another_process_has_calls_waiting(
+    ledger: Ledger,
+) -> None:
+    """Of a server that takes one call at a time, no slot is left alone."""
+    alone = settings(llm_concurrency=1, llm_concurrency_max=1)
+    async with LlmGate.open(alone, ledger) as one, LlmGate.open(alone, ledger) as other:
+        began: list[None] = []
+
+        async def ask_on() -> None:
+            while True:
+                entry = await admit(other, BACKFILL, timeout=30)
+                began.append(None)
+                await asyncio.sleep(CALL_TIME)
+                await other.leave(entry, None)
+
+        calls = [asyncio.create_task(ask_on()) for _ in range(3)]
+        try:
+            for _ in range(3):
+                await eventually(partial(waiting_are, other, 2))
+                before = len(began)
+                entry = await admit(one, HOT, timeout=30)
+                # That under way, and one that began before the first look of the hot call.
+                assert len(began) - before <= 2
+                await one.leave(entry, None)
+        finally:
+            await end_tasks(*calls)
+
+
+async def test_a_hot_call_that_gives_up_waiting_keeps_nobody_out(plain_ledger: Ledger) -> None:
+    alone = settings(llm_concurrency=1, llm_concurrency_max=1)
+    async with LlmGate.open(alone, plain_ledger) as gate:
+        held = await admit(gate, BACKFILL, timeout=1)
+        with pytest.raises(LlmSaturated):
+            await admit(gate, HOT, timeout=0.2)
+        await gate.leave(held, None)
+        await admit(gate, BACKFILL, timeout=HOT_WAIT_TTL * 3)
 
 
 async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: Ledger) -> None:

@@ -91,9 +91,8 @@ class Urgency:
         return cls(ranks.get(lane, len(ranks)), -priority)
 
     @property
-    def keep_free(self) -> int:
-        """Slots left alone: hot calls find one while others take all that there is."""
-        return 0 if LANES[min(self.lane, len(LANES) - 1)] is HOT else 1
+    def is_hot(self) -> bool:
+        return LANES[min(self.lane, len(LANES) - 1)] is HOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,8 @@ class Admission:
 
     server: LlmServer
     slot: str
+    learned: str = ""
+    """How the server takes parameters, as far as the fleet knows (`Parameters.with_learned`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class CallOutcome:
     pause: float = 0.0
     """Seconds for which it asks to be left alone."""
     reason: str = ""
+    learned: str = ""
+    """What it has shown of how the server takes parameters; empty where that is nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +300,7 @@ class LlmGate:
                         slot,
                         self._holder,
                         ttl=SLOT_TTL,
-                        keep_free=urgency.keep_free,
+                        is_hot=urgency.is_hot,
                         first=bounds.within(bounds.start),
                         most=bounds.most,
                         reservation=reserved,
@@ -315,7 +318,7 @@ class LlmGate:
                     pauses.append(self._with_server_name(server, answer))
                 else:
                     self._held[slot] = server.name
-                    return Admission(server, slot)
+                    return Admission(server, slot, answer.learned)
             if full is not None:
                 return full
         return min(pauses, key=lambda each: each.seconds)
@@ -428,4 +431,6 @@ def state_after_call(
         failures=failures,
         paused_until=until,
         pause_reason=reason or None,
+        learned=outcome.learned or state.learned,
+        learned_at=now if outcome.learned else state.learned_at,
     )

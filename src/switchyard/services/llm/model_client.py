@@ -342,7 +342,9 @@ class ModelClient:
         if output is not None:
             output.begin()  # another server may have begun
         try:
-            response = await self._clients[admission.server.name].ask(
+            client = self._clients[admission.server.name]
+            client.adopt(admission.learned)
+            response = await client.ask(
                 request.chat,
                 timeout=timeout,
                 on_text=None if output is None else output.write,
@@ -352,7 +354,8 @@ class ModelClient:
                 endpoint=request.endpoint,
             )
             charge.answer = response.answer
-            outcome = _outcome_of_response(response)
+            learned = "" if client.learned == admission.learned else client.learned
+            outcome = _outcome_of_response(response, learned)
             if response.timing.first_token is not None:
                 self._hedges.observe_latency(response.timing.first_token)
             return response.answer
@@ -389,11 +392,10 @@ def takes_over(server: LlmServer, error: LlmRefused, refuser: LlmServer) -> bool
     return False
 
 
-def _outcome_of_response(response: ModelResponse) -> CallOutcome:
+def _outcome_of_response(response: ModelResponse, learned: str) -> CallOutcome:
     wait = response.quota_wait
-    return CallOutcome(
-        Ended.ANSWERED, response.timing, pause=wait, reason="its limits are used up" if wait else ""
-    )
+    reason = "its limits are used up" if wait else ""
+    return CallOutcome(Ended.ANSWERED, response.timing, pause=wait, reason=reason, learned=learned)
 
 
 def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:

@@ -6,6 +6,7 @@ servers of earlier years know no `stream_options`. They answer 400 or 422 and na
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,15 @@ _TOO_LONG = re.compile(
 )
 """What is said of a length that is too large, under whichever name."""
 _NAMES = ("max_tokens", "max_completion_tokens")
+_LEARNED: Mapping[str, tuple[str | None, tuple[object, ...]]] = {
+    "max_tokens_name": ("is_name_fixed", (None, *_NAMES)),
+    "sends_temperature": ("is_temperature_fixed", (True, False)),
+    "sends_stream_options": (None, (True, False)),
+    "schema_format": ("is_schema_fixed", SCHEMA_FORMATS),
+    "streams": ("is_stream_fixed", (True, False)),
+}
+"""Fields that a server's refusals change, each with the field that says that the settings fix it,
+and with its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,28 @@ class Parameters:
             left_out=server.leave_out,
             extra_body=server.extra_body,
         )
+
+    def learned(self, server: str) -> str:
+        """Return what the refusals of a server have shown, to be kept for other processes: JSON.
+        `server` says which server and model these are."""
+        values = {name: getattr(self, name) for name in _LEARNED}
+        return json.dumps({"server": server, **values}, sort_keys=True)
+
+    def with_learned(self, learned: str, server: str) -> Parameters:
+        """Return these parameters with what another process has learned, but for what the settings
+        fix. Of another server or model, or of a version that kept it otherwise, nothing holds."""
+        try:
+            values = json.loads(learned)
+        except ValueError:
+            return self
+        if not isinstance(values, dict) or values.get("server") != server:
+            return self
+        known = {
+            name: values[name]
+            for name, (fixed_by, allowed) in _LEARNED.items()
+            if values.get(name) in allowed and not (fixed_by and getattr(self, fixed_by))
+        }
+        return replace(self, **known)
 
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return a chat as this server takes it."""

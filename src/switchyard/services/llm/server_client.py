@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.library_loading import load
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.common.settings import LlmServer
@@ -77,8 +78,12 @@ class ServerClient:
         self._model_api = MODEL_APIS[server.api]()
         key = server.api_key
         self._headers = self._model_api.headers(key.get_secret_value() if key else None)
-        self._parameters = Parameters.for_server(server)
+        self._id = content_hash([server.base_url, server.model])
+        self._set_parameters = Parameters.for_server(server)
+        self._parameters = self._set_parameters
         """As the server took them last."""
+        self._learned = ""
+        """What the fleet knew of that at the last call."""
         self._unclear_changes = 0
         """Calls in a row that were taken in another way, after an error without a clear cause."""
         self._begins_within = False
@@ -88,6 +93,20 @@ class ServerClient:
     def parameters(self) -> Parameters:
         """How the server has taken the last question."""
         return self._parameters
+
+    @property
+    def learned(self) -> str:
+        """What the server's refusals have shown, for other processes; empty while they have shown
+        nothing."""
+        if self._parameters == self._set_parameters:
+            return ""
+        return self._parameters.learned(self._id)
+
+    def adopt(self, learned: str) -> None:
+        """Ask as the fleet has learned, from now on. What it has forgotten is tried again."""
+        if learned != self._learned:
+            self._learned, self._unclear_changes = learned, 0
+            self._parameters = self._set_parameters.with_learned(learned, self._id)
 
     @classmethod
     @asynccontextmanager

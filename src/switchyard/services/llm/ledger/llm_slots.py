@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, text, update
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into, is_sqlite
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
@@ -35,6 +36,14 @@ from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Res
 MAX_COUNTED = 20_000
 """Requests that are counted at most: more make no lane fuller."""
 
+HOT_WAIT_TTL = 0.5
+"""Seconds for which a hot call that found no room keeps others out, unless it looks again: longer
+than between its looks."""
+
+LEARNED_TTL = 7 * DAY
+"""Seconds after which it is tried once more how a server takes its parameters: it may be another
+version by then."""
+
 Change = Callable[[LlmServerState, int, float], LlmServerState]
 """A server's next state, from its last, the calls under way (that which ends included) and now."""
 
@@ -52,14 +61,15 @@ class LlmSlotRepository(Repository):
         holder: str,
         *,
         ttl: float,
-        keep_free: int,
+        is_hot: bool,
         first: float,
         most: int,
         reservation: Reservation | None = None,
     ) -> SlotAnswer | NoBudgetLeft:
-        """Take a slot for `ttl` seconds, if one is free beside `keep_free`, and set aside what its
-        call may cost. `first` is the limit of a server that was never called, `most` what no rule
-        may exceed."""
+        """Take a slot for `ttl` seconds, if one is free, and set aside what its call may cost.
+        Calls that are not hot leave a slot alone, and get none while a hot one waits, in whichever
+        process. `first` is the limit of a server that was never called, `most` what no rule may
+        exceed."""
         state = _lock_server(connection, server, first)
         slots = _count_slots(connection, server)
         now, in_flight = slots.now, slots.live
@@ -70,7 +80,10 @@ class LlmSlotRepository(Repository):
                 delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
             )
         limit = state.calls(most)
-        if in_flight >= max(1, limit - keep_free):
+        is_kept_out = not is_hot and state.hot_waits_until > now
+        if is_kept_out or in_flight >= max(1, limit if is_hot else limit - 1):
+            if is_hot and state.hot_waits_until < now + HOT_WAIT_TTL / 2:
+                _note_hot_wait(connection, server, now + HOT_WAIT_TTL)
             return SlotsFull(in_flight, limit)
         if reservation is not None and reservation.is_needed:
             per_day = reservation.per_day
@@ -79,7 +92,10 @@ class LlmSlotRepository(Repository):
                 return refusal
         values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
         connection.execute(_INSERT_SLOT, values)
-        return SlotTaken()
+        if is_hot and state.hot_waits_until:
+            _note_hot_wait(connection, server, 0.0)  # others that wait say so once more
+        is_known = now - state.learned_at < LEARNED_TTL
+        return SlotTaken(state.learned if is_known else "")
 
     @write
     def end_llm_slot(
@@ -208,8 +224,10 @@ _INSERT_SLOT = text(
 _DELETE_SLOT = text("DELETE FROM llm_slots WHERE id = :id")
 _STORE_SERVER = text(
     'UPDATE llm_servers SET "limit" = :limit, pace = :pace, paused_until = :paused_until, '
-    "pause_reason = :pause_reason, failures = :failures, updated_at = :now WHERE name = :name"
+    "pause_reason = :pause_reason, failures = :failures, learned = :learned, "
+    "learned_at = :learned_at, updated_at = :now WHERE name = :name"
 )
+_NOTE_HOT_WAIT = text("UPDATE llm_servers SET hot_waits_until = :until WHERE name = :name")
 
 
 def _count_slots(connection: Connection, server: str) -> Row[Any]:
@@ -228,8 +246,8 @@ def _lock_server(connection: Connection, server: str, first: float) -> LlmServer
     """Lock the server's row until the end of the transaction, and return its state."""
     lock = "" if is_sqlite(connection) else " FOR UPDATE"
     query = text(
-        'SELECT "limit", pace, paused_until, pause_reason, failures '
-        f"FROM llm_servers WHERE name = :name{lock}"
+        'SELECT "limit", pace, paused_until, pause_reason, failures, hot_waits_until, learned, '
+        f"learned_at FROM llm_servers WHERE name = :name{lock}"
     )
     row = connection.execute(query, {"name": server}).one_or_none()
     if row is None:
@@ -243,8 +261,19 @@ def _lock_server(connection: Connection, server: str, first: float) -> LlmServer
 
 def _state_of(row: Row[Any]) -> LlmServerState:
     return LlmServerState(
-        row.limit, json.loads(row.pace), row.paused_until, row.pause_reason, row.failures
+        row.limit,
+        json.loads(row.pace),
+        row.paused_until,
+        row.pause_reason,
+        row.failures,
+        row.hot_waits_until,
+        row.learned,
+        row.learned_at,
     )
+
+
+def _note_hot_wait(connection: Connection, server: str, until: float) -> None:
+    connection.execute(_NOTE_HOT_WAIT, {"name": server, "until": until})
 
 
 def _store(connection: Connection, server: str, state: LlmServerState, now: float) -> None:
@@ -255,6 +284,8 @@ def _store(connection: Connection, server: str, state: LlmServerState, now: floa
         "paused_until": state.paused_until,
         "pause_reason": state.pause_reason,
         "failures": state.failures,
+        "learned": state.learned,
+        "learned_at": state.learned_at,
         "now": now,
     }
     connection.execute(_STORE_SERVER, values)

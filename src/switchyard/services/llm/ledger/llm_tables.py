@@ -20,6 +20,9 @@ llm_servers = Table(
     Column("failures", Integer, nullable=False),
     Column("updated_at", Double),
     Column("pace", Text, nullable=False),
+    Column("hot_waits_until", Double, nullable=False, server_default=text("0")),
+    Column("learned", Text, nullable=False, server_default=text("''")),
+    Column("learned_at", Double, nullable=False, server_default=text("0")),
 )
 
 llm_slots = Table(

@@ -27,6 +27,11 @@ class LlmServerState:
     pause_reason: str | None = None
     failures: int = 0
     """Calls in a row that it did not answer."""
+    hot_waits_until: float = 0.0
+    """Until when a hot call is known to wait for room. Kept by who waits, not with the state."""
+    learned: str = ""
+    """How it takes parameters, by what it has refused (`services.llm.parameters`), as JSON."""
+    learned_at: float = 0.0
 
     @property
     def is_on_trial(self) -> bool:
@@ -47,6 +52,9 @@ class LlmServerState:
 @dataclass(frozen=True, slots=True)
 class SlotTaken:
     """The call may be made: it has a slot."""
+
+    learned: str = ""
+    """`LlmServerState.learned`, unless that is too old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,89 @@
+"""What a server refuses is learned once for the fleet, and outlives the process that asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from switchyard.services.common.settings import LlmServer as Provider
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.ledger import llm_slots
+from switchyard.services.llm.model_client import ModelClient
+from tests.support.llm_server import LlmServer
+from tests.support.site import Exchange, Request
+
+CHAT: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": "What is a tide?"}],
+    "max_tokens": 100,
+    "temperature": 0,
+}
+
+
+def reasons(exchange: Exchange, request: Request) -> None:
+    """Behave as models that reason: their own temperature alone, and another name of the limit."""
+    sent = request.json
+    for name, advice in (
+        ("max_tokens", "use 'max_completion_tokens' instead"),
+        ("temperature", "only the default (1) value is supported"),
+    ):
+        if name in sent:
+            message = f"Unsupported parameter: '{name}' is not supported with this model: {advice}"
+            error = {"message": message, "code": "unsupported_parameter", "param": name}
+            exchange.send_json(400, {"error": error})
+            return
+    exchange.server.owner.answer(exchange, request)
+
+
+def settings(llm: LlmServer, **values: Any) -> Settings:
+    given = {"name": "own", "base_url": llm.url, "model": "m", **values}
+    return Settings(llm_providers=(Provider.model_validate(given),))
+
+
+async def calls_of(ledger: Ledger, asking: Settings, llm: LlmServer, times: int = 1) -> int:
+    """How often a new process calls the server for so many questions."""
+    before = len(llm.requests)
+    async with ModelClient.open(asking, ledger) as client:
+        for _ in range(times):
+            await client.ask(CHAT, urgency=Urgency(), timeout=10)
+    return len(llm.requests) - before
+
+
+async def test_what_one_process_has_learned_all_others_know(ledger: Ledger, llm: LlmServer) -> None:
+    llm.always(reasons)
+    async with ModelClient.open(settings(llm), ledger) as running:
+        await running.ask({"messages": CHAT["messages"]}, urgency=Urgency(), timeout=10)
+        assert await calls_of(ledger, settings(llm), llm, 2) == 2 + len(("a name", "a temperature"))
+        before = len(llm.requests)
+        await running.ask(CHAT, urgency=Urgency(), timeout=10)
+        assert len(llm.requests) - before == 1
+    assert await calls_of(ledger, settings(llm), llm) == 1, "after a restart"
+    sent = llm.requests[-1].json
+    assert sent["max_completion_tokens"] == 100
+    assert "temperature" not in sent
+
+
+async def test_nothing_holds_of_another_model_or_against_the_settings(
+    plain_ledger: Ledger, llm: LlmServer
+) -> None:
+    llm.always(reasons)
+    await calls_of(plain_ledger, settings(llm), llm)
+    llm.always(llm.answer)
+    await calls_of(plain_ledger, settings(llm, model="another"), llm)
+    assert llm.requests[-1].json["temperature"] == 0
+    await calls_of(plain_ledger, settings(llm, max_tokens_name="max_tokens"), llm)
+    assert llm.requests[-1].json["max_tokens"] == 100
+
+
+async def test_it_is_tried_again_after_a_time(
+    plain_ledger: Ledger, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.always(reasons)
+    await calls_of(plain_ledger, settings(llm), llm)
+    llm.always(llm.answer)
+    monkeypatch.setattr(llm_slots, "LEARNED_TTL", 0.0)
+    await calls_of(plain_ledger, settings(llm), llm)
+    assert llm.requests[-1].json["max_tokens"] == 100
