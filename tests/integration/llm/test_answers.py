@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.settings import Settings
@@ -27,7 +30,11 @@ from switchyard.services.llm.records.llm_servers import (
     LeaseAcquired,
     LeaseHeld,
 )
-from switchyard.services.llm.stored_answers import StoredAnswers, drop_old_answers
+from switchyard.services.llm.stored_answers import (
+    StoredAnswers,
+    drop_old_answers,
+    drop_unrecorded_answers,
+)
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server
@@ -212,6 +219,37 @@ async def test_a_deleted_or_spoiled_file_is_asked_for_again(
     file.unlink()
     assert await get(open_answers(), ask) == "answer 3"
     assert await get(open_answers(), ask) == "answer 3 again"
+
+
+async def test_an_answer_whose_writer_died_before_its_record_is_found_and_recorded(
+    open_answers: Callable[..., StoredAnswers], ledger: Ledger, tmp_path: Path
+) -> None:
+    await StoredAnswers(Storage(tmp_path.as_uri()), None, max_age=60).keep(
+        QUESTION, Completion("paid for", "m", "stop", {})
+    )
+    assert await get(open_answers(), Asked()) == "paid for again"
+    records = LlmLedger(ledger).answers
+    page = await records.examine_llm_answers(max_age=0, max_bytes=0, after=None, limit=9)
+    assert list(page.superfluous) == [content_hash(QUESTION)]
+
+
+async def test_files_of_answers_without_a_record_go_after_a_day(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    given = Settings(storage_url=tmp_path.as_uri())
+    storage, records = Storage(tmp_path.as_uri()), LlmLedger(ledger).answers
+    for number in range(250):
+        await storage.put_async(f"llm/left-{number}.json", b"x")
+    for name in ("recorded", "asked", "young"):
+        await storage.put_async(f"llm/{name}.json", b"x")
+    await records.keep_llm_answer("recorded", 1)
+    await records.claim_llm_answer("asked", "somebody", ttl=60, max_age=60)
+    for path in (tmp_path / "llm").iterdir():
+        if path.stem != "young":
+            os.utime(path, (time.time() - 2 * DAY,) * 2)
+    assert await drop_unrecorded_answers(given, ledger) == 250
+    left = sorted(path.stem for path in (tmp_path / "llm").iterdir())
+    assert left == ["asked", "recorded", "young"]
 
 
 async def test_claims_are_for_one(ledger: Ledger) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from switchyard.broker.lanes import queue_name
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.lane_history import MINUTE
@@ -38,7 +39,7 @@ from switchyard.services.llm.records.llm_servers import (
     LlmServerReport,
 )
 from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
-from switchyard.services.llm.stored_answers import drop_old_answers
+from switchyard.services.llm.stored_answers import drop_old_answers, drop_unrecorded_answers
 
 REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
 """Failures in a row from which a server is told of: it gets one call at a time, and has failed some
@@ -171,6 +172,8 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     batch_runner = BatchRunner(context.settings, context.ledger, context.publisher)
     yield PeriodicDuty("batches", batch_runner.run)
     yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
+    unrecorded = partial(_drop_unrecorded_answers, context)
+    yield PeriodicDuty("answers without a record", unrecorded, DAY)
     batches = OpenAiBatches(context.settings, context.ledger, context.registry)
     yield PeriodicDuty("client batches", batches.turn, context.intervals.client_batches)
     yield PeriodicDuty(
@@ -215,3 +218,9 @@ async def _drop_answers(context: DutyContext) -> None:
         log.info("model answers deleted", answers=number)
     if number := await clean_up_spending(context.settings, context.ledger):
         log.info("cost records deleted", calls=number)
+
+
+async def _drop_unrecorded_answers(context: DutyContext) -> None:
+    """Delete files of models' answers that no record names."""
+    if number := await drop_unrecorded_answers(context.settings, context.ledger):
+        structlog.get_logger("scheduler").info("unrecorded model answers deleted", answers=number)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -31,11 +32,16 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.retention import Removal
-from switchyard.services.engine.scheduler.small_steps import SmallSteps
+from switchyard.services.engine.scheduler.small_steps import FIRST_STEP, SmallSteps
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated
-from switchyard.services.llm.records.llm_servers import AnswersExamined, CacheHit, LeaseAcquired
+from switchyard.services.llm.records.llm_servers import (
+    AnswersExamined,
+    CacheHit,
+    LeaseAcquired,
+    UnrecordedAnswers,
+)
 from switchyard.services.llm.thought_filter import without_thoughts
 
 if TYPE_CHECKING:
@@ -48,6 +54,7 @@ FIRST_LOOK, LAST_LOOK = 0.05, 0.5
 MAX_UNWRITTEN = 1_000
 """Answers that a process keeps in memory while the file storage takes none."""
 MIB = 1024 * 1024
+_FILE_KEY = re.compile(r"llm/([^/]+)\.json")
 
 
 class StoredAnswers:
@@ -151,9 +158,10 @@ class StoredAnswers:
             if isinstance(claim, LeaseAcquired):
                 # The last asker may have died after storing the answer and before recording it.
                 answer = None if lost else await self._read_stored(key)
-                if answer is not None:
-                    await self._repository.give_up_llm_answer(key, self._holder)
-                return answer
+                stored = None if answer is None else await self._storage.stat_async(_file_key(key))
+                if stored is not None:
+                    await self._repository.keep_llm_answer(key, stored.size)
+                return None if stored is None else answer
             if time.monotonic() + pause > deadline:
                 raise LlmSaturated(
                     "another process is already sending this request to the model", after=5.0
@@ -275,6 +283,46 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
             number += await _drop_some(storage, repository, removing, superfluous)
     await removing.remove_all(lambda limit: repository.drop_dead_claims(limit=limit))
     return number
+
+
+async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
+    """Delete files of answers that are a day old and of which the ledger has no record: their
+    writers died in between, and nobody has asked again. Returns how many. Raises LedgerError,
+    StorageError."""
+    storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
+    steps = SmallSteps.beside_jobs_of(ledger)
+    # A clock that is wrong makes nothing old.
+    oldest = min(time.time(), ledger.clock.time()) - DAY
+    number = 0
+    async for keys in _old_files(storage, oldest):
+        unrecorded = await steps.make(partial(_find_unrecorded, repository, keys))
+        for key in unrecorded.keys:
+            again = await storage.stat_async(_file_key(key))
+            if again is not None and again.modified.timestamp() < oldest:
+                # If it is recorded just now, whoever misses the file asks anew.
+                await storage.delete_async(again.key)
+                number += 1
+    return number
+
+
+async def _find_unrecorded(
+    repository: LlmAnswerRepository, keys: Sequence[str], _limit: int
+) -> UnrecordedAnswers:
+    return await repository.unrecorded_answers(keys)
+
+
+async def _old_files(storage: Storage, oldest: float) -> AsyncIterator[list[str]]:
+    """Yield the keys of files that were written before that time, some at once."""
+    keys: list[str] = []
+    async for stored in storage.list_async("llm"):
+        found = _FILE_KEY.fullmatch(stored.key)
+        if found is not None and stored.modified.timestamp() < oldest:
+            keys.append(found[1])
+        if len(keys) == FIRST_STEP:
+            yield keys
+            keys = []
+    if keys:
+        yield keys
 
 
 async def _examine(

@@ -8,7 +8,7 @@ All times are the database's own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, TextClause, delete, select, text, tuple_, update
 
@@ -23,6 +23,7 @@ from switchyard.services.llm.records.llm_servers import (
     CacheHit,
     LeaseAcquired,
     LeaseHeld,
+    UnrecordedAnswers,
 )
 
 USE_NOTED_INTERVAL = 3600.0
@@ -140,6 +141,14 @@ class LlmAnswerRepository(Repository):
         keys = [row.key for row in rows if row.used_at == superfluous[row.key]]
         connection.execute(delete(llm_answers).where(among(connection, llm_answers.c.key, keys)))
         return keys, Removal(Counter({"llm_answers": len(keys)}), True, watch.seconds())
+
+    @read
+    def unrecorded_answers(self, connection: Connection, keys: Sequence[str]) -> UnrecordedAnswers:
+        """Return those of these keys of which there is neither a record nor a claim."""
+        watch = Stopwatch(connection)
+        query = select(llm_answers.c.key).where(among(connection, llm_answers.c.key, keys))
+        known = set(connection.scalars(query))
+        return UnrecordedAnswers([key for key in keys if key not in known], watch.seconds())
 
     @write
     def drop_dead_claims(self, connection: Connection, *, limit: int) -> Removal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,15 @@ class AnswersExamined:
     """Bytes of all answers up to the last of these, without those that are too old."""
     last: tuple[float, str] | None
     """Last use and key of the last one; None where no more follow."""
+    seconds: float
+    """What the transaction took."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnrecordedAnswers:
+    """Which of some files of answers nobody knows."""
+
+    keys: Sequence[str]
     seconds: float
     """What the transaction took."""
 
