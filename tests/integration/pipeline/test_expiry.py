@@ -15,6 +15,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_cleanup import Expiry, clean
 from switchyard.services.engine.jobs.outcomes import Done, Next
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import NewJob
 from tests.integration.pipeline.conftest import Pipeline
 
@@ -60,12 +61,27 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
         put(storage, "results/doc/result.json"),
         put(storage, "llm/answer.json"),
         put(storage, "switchyard-system.json"),
-        put(storage, "backfills/lines.jsonl"),
     ]
     done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.bytes, done.kept) == (6, 42, 0)
     assert await left(storage) == sorted(kept)
     assert (await clean(storage, ledger.references, KEPT)).files == 0
+
+
+async def test_an_input_stays_as_long_as_a_backfill_needs_it(storage: Storage, ledger: Ledger):
+    kept = [
+        put(storage, "backfills/of-one-that-runs.jsonl"),
+        put(storage, "backfills/uploaded-today.jsonl", age=DAY / 2),
+    ]
+    ended = put(storage, "backfills/of-one-that-has-ended.jsonl")
+    put(storage, "backfills/never-used.jsonl")
+    for key in (kept[0], ended):
+        spec = {"source": "file", "options": {"key": key}}
+        await ledger.bulk.create_bulk(key, kind="backfill", title="", spec=spec, created_by="test")
+    await ledger.bulk.move_bulk(ended, BulkState.CANCELLED, among=list(BulkState))
+    done = await clean(storage, ledger.references, KEPT)
+    assert (done.files, done.kept) == (2, 1)
+    assert await left(storage) == sorted(kept)
 
 
 async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledger: Ledger):

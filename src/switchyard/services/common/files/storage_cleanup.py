@@ -1,8 +1,9 @@
 """Cleaning the storage: files that nobody has needed for a while are removed.
 
-A file stays while a job that has not ended, or a dead letter that can be redriven, names it: by its
-key, or by the id of the document or job that it belongs to. What makes a document (its original,
-its text, its results) stays, unless a setting says for how long documents' files are kept.
+A file stays while a job or an operation that has not ended, or a dead letter that can be redriven,
+names it: by its key, or by the id of the document or job that it belongs to. What makes a
+document (its original, its text, its results) stays, unless a setting says for how long documents'
+files are kept.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ _OVERLAP = 10.0
 _HOUR = 3600.0
 _BY_PRODUCTS = re.compile(
     r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
-    r"|intermediate/jobs/.+|sources/[^/]+/[^/]+|health/[^/]+"
+    r"|intermediate/jobs/.+|sources/[^/]+/[^/]+|health/[^/]+|backfills/[^/]+"
 )
 """Uploads that became a document, results of jobs without one, pages that are in the text; what
-other people's servers answered, which is asked for again; probes of processes that are gone."""
+other people's servers answered, which is asked for again; probes of processes that are gone; inputs
+of backfills that have ended."""
 _PICTURES = re.compile(r"results/([^/]+)/figures/[^/]+")
 """Pictures that were cut out for a list of figures that was never written, or has been replaced:
 two jobs may describe a document at once, so neither removes pictures that its list lacks."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
-_FOLDERS = ("uploads", "intermediate", "results", "sources", "health")
+_FOLDERS = ("uploads", "intermediate", "results", "sources", "health", "backfills")
+_OTHER_FOLDERS = ("archive", "llm", "openai")
+"""Where others remove what is too old, but for what was never finished."""
 _UNFINISHED = re.compile(r".+#\d+")
 """What a put that was killed leaves in a directory; no store lists it."""
 
@@ -173,7 +177,7 @@ def _unfinished_files(url: str) -> Iterator[Path]:
     root = directory_of(url)
     if root is None:
         return
-    for folder in _FOLDERS:
+    for folder in _FOLDERS + _OTHER_FOLDERS:
         for path in (root / folder).rglob("*#*"):
             if _UNFINISHED.fullmatch(path.name) and path.is_file():
                 yield path

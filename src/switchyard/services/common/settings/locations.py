@@ -54,8 +54,8 @@ class LocationSettings(BaseSettings, defer_build=True):
         ge=1,
         le=876_000,
         description="Hours after which `cleanup_expired` deletes intermediate files: "
-        "processed uploads, results of jobs without a document, single pages of "
-        "long or scanned documents, and answers of external servers.",
+        "processed uploads, inputs of ended backfills, results of jobs without a document, single "
+        "pages of long or scanned documents, and answers of external servers.",
     )
     documents_kept_hours: float | None = Field(
         default=None,

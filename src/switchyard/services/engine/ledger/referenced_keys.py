@@ -1,4 +1,4 @@
-"""What jobs that are not over name: the files that nobody may clean away."""
+"""What jobs and operations that are not over name: the files that nobody may clean away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sqlalchemy import Connection, or_, select
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository
-from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
+from switchyard.services.engine.ledger.sql.tables import bulk_operations, dead_letters, jobs
+from switchyard.services.engine.records.bulk import ENDED
 from switchyard.services.engine.records.states import OPEN, DeadLetterState, State
 
 _PAGE = 1_000
@@ -24,7 +25,9 @@ class ReferencedKeys(Repository):
     async def names_needed(self, *, since: float = 0.0) -> set[str]:
         """Every text in the payload of a job that has not ended, or is dead and can still be
         redriven, with the ids of the job, its parent and its pipeline; the same of every dead
-        letter that waits. With `since`, only of jobs that were made at that time or later.
+        letter that waits. With `since`, only of jobs that were made at that time or later. And,
+        whenever it was made, every text in what an operation that has not ended is to do: a
+        backfill names its input.
 
         Costs as much as there are such jobs and letters.
         """
@@ -37,6 +40,8 @@ class ReferencedKeys(Repository):
         letter: str | None = "" if not since else None
         while letter is not None:
             letter = await self._database.read(partial(_of_letters, after=letter, names=names))
+        for spec in await self._database.read(_open_specs):
+            names.update(texts_in(json.loads(spec)))
         return names
 
     def _needed_jobs(self, connection: Connection, since: float) -> list[str]:
@@ -47,6 +52,11 @@ class ReferencedKeys(Repository):
             jobs.c.created_at >= since,
         )
         return list(connection.scalars(query))
+
+
+def _open_specs(connection: Connection) -> list[str]:
+    specs = select(bulk_operations.c.spec).where(bulk_operations.c.state.not_in(sorted(ENDED)))
+    return list(connection.scalars(specs))
 
 
 def _of_jobs(connection: Connection, job_ids: Sequence[str], found: set[str]) -> None:
