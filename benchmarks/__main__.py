@@ -27,6 +27,7 @@ from benchmarks import (
     llm_http,
     measurements,
     redrives,
+    year,
 )
 from benchmarks.documents import extract, recognise, through, vectors
 from benchmarks.measurements import Measurement, Row
@@ -53,10 +54,11 @@ ALL = {
     **vectors.ALL,
     **through.ALL,
     **large.ALL,
+    **year.ALL,
 }
-GROUPS = {"large": tuple(large.ALL)}
+GROUPS = {"large": tuple(large.ALL), "year": tuple(year.ALL)}
 """Several under one name; they are measured only where they are named."""
-_USUAL = [name for name in ALL if name not in large.ALL]
+_USUAL = [name for name in ALL if name not in {*large.ALL, *year.ALL}]
 QUICK = {
     "publish": 8_000,
     "consume": 8_000,

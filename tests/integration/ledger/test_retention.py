@@ -224,6 +224,20 @@ async def test_more_jobs_than_one_step_are_all_removed_past_those_that_stay(
     assert len([each for each in left if each.startswith("job-")]) == len(children)
 
 
+async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: Ledger) -> None:
+    pruner = Pruner(ledger, AGES)
+    for name in ("old", "older"):
+        await ended(ledger, name)
+        await pruner.run()
+        assert await known(ledger) == set()
+    await ended(ledger, "parent")
+    await recorded(ledger, "open", state=State.QUEUED, days=40, parent_id="parent")
+    await pruner.run()
+    await ended(ledger, "another")
+    await pruner.run()
+    assert await known(ledger) == {"parent", "open", "another"}, "it rests: most would stay again"
+
+
 def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
     size = StepSize()
     first = size.rows

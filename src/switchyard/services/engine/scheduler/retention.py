@@ -28,7 +28,9 @@ MIN_EXAMINED = 100
 MAX_READ = 200
 """Jobs that are read at once for the archive; twenty at first, as each may have MiBs."""
 REST_RATIO = 10.0
-"""How many times as long as a pass the rest after it is."""
+"""How many times as long as looking at rows that stay the rest after a pass is: the next one would
+look at most of them again. What was removed costs no rest, or a busy system would make more within
+it than a pass removes."""
 ARCHIVE_INTERVAL = 3600.0
 """Seconds between looks where jobs are archived: fewer files, each with more jobs."""
 
@@ -43,6 +45,13 @@ class RetentionReport:
     """Jobs that are old enough and needed, by why; those that are too young are not counted."""
     rows: Counter[str] = field(default_factory=Counter)
     """Rows by table."""
+    examined: int = 0
+    """Jobs that were looked at, also those that are too young."""
+
+    @property
+    def kept_share(self) -> float:
+        """Return the part of the jobs that were looked at and stay; 1 where there were none."""
+        return 1 - self.rows["jobs"] / self.examined if self.examined else 1.0
 
 
 class Pruner:
@@ -91,7 +100,8 @@ class Pruner:
         report = await (self.make_pass() if self._archiver is None else self.prune())
         took = time.monotonic() - began
         least = 0.0 if self._archiver is None else ARCHIVE_INTERVAL
-        self._idle_until = time.monotonic() + max(least, REST_RATIO * took)
+        rest = REST_RATIO * took * report.kept_share
+        self._idle_until = time.monotonic() + max(least, rest)
         if report.rows:
             structlog.get_logger("scheduler").info(
                 "old records removed",
@@ -108,6 +118,7 @@ class Pruner:
             last = await self.make_pass()
             report.jobs += last.jobs
             report.rows += last.rows
+            report.examined += last.examined
         report.kept = last.kept
         return report
 
@@ -138,6 +149,7 @@ class Pruner:
                 partial(self._examine, state, lane, place, foresee=dry_run)
             )
             report.kept += page.kept
+            report.examined += len(page.removable) + page.kept.total()
             report.jobs += Counter({(state, name): n for name, n in page.types.items()})
             if dry_run:
                 report.rows["jobs"] += len(page.removable)
