@@ -33,7 +33,7 @@ async def test_the_kernel_is_asked_to_notice_on_every_connection_to_a_broker(
     broker310: TestBroker,
 ) -> None:
     async with connected(broker310.amqp_url, "test") as connection:
-        transport = tap_of(underlying(connection)).connected
+        transport = tap_of(underlying(connection)).transport
         assert transport is not None
         found = transport.get_extra_info("socket")
         assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -59,7 +59,7 @@ async def waiting(system: System, number: int) -> None:
 @asynccontextmanager
 async def scheduling(system: System) -> AsyncIterator[None]:
     """With a scheduler, which calls where nobody else does."""
-    pace = SchedulerIntervals(turn=0.1, calls=0.1)
+    pace = SchedulerIntervals(turn=0.1, limit_wakes=0.1)
     scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
     task = asyncio.create_task(scheduler.run())
     try:

@@ -22,7 +22,7 @@ from tests.support.system import System
 
 
 async def scraped(metrics: Metrics) -> Scrape:
-    return Scrape((await metrics.scraped()).decode())
+    return Scrape((await metrics.scrape()).decode())
 
 
 async def both_are_dead(system: System) -> bool:

@@ -69,8 +69,8 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
 async def test_order_is_kept_over_several_pieces_while_new_ones_come(
     broker: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.broker.dead.scan.PIECE", 150)
-    monkeypatch.setattr("switchyard.broker.dead.scan.QUORUM_PIECE", 150)
+    monkeypatch.setattr("switchyard.broker.dead.scan.BATCH_SIZE", 150)
+    monkeypatch.setattr("switchyard.broker.dead.scan.QUORUM_BATCH_SIZE", 150)
     async with open_system(broker, sqlite_url) as system:
         everything = [f"job-{number:04}" for number in range(1_000)]
         await bury_many(system, everything)

@@ -184,7 +184,7 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
 async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
     broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.engine.scheduler.duties.GENERATION_INTERVAL", 3.0)
+    monkeypatch.setattr("switchyard.services.engine.scheduler.duties.AGREEMENT_INTERVAL", 3.0)
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     registry = Registry.load()
     await broker310.declare(build(broker310.profile, registry.routes))

@@ -21,7 +21,7 @@ from switchyard.broker.topology.migrate import MigrationRefused, exclusive_migra
 from switchyard.broker.topology.queue_shovel import moving
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.depths import read_queue_size
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.base.errors import INTERRUPTED
 from switchyard.cli.system.rabbitmq_node import LocalNode
@@ -172,12 +172,12 @@ async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
         with pytest.raises(NeverTaken, match=told):
             async with moving(underlying(connection), "old", "new") as mover:
                 await mover.until_empty()
-        assert (await waiting_in(channel, "old")).ready >= 1
+        assert (await read_queue_size(channel, "old")).ready >= 1
         node.rabbitmqctl("eval", "application:set_env(rabbit, max_message_size, 500000).")
         async with moving(underlying(connection), "old", "new") as mover:
             await mover.until_empty()
-        assert (await waiting_in(channel, "old")).ready == 0
-        assert (await waiting_in(channel, "new")).ready >= 3
+        assert (await read_queue_size(channel, "old")).ready == 0
+        assert (await read_queue_size(channel, "new")).ready >= 3
 
 
 async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> None:

@@ -33,7 +33,7 @@ from switchyard.broker.publish.outcome import (
     ConnectionFailureMemo,
     Outgoing,
     lane_full,
-    letter_to_park,
+    overflow_letter,
 )
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
@@ -399,7 +399,7 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
 
 
 @pytest.mark.parametrize(
-    ("reason", "size", "alone", "error", "perhaps_refused"),
+    ("reason", "size", "alone", "error", "closed_by_some_message"),
     [
         (SIZES, 70_001, False, MessageTooLarge, None),
         (SIZES, 65_537, False, MessageTooLarge, None),
@@ -425,11 +425,11 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
     ],
 )
 def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
-    reason: str, size: int, alone: bool, error: type, perhaps_refused: bool | None
+    reason: str, size: int, alone: bool, error: type, closed_by_some_message: bool | None
 ) -> None:
     told = Loss(reason).as_error("jobs.topic", "hot.crawl", size, alone=alone)
     assert type(told) is error
-    assert getattr(told, "perhaps_refused", None) is perhaps_refused
+    assert getattr(told, "closed_by_some_message", None) is closed_by_some_message
 
 
 @pytest.mark.parametrize(
@@ -447,8 +447,8 @@ def test_only_the_hot_lane_keeps_what_it_refuses(
 ) -> None:
     refused = Outgoing(job(), routing_key)
     assert lane_full(routing_key).dead_lettered is dead_lettered
-    assert (letter_to_park(refused, "quorum") is not None) is parked_on_quorum
-    assert letter_to_park(refused, "classic") is None  # there the broker does it
+    assert (overflow_letter(refused, "quorum") is not None) is parked_on_quorum
+    assert overflow_letter(refused, "classic") is None  # there the broker does it
 
 
 # --- the errors themselves ----------------------------------------------------------------------

@@ -29,8 +29,8 @@ def burn() -> list[Any]:
 
 async def hold_by_the_product() -> None:
     metrics = Metrics()
-    metrics.show(burn)
-    await metrics.scraped()
+    metrics.add_source(burn)
+    await metrics.scrape()
 
 
 async def hold_by_a_test() -> None:

@@ -47,8 +47,8 @@ async def test_what_is_counted_is_shown() -> None:
     ended = watch_ledger(metrics)
     ended("read", 0.003, True)
     ended("write", 0.2, False)
-    metrics.show(lambda: [(names.PUBLISHES, {("hot", "accepted"): 2.0})])
-    samples = read(await metrics.scraped())
+    metrics.add_source(lambda: [(names.PUBLISHES, {("hot", "accepted"): 2.0})])
+    samples = read(await metrics.scrape())
     assert samples["switchyard_ledger_seconds_count", ("read",)] == 1
     assert samples["switchyard_ledger_failures_total", ("write",)] == 1
     assert samples["switchyard_ledger_failures_total", ("read",)] == 0
@@ -68,7 +68,7 @@ async def test_a_histogram_is_shown_as_the_client_of_prometheus_shows_one() -> N
     del expected["x_created", ("read",)]
     shown = {
         (name.replace("switchyard_ledger_seconds", "x"), labels): value
-        for (name, labels), value in read(await metrics.scraped()).items()
+        for (name, labels), value in read(await metrics.scrape()).items()
         if name.startswith("switchyard_ledger_seconds_") and "read" in labels
     }
     assert shown == expected
@@ -89,9 +89,9 @@ def test_values_count_the_same_together_as_one_by_one() -> None:
 async def test_a_label_may_hold_anything() -> None:
     metrics = Metrics()
     texts = ('a "quoted" one', "back\\slash", "two\nlines", "é")
-    metrics.show(lambda: [(names.LLM_COST, {(text,): 1e-7 for text in texts})])
-    metrics.show(lambda: [(names.OUTBOX_OLDEST, {(): float("inf")})])
-    samples = read(await metrics.scraped())
+    metrics.add_source(lambda: [(names.LLM_COST, {(text,): 1e-7 for text in texts})])
+    metrics.add_source(lambda: [(names.OUTBOX_OLDEST, {(): float("inf")})])
+    samples = read(await metrics.scrape())
     shown = {labels[0]: value for (name, labels), value in samples.items() if "cost" in name}
     assert shown == dict.fromkeys(texts, 1e-7)
     assert samples[names.OUTBOX_OLDEST.name, ()] == float("inf")
@@ -105,24 +105,24 @@ async def test_types_that_nobody_has_registered_are_counted_together() -> None:
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
         meter.started(message, "hot", message.metadata.created_at.timestamp() + 2)
         meter.ended(message, "hot", 0.5, CancelledWhileRunning())
-    samples = read(await metrics.scraped())
+    samples = read(await metrics.scrape())
     attempts = {key: each for key, each in samples.items() if key[0] == names.ATTEMPTS.name}
     assert list(attempts.values()) == [jobs]
     assert samples["switchyard_job_wait_seconds_count", ("hot", "other")] == jobs
     assert samples["switchyard_job_wait_seconds_sum", ("hot", "other")] == pytest.approx(2 * jobs)
     assert samples["switchyard_job_duration_seconds_count", ("other", "other")] == jobs
     assert samples["switchyard_job_duration_seconds_sum", ("other", "other")] == jobs / 2
-    assert read(await metrics.scraped()).items() >= attempts.items()  # and none of them twice
+    assert read(await metrics.scrape()).items() >= attempts.items()  # and none of them twice
 
 
 async def test_what_two_parts_of_a_process_count_is_one_metric() -> None:
     metrics = Metrics()
     for took in (0.003, 0.2):
         watch_ledger(metrics)("read", took, took < 0.1)
-    text = await metrics.scraped()
+    text = await metrics.scrape()
     assert text.count(b"# TYPE switchyard_ledger_seconds ") == 1
     for _ in range(2):  # to be asked changes nothing
-        samples = read(await metrics.scraped())
+        samples = read(await metrics.scrape())
         assert samples["switchyard_ledger_seconds_count", ("read",)] == 2
         assert samples["switchyard_ledger_seconds_sum", ("read",)] == 0.203
         assert samples["switchyard_ledger_failures_total", ("read",)] == 1
@@ -138,10 +138,10 @@ async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) 
         await asyncio.Event().wait()
 
     metrics = Metrics()
-    metrics.refresh(fails)
-    metrics.refresh(hangs)
+    metrics.before_scrape(fails)
+    metrics.before_scrape(hangs)
     watch_ledger(metrics)
-    assert b"switchyard_ledger_seconds" in await metrics.scraped()
+    assert b"switchyard_ledger_seconds" in await metrics.scrape()
 
 
 def read(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -18,7 +18,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connected, underlying
-from switchyard.broker.wire.depths import ask_queues, queue_depths, waiting_in
+from switchyard.broker.wire.depths import ask_queues, queue_depths, read_queue_size
 from switchyard.broker.wire.failures import ANSWER_TIMEOUT
 from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.peers import falls_silent_once_open, listening, open_, says_nothing
@@ -48,7 +48,7 @@ async def test_a_question_that_is_not_answered_in_time_fails() -> None:
         async with connected(url, "test") as connection:
             channel = await open_channel(underlying(connection), confirms=False)
             with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
-                await waiting_in(channel, "any", limit=0.2)
+                await read_queue_size(channel, "any", limit=0.2)
 
 
 async def scans(url: str) -> None:

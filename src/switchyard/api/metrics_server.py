@@ -37,7 +37,7 @@ class PortTaken(Misconfigured):
 
 
 def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
-    scraped = Rationed(metrics.scraped, SCRAPE_RATE, SCRAPE_BURST)
+    scraped = Rationed(metrics.scrape, SCRAPE_RATE, SCRAPE_BURST)
 
     async def show(_: Request) -> Response:
         return Response(await scraped.get(), media_type=CONTENT_TYPE)

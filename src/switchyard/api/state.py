@@ -81,13 +81,13 @@ class ApiState:
     streams: Shares
     """The places of event streams and of requests that wait."""
 
-    async def scraped(self) -> bytes:
+    async def scrape(self) -> bytes:
         """Return all metrics in Prometheus' text format: those of the system, and those of this
         process and its siblings."""
-        own = await self.metrics.scraped()
+        own = await self.metrics.scrape()
         if self.siblings is not None:
-            own = await self.siblings.scraped(own)
-        return own + await self.system_metrics.scraped()
+            own = await self.siblings.scrape(own)
+        return own + await self.system_metrics.scrape()
 
     def require_broker(self) -> BrokerSide:
         """Return the broker's side. Raises Problem where the service runs without one."""

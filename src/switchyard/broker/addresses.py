@@ -30,8 +30,8 @@ def nodes_of(address: str) -> tuple[str, ...]:
 
 
 def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
-    """Return the address as it is. Raises ValueError, which says what is wrong and shows no part of
-    it, for each may be a piece of a password."""
+    """Check an address and return it unchanged. Raises ValueError, whose text shows no part of the
+    address, since each may be a piece of a password."""
     nodes = nodes_of(address)
     if len(nodes) > MAX_NODES:
         raise ValueError(f"names {len(nodes)} nodes; {MAX_NODES} at most")
@@ -60,7 +60,7 @@ def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
 
 
 def address_of(address: str) -> str:
-    """Hosts, ports and virtual host of an AMQP address, without its credentials."""
+    """Return the hosts, ports and virtual host of an AMQP address, without its credentials."""
     nodes = [urlsplit(node) for node in nodes_of(address)]
     hosts = [
         f"{each.hostname or 'localhost'}:{each.port or AMQP_PORTS.get(each.scheme, 5672)}"
@@ -70,26 +70,26 @@ def address_of(address: str) -> str:
 
 
 def without_login(address: str) -> str:
-    """Scheme, hosts and ports of an address, without its credentials: to be shown."""
+    """Return the scheme, hosts and ports of an address, without its credentials, for display."""
     nodes = [urlsplit(node) for node in nodes_of(address)]
     hosts = ",".join(each.netloc.rpartition("@")[2] for each in nodes)
     return f"{nodes[0].scheme}://{hosts}"
 
 
 def vhost_of(address: str) -> str:
-    """Return the virtual host, `/` where it names none."""
+    """Return the virtual host of an address; `/` where it names none."""
     path = urlsplit(nodes_of(address)[0]).path
     return "/" if path in ("", "/") else unquote(path[1:])
 
 
 def with_vhost(address: str, vhost: str) -> str:
-    """Return the same broker, another virtual host."""
+    """Return the address of another virtual host of the same broker."""
     path = "/" + quote(vhost, safe="")
     return ",".join(urlsplit(node)._replace(path=path).geturl() for node in nodes_of(address))
 
 
 def with_login(address: str, login: str) -> str:
-    """Return the same nodes for `user:password`, both quoted."""
+    """Return the address with the login `user:password`, both percent-encoded."""
     parts = [urlsplit(node) for node in nodes_of(address)]
     return ",".join(
         each._replace(netloc=f"{login}@{each.netloc.rpartition('@')[2]}").geturl() for each in parts

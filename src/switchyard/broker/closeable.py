@@ -1,4 +1,4 @@
-"""What is closed at the end of an `async with`."""
+"""A base class for objects that are closed at the end of an `async with`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class AsyncCloseable(ABC):
-    """Something with a `close` of its own, as a context."""
+    """An async context manager that calls `close` at its end."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of connections, tasks and whatever else it has."""
+        """Close connections, end tasks, release whatever else is held."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,11 +1,11 @@
 """Everything that can go wrong between this process and the broker.
 
 BrokerError
-├── MalformedMessage         a body that is not a job: not JSON, wrong shape, over-large
-│   └── ForeignCopy          one with the id of another job
-├── TopologyMismatch         a live queue or exchange differs in what can't be changed in place
+├── MalformedMessage         a body that is not a job: no JSON, wrong fields, too large
+│   └── ForeignCopy          a message with the id of another job
+├── TopologyMismatch         a live queue or exchange has a type or argument that can't be changed
 ├── ManagementError          the management HTTP API refused, or can't be reached
-│   └── ManagementForbidden  it does not let this user do that, or does not know the user
+│   └── ManagementForbidden  it refuses the user, the password, or what the user asks for
 └── PublishError             a publish that did not end in `Accepted`
     ├── Refused              the broker answered with a nack
     │   └── LaneFull         the queue is at its maximum length; says what became of the message
@@ -15,9 +15,9 @@ BrokerError
     ├── NotPermitted         this user of the broker may not publish there
     ├── Blocked              the broker has a memory or disk alarm and takes nothing in
     └── BrokerUnavailable    no connection, or it was cut before the confirm
-        ├── LimitReached     it is there, and takes no more connections or channels for now
-        └── BrokerAuthError  it is there, and lets nobody in by this user, password and vhost
-            └── WrongSystem  it is another system's, or this ledger is an old copy
+        ├── LimitReached     the broker takes no more connections or channels for now
+        └── BrokerAuthError  the broker refuses the user, password or vhost
+            └── WrongSystem  the broker is another system's, or this ledger is an old copy
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class MalformedMessage(BrokerError):
 
 
 class ForeignCopy(MalformedMessage):
-    """The message carries the id of a job that it is not: somebody else has sent it."""
+    """The message has the id of another job: it was not published by this system."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(
-            f"another job has the id {job_id}: this one's type or payload is another, or it says "
-            "that it was redriven and was not, or its time is to come. Publish it anew, under an "
+            f"another job has the id {job_id}: this message has another type or payload, claims a "
+            "redrive that did not happen, or has a time in the future. Publish it anew, under an "
             "id of its own"
         )
 
 
 class TopologyMismatch(BrokerError):
-    """What is on the broker can't be changed in place into what is declared."""
+    """A queue or exchange on the broker can't be changed in place into the declared one."""
 
 
 class ManagementError(BrokerError):
@@ -89,7 +89,7 @@ class Unroutable(PublishError):
     """No queue takes this routing key; nothing of the message is left on the broker."""
 
     def __init__(self, exchange: str, routing_key: str, *, queue: str | None = None) -> None:
-        """`queue` is the one that should take it, where it is known that there is no such queue."""
+        """`queue`: the queue that should take it, where that queue is known to be missing."""
         self.exchange = exchange
         self.routing_key = routing_key
         missing = (
@@ -103,7 +103,7 @@ class Unroutable(PublishError):
 class NeverTaken(PublishError, ValueError):
     """The broker refuses the message itself, now and later; nothing of it is on the broker.
 
-    A ValueError as well: what was given to be published can't be.
+    A ValueError as well: the caller gave a message that can't be published.
     """
 
 
@@ -141,12 +141,12 @@ class BrokerUnavailable(PublishError):
     """
 
     def __init__(
-        self, message: str, *, maybe_accepted: bool, perhaps_refused: bool = False
+        self, message: str, *, maybe_accepted: bool, closed_by_some_message: bool = False
     ) -> None:
-        """`perhaps_refused`: the broker closed the channel because it refuses one of several
-        messages on it, and does not say which. Sent alone, as both publishers do, each shows."""
+        """`closed_by_some_message`: the broker closed the channel because it refuses one of several
+        messages on it, without saying which. Both publishers then send each alone, to find out."""
         self.maybe_accepted = maybe_accepted
-        self.perhaps_refused = perhaps_refused
+        self.closed_by_some_message = closed_by_some_message
         super().__init__(message)
 
     @property
@@ -156,12 +156,12 @@ class BrokerUnavailable(PublishError):
 
 class LimitReached(BrokerUnavailable):
     """The broker takes no more connections or channels of this user, in this vhost or on this node.
-    Nothing is wrong with the address: it is tried again until some are closed or the limit is
-    raised."""
+    Nothing is wrong with the address: the connect is tried again until some are closed or the limit
+    is raised."""
 
 
 class BrokerAuthError(BrokerUnavailable):
-    """The broker is there and refuses user, password or vhost: to wait for it does not help."""
+    """The broker refuses user, password or vhost: waiting does not help."""
 
 
 class WrongSystem(BrokerAuthError):

@@ -17,11 +17,11 @@ SYSTEM_EXCHANGE = "jobs.system"
 DEAD_QUEUE = "jobs.dead"
 DEAD_LOG_QUEUE = "jobs.dead.log"
 STAND_IN_PREFIX = "jobs.migrate."
-"""Prefix to a queue's name: the queue of that name takes its jobs while it is remade with another
-type."""
+"""Prefix of the name of a queue's stand-in, which takes the queue's jobs while it is remade with
+another type."""
 UNBOUND_SUFFIX = ".unbound"
-"""Suffix to the name of a lane's queue: an exchange that exists from before the queue is made until
-its bindings are. Whoever may ask for the queue may ask for this exchange, too."""
+"""Suffix of the exchange that marks a lane's queue as not yet bound: made before the queue, deleted
+after its bindings. A user who may ask for the queue may ask for this exchange, too."""
 
 HOUR = 3600
 DEAD_TTL_SECONDS = 7 * 24 * HOUR
@@ -42,7 +42,7 @@ class Lane:
     max_length: int
     """Messages that each of its queues holds at most."""
     dead_letters_overflow: bool
-    """What a full queue does with the newcomer: True, it goes to `jobs.dead` and the publisher
+    """What a full queue does with a new message: True, it goes to `jobs.dead` and the publisher
     is told; False, it is refused and the publisher is told."""
     workers: tuple[str, ...]
     """Kinds of worker that always have a queue in this lane."""
@@ -96,7 +96,8 @@ def lane_of(name: str) -> str:
 
 
 def split_routing_key(routing_key: str) -> tuple[str, str]:
-    """`(lane, job_type)` of a routing key. Raises ValueError when it does not have that form."""
+    """Return `(lane, job_type)` of a routing key. Raises ValueError when it does not have that
+    form."""
     lane, dot, job_type = routing_key.partition(".")
     if not (lane and dot and job_type) or "." in job_type:
         raise ValueError(f"{routing_key!r} is not of the form <lane>.<job_type>")
@@ -104,7 +105,8 @@ def split_routing_key(routing_key: str) -> tuple[str, str]:
 
 
 def retry_name(delay_seconds: float) -> str:
-    """Exchange and queue of one retry level: `jobs.retry.5s`, in tests `jobs.retry.200ms`."""
+    """Return the name of one retry level's exchange and queue: `jobs.retry.5s`, in tests
+    `jobs.retry.200ms`."""
     milliseconds = round(delay_seconds * 1000)
     text = f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
     return f"jobs.retry.{text}"

@@ -31,18 +31,19 @@ MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
 """Highest AMQP priority of a job that begins a pipeline: queues know none above MAX_PRIORITY, and
 later stages go before it."""
 DEFAULT_MAX_ATTEMPTS = 3
-PLAIN_BRACKETS = 150
-"""Opening brackets of JSON that every reader takes, all nested: some take 200 levels, some 250."""
+MAX_SAFE_BRACKETS = 150
+"""Up to so many opening brackets, JSON can't be nested deeper than every reader takes: some readers
+take 200 levels, some 250."""
 MAX_DIGITS = 4_300
-"""Of an integer: Python reads no more, unless it is told to."""
+"""Digits of an integer: Python reads no more by default."""
 FIRST_PAYLOAD_VERSION, MAX_PAYLOAD_VERSION = 1, 1_000_000
-"""Of a job type's payload; a type that names none has the first."""
+"""Versions of a job type's payload format; a type that names none has the first."""
 MAX_BODY_BYTES = 1024 * 1024
 """Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
 large input puts it in storage and carries a reference."""
 
 MAX_NEW_BODY_BYTES = MAX_BODY_BYTES - 4096
-"""Largest body of a job that is made, in bytes. The rest is for what is written into it later:
+"""Largest body of a new job, in bytes. The remaining 4096 are for what is written into it later:
 attempts, times, its trace."""
 
 JobId = Annotated[str, Field(pattern=patterns.JOB_ID)]
@@ -61,11 +62,12 @@ Tags = Annotated[
     ],
     Field(max_length=MAX_TAGS),
 ]
-"""What somebody calls a job, to find it by: `{"team": "search"}`. The rule at every door."""
+"""Labels by which a job can be found: `{"team": "search"}`. Validated alike wherever a job comes
+in: API, CLI, messages."""
 
 STORED = "stored"
-"""Validation context of what was taken in before: a time beyond the calendar becomes the nearest.
-Refused, it would stand in the way of all that is read with it."""
+"""Validation context for stored messages: a time beyond the calendar becomes the nearest one.
+Refused, it would make every read that includes the message fail."""
 
 
 def _moment(value: datetime, info: ValidationInfo) -> datetime:
@@ -103,19 +105,19 @@ class Metadata(BaseModel):
     expires_at: Moment | None = None
     """Not started after this time: the job is dead-lettered as `expired`."""
     not_before: Moment | None = None
-    """A delivery before this time waits on, whatever brought it: a Retry-After that is longer
-    than the longest retry level."""
+    """A delivery before this time waits again, whatever brought it: for a Retry-After longer than
+    the longest retry level."""
     sent_on: int = Field(default=0, ge=0, le=1_000_000)
-    """How often a worker has sent it on that did not know its type."""
+    """A count: how often a worker that did not know the job's type has passed it on."""
     parent_id: JobId | None = None
     payload_version: int = Field(default=FIRST_PAYLOAD_VERSION, ge=1, le=MAX_PAYLOAD_VERSION)
-    """The version of its type's payload that the payload is of. A message without it is of the
-    first."""
+    """Version of the job type's payload format. A message without it has the first."""
     pipeline: JobId | None = None
     """Identifies the run of a pipeline that the job belongs to (the first job's id)."""
     is_later_stage: bool = False
-    """The same kind of worker has run a job of another type just before it in its pipeline. It is
-    delivered before jobs that begin there, so that documents end one after the other."""
+    """Whether the same kind of worker has run a job of another type just before it in its pipeline;
+    False after a stage of another kind. True delivers it before jobs that begin there, so that
+    documents end one after the other."""
     operation_id: JobId | None = None
     """The backfill or rerun that the job, or the job that it follows from, was published by."""
     rerun_of: JobId | None = None
@@ -127,19 +129,19 @@ class Metadata(BaseModel):
 
 
 def may_be_unreadable(text: bytes) -> bool:
-    """Tell whether JSON may have more levels or longer numbers than every reader takes. Quick; what
-    says so is to be tried."""
-    if text.count(b"{") + text.count(b"[") > PLAIN_BRACKETS:
+    """Tell whether JSON may have more levels or longer numbers than every reader takes. Quick and
+    pessimistic: where True, decode it to find out."""
+    if text.count(b"{") + text.count(b"[") > MAX_SAFE_BRACKETS:
         return True
     half = MAX_DIGITS // 2
-    # Of so many digits in a row, one of these parts has nothing else.
+    # A run of MAX_DIGITS digits covers at least one whole part of half that length.
     return any(text[at : at + half].isdigit() for at in range(0, len(text) - half + 1, half))
 
 
 class JobMessage(BaseModel):
     """One job on the wire. Immutable: a retry or redrive is a copy with other metadata."""
 
-    # What is recorded and what is sent are to be the same: NaN in a payload would be sent as null.
+    # Record and send the same: without `constants`, NaN in a payload would be sent as null.
     model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="constants")
 
     job_id: JobId = Field(default_factory=lambda: str(uuid4()))
@@ -189,7 +191,7 @@ def describe(
     place: Callable[[Sequence[str | int]], Sequence[str | int]] = lambda steps: steps,
 ) -> str:
     """Return a validation error in one line, without the offending values (they may be private).
-    `place` makes of pydantic's steps to a value those that the reader knows."""
+    `place` maps pydantic's `loc` to the path that the reader knows."""
     parts = []
     for item in error.errors(include_url=False, include_input=False)[:5]:
         where = ".".join(str(step) for step in place(item["loc"]) if step != "[key]")

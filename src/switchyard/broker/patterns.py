@@ -1,8 +1,8 @@
-r"""How names, ids and keys are spelled, and the same in words, for who has spelled one wrong.
+r"""Patterns of names, ids and keys, and what each allows in words, for error messages.
 
-A field's `pattern=` is one of these, so that no error shows a regular expression. What is counted
-(`{0,63}`) is ASCII: pydantic compiles `\w` or `.` to a thousand states for each time, in megabytes
-of every process that knows the field. A field's `max_length` bounds those.
+A field's `pattern=` is one of these, so that no error shows a regular expression. Parts with a
+repeat count (`{0,63}`) are ASCII: pydantic compiles a repeated `\w` or `.` to a thousand states for
+each repeat, megabytes in every process that knows the field. A field's `max_length` bounds those.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 NAME = r"^[a-z][a-z0-9_]{0,63}$"
-"""Of lanes, worker kinds, job types and what stands beside them."""
+"""Of lanes, worker kinds, job types and the like."""
 DASHED_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
-"""Of schedules and models' servers."""
+"""Of schedules and model servers."""
 SHORT_NAME = r"^[a-z][a-z0-9_]{0,39}$"
 """Of a kind of classes, and of a class in it."""
 WORD = r"^[a-z_]{1,40}$"
@@ -41,8 +41,8 @@ CURSOR = r"^[A-Za-z0-9_=-]+$"
 INPUT_KEY = r"^backfills/[A-Za-z0-9._-]+$"
 """Of a file for a backfill, in the storage."""
 INCOMING_KEY = r"^uploads/incoming/[A-Za-z0-9_-]{1,64}$"
-"""What a job's payload may name in the storage: a waiting upload, never what is kept of another
-document."""
+"""Of the only files in the storage that a job's payload may name: waiting uploads, never those of
+another document."""
 TAG_NAME = r"^[a-z][a-z0-9_.-]{0,39}$"
 URL = r"^https?://"
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
@@ -123,11 +123,11 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         "'.' and '-', at most 96 characters",
     }
 )
-"""What to do, for each pattern."""
+"""What an error tells the user to write, by pattern."""
 
 
 def complaint(error: Mapping[str, Any]) -> str:
-    """Return what one of pydantic's errors says, for people: what is allowed rather than how it is
+    """Return the text of one of pydantic's errors for people: what is allowed rather than how it is
     checked. It does not name the offending value, which may be private."""
     message = str(error["msg"])
     if error["type"] == "extra_forbidden":

@@ -24,9 +24,9 @@ AMQP_EXAMPLE = "amqp://user:password@host:5672/vhost"
 MANAGEMENT_EXAMPLE = "http://user:password@host:15672"
 
 
-class SetVariables(EnvSettingsSource):
-    """Environment variables, looked at only for the fields that they set. Inspecting all 120
-    fields by type, as pydantic does by itself, took most of the time that settings take."""
+class SetVariablesSource(EnvSettingsSource):
+    """Reads environment variables only for the fields that they set. Inspecting all 120 fields by
+    type, as pydantic does by itself, took most of the time that settings take."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if f"{self.env_prefix}{field_name}".lower() in self.env_vars:
@@ -51,10 +51,11 @@ class BrokerSettings(BaseSettings):
         env_prefix="JOBS_",
         extra="ignore",
         frozen=True,
-        # Of all settings, so that a compose file's `${NAME:-}` is one that nobody has set.
+        # For every settings class: an empty variable, as from `${NAME:-}` in a compose file,
+        # counts as unset.
         env_ignore_empty=True,
         hide_input_in_errors=True,  # it may be a secret
-        defer_build=True,  # a part of the settings is seldom used without the others
+        defer_build=True,  # a process seldom uses all classes of settings
     )
 
     amqp_url: SecretStr | None = Field(
@@ -75,8 +76,8 @@ class BrokerSettings(BaseSettings):
     )
     profile: Profile = Field(
         default="classic",
-        description="Type of the queues: `classic` (RabbitMQ 3.10 or later, one node) or "
-        "`quorum` (4.3 or later, clusters). Must be the same in all processes.",
+        description="Type of the lane and dead-letter queues: `classic` (RabbitMQ 3.10 or later, "
+        "one node) or `quorum` (4.3 or later, clusters). Must be the same in all processes.",
     )
     retry_delays: Annotated[tuple[float, ...], NoDecode] = Field(
         default=RETRY_DELAYS,
@@ -121,27 +122,27 @@ class BrokerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then the environment. There are no files, and to look for each field in those
-        that are not there takes as long as all the rest."""
-        return init_settings, SetVariables(settings_cls)
+        """Return the sources in order: arguments, then the environment. There are no files, and
+        looking for each field in absent files takes as long as all the rest."""
+        return init_settings, SetVariablesSource(settings_cls)
 
     @field_validator("amqp_url")
     @classmethod
-    def _can_be_reached(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_amqp_url(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             checked(value.get_secret_value(), tuple(AMQP_PORTS), AMQP_EXAMPLE)
         return value
 
     @field_validator("management_url")
     @classmethod
-    def _can_be_asked(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_management_url(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             checked(value.get_secret_value(), ("http", "https"), MANAGEMENT_EXAMPLE)
         return value
 
     @field_validator("retry_delays", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _split_commas(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(float(part) for part in value.split(",") if part.strip())
         return value
@@ -177,17 +178,17 @@ class BrokerSettings(BaseSettings):
 
     @property
     def role_passwords(self) -> dict[str, str]:
-        """The passwords that are set for users of the broker, by role."""
-        set_here = {
+        """The configured passwords of the broker's users, by role."""
+        by_role = {
             "publisher": self.publisher_password,
             "worker": self.worker_password,
             "admin": self.admin_password,
         }
-        return {role: each.get_secret_value() for role, each in set_here.items() if each}
+        return {role: each.get_secret_value() for role, each in by_role.items() if each}
 
     @property
     def vhost(self) -> str:
-        """The virtual host of the AMQP address, `/` where it names none."""
+        """The virtual host in the AMQP address; `/` where it names none."""
         return vhost_of(self.require_amqp_url())
 
     def _amqp_nodes(self) -> list[SplitResult]:

@@ -1,10 +1,10 @@
-"""Moments: which times are accepted from outside, and how stored ones are shown.
+"""Moments: the times that are accepted from outside, and how stored ones are shown.
 
 Python's calendar goes from year 1 to 9999, in every zone of its own: a time at either end can be
 written in one zone and not in another, and not be shown, compared or added to there. A record that
-can't be shown takes its whole listing with it. So no such time comes in (`bounded`, `moment_of`;
-`broker.message.Moment` in models), and what has come in nevertheless is shown as the nearest that
-there is (`to_datetime`).
+can't be shown makes its whole listing fail. So no such time is accepted (`bounded`, `moment_of`;
+`broker.message.Moment` in models), and one that is stored nevertheless is shown as the nearest
+moment (`to_datetime`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 LATEST = datetime(9998, 12, 31, tzinfo=UTC)
-"""The first and the last moment. After the last there is a year left, for what is added."""
+"""The first and the last moment. A year is left after the last, for durations added to it."""
 _FIRST, _LAST = EARLIEST.timestamp(), LATEST.timestamp()
 
 
 def bounded(value: datetime) -> datetime:
-    """Return a time with a zone, as it is. Raises ValueError for one that not every zone has."""
+    """Check a time with a zone and return it unchanged. Raises ValueError for one that can't be
+    written in every zone."""
     if not EARLIEST <= value <= LATEST:
         raise ValueError("must be between the years 1 and 9998, in UTC")
     return value
@@ -31,8 +32,8 @@ def nearest(value: datetime) -> datetime:
 
 
 def moment_of(text: str) -> datetime | None:
-    """Return the moment that a text in ISO 8601 says, such as a header's; None where it says none,
-    has no zone, or is beyond the calendar."""
+    """Parse a moment in ISO 8601, such as a header's; None where the text is none, has no zone, or
+    is beyond the calendar."""
     try:
         moment = datetime.fromisoformat(text)
         return None if moment.tzinfo is None else bounded(moment)
@@ -41,8 +42,8 @@ def moment_of(text: str) -> datetime | None:
 
 
 def to_datetime(seconds: float) -> datetime:
-    """Return the seconds since the epoch as a time in UTC: the nearest moment, the earliest for
-    what is no number. Never raises."""
+    """Convert seconds since the epoch to a time in UTC, at most the nearest moment; NaN gives the
+    earliest. Never raises."""
     if not seconds >= _FIRST:  # NaN, too
         return EARLIEST
     return LATEST if seconds > _LAST else datetime.fromtimestamp(seconds, UTC)

@@ -1,6 +1,6 @@
-"""Whose certificates HTTP clients trust: loaded once, and not by each client that is made.
+"""The certificate authorities that HTTP clients trust, loaded once and not for each client.
 
-It takes 30 ms of processor time, for which an event loop stands still.
+Loading takes 30 ms of processor time, for which an event loop stands still.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import httpx
 
 
 def authorities() -> ssl.SSLContext:
-    """Return for the option `verify` of an HTTP client the authorities in `SSL_CERT_FILE` or
-    `SSL_CERT_DIR`, else those that httpx brings. Raises OSError where that file is not there."""
+    """Return the value for the option `verify` of an HTTP client: the authorities in
+    `SSL_CERT_FILE` or `SSL_CERT_DIR`, else those of httpx. Raises OSError for a missing file."""
     return _load_authorities(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 

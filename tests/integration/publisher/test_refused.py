@@ -22,7 +22,7 @@ from switchyard.broker.errors import (
 )
 from switchyard.broker.lanes import DEAD_QUEUE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES, JobMessage
-from switchyard.broker.publish.outcome import CONFIRM_TIMEOUT, Accepted, Outgoing
+from switchyard.broker.publish.outcome import BLOCKED_CONFIRM_TIMEOUT, Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope, Forwarded
 from switchyard.cli.system.rabbitmq_node import LocalNode
@@ -310,7 +310,7 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
         with pytest.raises(BrokerUnavailable, match="blocks publishers") as held:
             await publisher.publish(job("held"), HOT)
         assert held.value.maybe_accepted
-        assert time.monotonic() - began < CONFIRM_TIMEOUT + 1
+        assert time.monotonic() - began < BLOCKED_CONFIRM_TIMEOUT + 1
 
         began = time.monotonic()
         with pytest.raises(Blocked, match="nothing was sent"):
@@ -319,7 +319,7 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
         if isinstance(publisher, Publisher):
             publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", event)
         assert {type(result) for result in results} == {Blocked}
-        assert time.monotonic() - began < CONFIRM_TIMEOUT  # nobody has waited for anything
+        assert time.monotonic() - began < BLOCKED_CONFIRM_TIMEOUT  # nobody has waited for anything
 
         await alarm("0.8")
         await eventually(partial(accepted, publisher, HOT), what="the end of the alarm")

@@ -47,7 +47,7 @@ def tell(publisher: Publisher, number: int, event: str = "started") -> None:
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked again, and no rest ends, by the clock of a test."""
     monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
-    monkeypatch.setattr(unheard, "REQUERY_INTERVAL", 60.0)
+    monkeypatch.setattr(unheard, "PROBE_INTERVAL", 60.0)
 
 
 async def unheard_once(publisher: Publisher) -> None:
@@ -55,7 +55,7 @@ async def unheard_once(publisher: Publisher) -> None:
     await publisher.publish(job(), HOT)
     tell(publisher, 0)
     await publisher.probe()
-    assert KIND in publisher._unheard._resting
+    assert KIND in publisher._no_listeners._unheard
 
 
 @pytest.mark.usefixtures("long_rest")
@@ -77,7 +77,7 @@ async def test_one_at_a_time_is_sent_to_see_whether_somebody_listens_now(
     lanes: TestBroker, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
-    monkeypatch.setattr(unheard, "REQUERY_INTERVAL", 0.0)
+    monkeypatch.setattr(unheard, "PROBE_INTERVAL", 0.0)
     async with Publisher(of(lanes)) as publisher:
         await unheard_once(publisher)
         for _ in range(3):
@@ -143,4 +143,4 @@ async def test_no_more_than_so_many_keys_are_remembered(
             if number % 100 == 0:
                 await publisher.probe()
         await publisher.probe()
-        assert 0 < len(publisher._unheard._resting) <= MAX_KNOWN
+        assert 0 < len(publisher._no_listeners._unheard) <= MAX_KNOWN

@@ -77,4 +77,4 @@ async def usage(state: Shared) -> UsageView:
 )
 async def metrics(state: Shared) -> Response:
     """Show the metrics in Prometheus' text format (docs/metrics.md)."""
-    return Response(await state.scraped(), media_type=CONTENT_TYPE)
+    return Response(await state.scrape(), media_type=CONTENT_TYPE)

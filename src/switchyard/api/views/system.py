@@ -95,9 +95,9 @@ def view_limit(report: LimitReport) -> LimitView:
     """Show a named limit as it is now."""
     return LimitView.from_record(
         report,
-        concurrency=report.room.concurrency,
-        per_minute=report.room.per_minute,
-        tokens_per_minute=report.room.tokens_per_minute,
+        concurrency=report.size.concurrency,
+        per_minute=report.size.per_minute,
+        tokens_per_minute=report.size.tokens_per_minute,
     )
 
 

@@ -18,7 +18,7 @@ class Delivery:
     body: bytes
     queue: str
     lane: str = field(init=False)
-    """Its queue's; worked out once, as each job asks for it ten times."""
+    """The lane of its queue; computed once, as it is read ten times for each job."""
     exchange: str
     routing_key: str
     redelivered: bool
@@ -28,8 +28,8 @@ class Delivery:
     received_at: float
     """Seconds, on the monotonic clock."""
     unreadable: str
-    """Why its properties could not be read; empty where they could. It is no job then, whatever
-    its body says: see `broker.dead.dead_letter_headers.unreadable_properties`."""
+    """Why its properties could not be read; empty where they could. With a reason it is no job,
+    whatever its body says: see `broker.dead.dead_letter_headers.unreadable_properties`."""
     properties: bytes = field(repr=False)
     """All properties as they came, flags first."""
     _tag: int = field(repr=False)
@@ -74,11 +74,12 @@ class Delivery:
 
     @property
     def is_settled(self) -> bool:
-        """Acknowledged or given back."""
+        """Whether it was acknowledged or requeued."""
         return self._settled
 
     def _settle(self) -> bool:
-        """False the second time: the broker closes a channel that settles a delivery twice."""
+        """Mark it as settled. False the second time: the broker closes a channel that settles
+        twice."""
         first, self._settled = not self._settled, True
         return first
 
@@ -88,5 +89,5 @@ class Delivery:
         return self._channel.closed.done()
 
     def arrived_on(self, channel: PipelinedChannel) -> bool:
-        """Tell whether it is that channel's to settle."""
+        """Tell whether it arrived on that channel, and is settled there."""
         return self._channel is channel

@@ -1,11 +1,11 @@
-"""Slots: which delivery has one, which waits, and which goes back.
+"""Slots: decide which delivery runs, which waits, and which goes back to its queue.
 
 - A slot goes to the most urgent delivery that waits. Lower lanes never use the reserved slots,
   so an urgent job starts at once although every other slot is busy for ten minutes.
-- What can't be started within `max_wait` is returned to its queue, for another worker, and that
+- A delivery that can't be started within `max_wait` is returned, for another worker, and its
   queue rests until one of its slots is free.
 - A lower lane starts nothing while a more urgent queue may hold a message that the broker could
-  not send until now: then the broker is asked first. A pause of fixed length would be too short
+  not send until now: then the broker is queried first. A pause of fixed length would be too short
   for a busy broker and too long for an idle one.
 """
 
@@ -24,15 +24,15 @@ from structlog.typing import FilteringBoundLogger
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import until_event
 from switchyard.broker.wire.channel import PipelinedChannel
-from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.depths import read_queue_size
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from switchyard.broker.wording import writable
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
+"""Seconds at most for which lower lanes wait to learn whether a more urgent queue has messages."""
 REQUERY_INTERVAL = 0.005
-"""Seconds until the next question, where the answer was yes and nothing has come."""
+"""Seconds until the next query, where the queue had messages and none has arrived."""
 DEFECT_PAUSE = 1.0
 """Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
 TRACEBACK_LIMIT = 12_000
@@ -56,18 +56,20 @@ class LaneQueue:
     waiting: int = 0
     """Deliveries that were fetched and not started."""
     holds_until: float = 0.0
-    """Lower lanes start nothing before; seconds, on the monotonic clock."""
-    questions: int = 0
-    """Calls of `block_lower_lanes`: an answer of the broker counts if there was none meanwhile."""
+    """Seconds, on the monotonic clock: lower lanes start nothing before this time."""
+    blocks: int = 0
+    """Calls of `block_lower_lanes`, to see whether there was one while a query was under way: then
+    its answer is too old."""
     inquiry: asyncio.Task[None] | None = None
-    """Asks the broker."""
+    """The task that queries the broker, while there is one."""
     arrived: int = 0
-    """Deliveries so far."""
+    """Deliveries so far, of all its consumers."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """The broker gives its consumer nothing although it could: consume anew."""
+    """Set where the broker gives its consumer nothing although it could: consume anew."""
 
     @property
     def held(self) -> int:
+        """Deliveries that run or wait here."""
         return self.running + self.waiting
 
     def rest(self) -> None:
@@ -116,7 +118,7 @@ class Slots:
         self.running: set[asyncio.Task[None]] = set()
         """Handlers at work, one for each slot in use."""
         self.waiting: list[_Waiting] = []
-        """A heap of what was fetched and not started."""
+        """A heap of the deliveries that were fetched and not started, the most urgent first."""
         self.is_open = True
         """Whether deliveries are taken at all."""
         self._sequence = 0
@@ -132,7 +134,7 @@ class Slots:
             queue.wake()
 
     def close(self) -> None:
-        """Start nothing more; what was fetched and not started goes back."""
+        """Start nothing more, and requeue the deliveries that were fetched and not started."""
         self.is_open = False
         for *_, delivery in self.waiting:
             delivery.requeue()
@@ -158,7 +160,8 @@ class Slots:
     # --- slots ------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Give free slots to what waits, most urgent first; return what waits too long."""
+        """Give free slots to waiting deliveries, the most urgent first; requeue lower ones beyond
+        their slots."""
         if self.is_open:
             for queue in self.queues:
                 if not queue.wanted.is_set() and self._has_room(queue):
@@ -175,7 +178,7 @@ class Slots:
             self._start_wait_timer()
 
     def _has_room(self, queue: LaneQueue) -> bool:
-        """Tell whether a slot is free for that queue, beyond those that what waits will take."""
+        """Tell whether a slot is free for that queue, beyond those for the deliveries that wait."""
         ahead = sum(each.waiting for each in self.queues[: queue.rank + 1])
         if len(self.running) + ahead >= self._slots:
             return False
@@ -211,7 +214,7 @@ class Slots:
                 own is None or own.cancelling()
             ):
                 raise
-            # A defect of the handler must cost neither the slot for good nor the delivery, nor end
+            # A defect of the handler must lose neither the slot nor the delivery, nor end
             # the process (as KeyboardInterrupt would); the pause keeps it from going round and
             # round as fast as the broker can send.
             self._log.error("handler failed", queue=delivery.queue, traceback=_traceback_of(error))
@@ -229,8 +232,8 @@ class Slots:
     # --- strictness -------------------------------------------------------------------------
 
     def block_lower_lanes(self, queue: LaneQueue) -> None:
-        """Start nothing of the lanes below until the broker has said that `queue` is empty."""
-        queue.questions += 1
+        """Start no job of the lanes below until the broker reports that `queue` is empty."""
+        queue.blocks += 1
         queue.holds_until = time.monotonic() + ANSWER_TIMEOUT
 
     def unblock_lower_lanes(self, queue: LaneQueue) -> None:
@@ -244,17 +247,19 @@ class Slots:
 
     def _start_inquiry(self, queue: LaneQueue) -> None:
         if queue.inquiry is None and queue.state == "consuming" and queue.channel is not None:
-            queue.inquiry = asyncio.create_task(self._query_urgent_queues(queue, queue.channel))
+            queue.inquiry = asyncio.create_task(self._query_urgent_queue(queue, queue.channel))
 
-    async def _query_urgent_queues(self, queue: LaneQueue, channel: PipelinedChannel) -> None:
-        """Ask the broker until `queue` is empty, or what it has can't come here."""
+    async def _query_urgent_queue(self, queue: LaneQueue, channel: PipelinedChannel) -> None:
+        """Query the broker until `queue` is empty or ANSWER_TIMEOUT is over; then unblock the lanes
+        below."""
         try:
             while time.monotonic() < queue.holds_until:
-                questions = queue.questions
-                # Twice: what was on its way at the first answer arrives before the second.
+                blocks = queue.blocks
+                # Twice: a message that was on its way at the first answer arrives before the
+                # second.
                 if await _ready(channel, queue.name) or await _ready(channel, queue.name):
                     await asyncio.sleep(REQUERY_INTERVAL)
-                elif questions == queue.questions:
+                elif blocks == queue.blocks:
                     break
         except CHANNEL_ERRORS as error:
             self._log.warning("urgent queue not queried", queue=queue.name, error=str(error))
@@ -302,12 +307,12 @@ class Slots:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """As text, for an exception may be one that can't be shown."""
+    """Return the traceback as text without the error's own, which may raise."""
     text = "".join((*traceback.format_tb(error.__traceback__), type(error).__name__))
     return writable(text, TRACEBACK_LIMIT, keep_end=True)
 
 
 async def _ready(channel: PipelinedChannel, queue: str) -> int:
-    """Messages that the broker has not sent to anybody."""
-    # No time limit: it would close the channel, and the broker would give the running jobs away.
-    return (await waiting_in(channel, queue, limit=None)).ready
+    """Return the number of messages that the broker has not sent to any consumer."""
+    # No time limit: reaching it would close the channel, and the running jobs would be redelivered.
+    return (await read_queue_size(channel, queue, limit=None)).ready

@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.listening import until_event
 from switchyard.broker.consume.slots import LaneQueue
-from switchyard.broker.wire.depths import QueueSize, waiting_in
+from switchyard.broker.wire.depths import QueueSize, read_queue_size
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 
 WATCH_SECONDS = 10.0
@@ -61,6 +61,6 @@ async def _ask(queue: LaneQueue) -> QueueSize | None:
         return None
     try:
         # Without a limit, which would end the channel, and give away what runs.
-        return await waiting_in(channel, queue.name, limit=None)
+        return await read_queue_size(channel, queue.name, limit=None)
     except CHANNEL_ERRORS:
         return None

@@ -24,28 +24,30 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.settings import Profile
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.depths import read_queue_size
 from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.incoming import Incoming
 
-PIECE = 1_000
+BATCH_SIZE = 1_000
 """Letters that a scan of a classic queue holds on one channel. To acknowledge one of many, the
 broker goes through all that the channel holds before it: with 100,000 that takes 20 ms for each.
-And a small piece is a small burst for whoever else needs the broker."""
+And a small batch is a small burst for whoever else needs the broker."""
 MAX_CHANNELS = 1_000
-"""Half of what a broker allows on a connection; the pieces of a longer queue are larger."""
-QUORUM_PIECE = 65_535
+"""Half of what a broker allows on a connection; the batches of a longer queue are larger."""
+QUORUM_BATCH_SIZE = 65_535
 """Letters that one consumer of a quorum queue holds at most: the largest prefetch count of AMQP.
 All consumers are on one channel, which is no slower there: when a channel is cut off, its letters
 come back in their order, but those of several channels in any order among each other."""
 IDLE_SECONDS = 1.0
-"""A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
+"""Seconds without a letter after which a scan asks how many wait. It ends where none do: the rest
 is held by another scan."""
-ACK_BATCH_SIZE = 100
+YIELD_EVERY = 100
+"""Letters after which the event loop is let run."""
 RETURN_LOOKS, RETURN_SECONDS = 40, 0.05
-"""How often, and how long apart, a scan looks whether what it gave back is there."""
+"""How often, and how many seconds apart, a scan looks whether the letters that it gave back are in
+the queue."""
 IDLE_LIMIT = 30
-"""A scan also ends when the broker has sent nothing of what it has for so many idle times."""
+"""Times of IDLE_SECONDS in a row, without a letter though some wait, after which a scan ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class QueuedDeadLetter:
     certificate: DeadLetterInfo
     message: JobMessage | None
     """None when it is no job message: see `broker.dead.dead_letter_headers.job_in`."""
-    again: list[QueuedDeadLetter] = field(default_factory=list, compare=False, repr=False)
-    """Further letters of the same death, which go when this one does."""
+    duplicates: list[QueuedDeadLetter] = field(default_factory=list, compare=False, repr=False)
+    """Further letters of the same death; `ack` acknowledges them with this one."""
 
     @classmethod
     def from_delivery(cls, delivery: Delivery) -> QueuedDeadLetter:
@@ -78,8 +80,8 @@ class QueuedDeadLetter:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this system has written it, and not the broker: `jobs.dlx` takes messages of
-        nobody else."""
+        """Whether this system has written it, and not the broker: only users of this system may
+        publish to `jobs.dlx`, so its headers can be trusted."""
         return is_certified(self.delivery.headers) and self.delivery.exchange != JOBS_EXCHANGE
 
     @property
@@ -89,8 +91,7 @@ class QueuedDeadLetter:
 
     @property
     def death(self) -> tuple[str, int, int]:
-        """Which end of which job it tells of: id, redrives, attempts.
-
+        """Which death of which job it tells of: id, redrives, attempts.
         Two letters of one death are one: a publish that was cut off before its confirm is
         repeated, and the broker may have had the first, too. So are messages that are no job and
         have equal bodies: nothing tells one from the other, and the index has one id for them.
@@ -111,15 +112,15 @@ class QueuedDeadLetter:
         return 0
 
     def ack(self) -> bool:
-        """Take it out of the queue, and those that say the same. False when the channel is gone: it
-        is back in its place."""
-        for letter in self.again:
+        """Take it and its duplicates out of the queue. False when the channel is gone: it is back
+        in its place."""
+        for letter in self.duplicates:
             letter.ack()
         return self.delivery.ack()
 
 
 class _ScanBatch:
-    """The letters of one consumer: a piece of the scan. It is complete before the first of them is
+    """The letters of one consumer: a part of the scan. It is complete before the first of them is
     handed out: a letter that a quorum queue sends in the place of an acknowledged one loses its own
     place (measured on 4.3.6), so nothing may be sent any more by then."""
 
@@ -130,7 +131,7 @@ class _ScanBatch:
         self.size = size
         self._arrived = asyncio.Event()
         self._own: int | None = None
-        """How many deliveries are the piece's own, the others came during `flush`; None until it is
+        """How many deliveries are the batch's own, the others came during `flush`; None until it is
         complete."""
         self.deliveries: list[Delivery] = []
 
@@ -161,7 +162,7 @@ class _ScanBatch:
                     "handled is back in its place",
                     maybe_accepted=False,
                 )
-            waiting = await waiting_in(self._channel, self._queue)
+            waiting = await read_queue_size(self._channel, self._queue)
             if not waiting.ready or idle >= IDLE_LIMIT:
                 break
         await self._channel.cancel(self._tag)
@@ -172,12 +173,12 @@ class _ScanBatch:
 
         A channel is served in order: the answer to any call comes after what was sent before. For
         a quorum queue that is not enough. Its channel holds back acknowledgements while many are
-        under way, and forgets them when it is closed (measured on 4.3.6); to cancel a consumer
-        waits for those under way, and the next call comes after those held back.
+        under way, and forgets them when it is closed (measured on 4.3.6). Cancelling a consumer
+        waits for those under way; the call after it is served after those that were held back.
         """
         if self._channel.closed.done():
             return
-        if self._own is None:  # nobody has asked for them yet
+        if self._own is None:  # `complete` was never called
             await self._channel.cancel(self._tag)
             self._own = len(self.deliveries)
         if not any(each.is_settled for each in self.deliveries):
@@ -194,11 +195,11 @@ class _ScanBatch:
         return self._channel.closed.done()
 
     def give_back(self) -> int:
-        """Return what was not acknowledged, in order; how many that is."""
+        """Return what was not acknowledged to the queue, in order; gives how many that is."""
         return self._requeue(self.deliveries[: self._own])
 
     def give_back_newer(self) -> int:
-        """Put back what came during `flush`, which is newer than all that any piece had, and return
+        """Put back what came during `flush`, which is newer than all that any batch had, and return
         how many that is."""
         return 0 if self._own is None else self._requeue(self.deliveries[self._own :])
 
@@ -222,7 +223,7 @@ class Scan:
         self._profile = profile
         self._channel = channel
         self._queue = queue
-        self._pieces: list[_ScanBatch] = []
+        self._batches: list[_ScanBatch] = []
         self.total = 0
         """Messages that waited in the queue when the scan began."""
         self.is_alone = False
@@ -231,7 +232,7 @@ class Scan:
         """Whether the broker has seen every acknowledgement: known once the scan has ended."""
 
     async def start(self) -> None:
-        size = await waiting_in(self._channel, self._queue)
+        size = await read_queue_size(self._channel, self._queue)
         self.total, self.is_alone = size.ready, size.consumers == 0
 
     async def letters(self) -> AsyncIterator[QueuedDeadLetter]:
@@ -240,13 +241,13 @@ class Scan:
         left = self.total
         following = await self._fetch(left)
         while following is not None:
-            piece = following
-            await piece.complete()
-            left -= len(piece.deliveries)
-            # The next piece is on its way while this one is worked.
-            following = await self._fetch(left) if len(piece.deliveries) == piece.size else None
-            for number, delivery in enumerate(piece.deliveries):
-                if number % ACK_BATCH_SIZE == 0:
+            batch = following
+            await batch.complete()
+            left -= len(batch.deliveries)
+            # The next batch is on its way while this one is worked.
+            following = await self._fetch(left) if len(batch.deliveries) == batch.size else None
+            for number, delivery in enumerate(batch.deliveries):
+                if number % YIELD_EVERY == 0:
                     await asyncio.sleep(0)  # others have their turn, too
                 yield QueuedDeadLetter.from_delivery(delivery)
 
@@ -254,43 +255,44 @@ class Scan:
         if left <= 0:
             return None
         if self._profile == "quorum":
-            channel, most = self._channel, QUORUM_PIECE
+            channel, most = self._channel, QUORUM_BATCH_SIZE
         else:
             channel = await open_channel(self._connection, confirms=False)
-            most = max(PIECE, self.total // MAX_CHANNELS + 1)
-        tag = f"scan.{len(self._pieces):06}"
-        piece = _ScanBatch(channel, self._queue, tag, min(left, most))
-        self._pieces.append(piece)
-        await piece.fetch()
-        return piece
+            most = max(BATCH_SIZE, self.total // MAX_CHANNELS + 1)
+        tag = f"scan.{len(self._batches):06}"
+        batch = _ScanBatch(channel, self._queue, tag, min(left, most))
+        self._batches.append(batch)
+        await batch.fetch()
+        return batch
 
     async def depth(self, queue: str) -> int:
         """Messages that wait in a queue, this one or another. Raises aiormq's error when there is
         no such queue, which ends the scan."""
-        return (await waiting_in(self._channel, queue)).ready
+        return (await read_queue_size(self._channel, queue)).ready
 
     async def settle(self) -> None:
         """Give back what was not acknowledged, the oldest first."""
-        for piece in self._pieces:
-            await piece.flush()
+        for batch in self._batches:
+            await batch.flush()
         for give_back in (_ScanBatch.give_back, _ScanBatch.give_back_newer):
-            for piece in self._pieces:
+            for batch in self._batches:
                 waiting = await self._ready()
-                number = give_back(piece)
-                if number and len(self._pieces) > 1:
-                    await self._until(waiting + number)
-        self.is_settled = not any(piece.is_lost for piece in self._pieces)
+                number = give_back(batch)
+                if number and len(self._batches) > 1:
+                    await self._wait_until_ready(waiting + number)
+        self.is_settled = not any(batch.is_lost for batch in self._batches)
 
-    async def _until(self, waiting: int) -> None:
-        """Wait until so many are back: what another channel returns must come behind them."""
+    async def _wait_until_ready(self, waiting: int) -> None:
+        """Wait until so many letters wait in the queue: what another channel returns must come
+        behind them."""
         for _ in range(RETURN_LOOKS):
             if await self._ready() >= waiting:
                 return
             await asyncio.sleep(RETURN_SECONDS)
 
     async def _ready(self) -> int:
-        # Without a limit: what was given back comes before the question, and may be much.
-        return (await waiting_in(self._channel, self._queue, limit=None)).ready
+        # Without a time limit: the broker first handles all the returned letters, perhaps many.
+        return (await read_queue_size(self._channel, self._queue, limit=None)).ready
 
 
 @asynccontextmanager

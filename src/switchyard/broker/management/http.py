@@ -20,7 +20,7 @@ from switchyard.broker.tls import authorities
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of one answer at most: enough for all that is known of some 50,000 queues."""
-WHOLE_ANSWER = 3
+REQUEST_TIMEOUT_FACTOR = 3
 """How many times the time-out of one step (a connect, a read) a whole request may take."""
 
 
@@ -49,10 +49,10 @@ class ManagementHttp:
             port = f":{each.port}" if each.port else ""
             self._bases.append(f"{each.scheme}://{host}{port}{each.path}")
         random.shuffle(self._bases)
-        self._limit = WHOLE_ANSWER * timeout
+        self._limit = REQUEST_TIMEOUT_FACTOR * timeout
         self._client = httpx.AsyncClient(
             auth=(unquote(parts[0].username or "guest"), unquote(parts[0].password or "guest")),
-            # All nodes together take no longer to be found away than one of them.
+            # Split between the nodes: finding all of them unreachable takes one timeout in total.
             timeout=httpx.Timeout(timeout, connect=timeout / len(parts)),
             # A packed answer could grow beyond every bound while it is unpacked.
             headers={"accept-encoding": "identity"},

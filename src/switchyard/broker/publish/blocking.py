@@ -24,7 +24,7 @@ from switchyard.broker.errors import (
 from switchyard.broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import (
-    CONFIRM_TIMEOUT,
+    BLOCKED_CONFIRM_TIMEOUT,
     Accepted,
     ConnectionFailureMemo,
     Outgoing,
@@ -34,8 +34,8 @@ from switchyard.broker.publish.outcome import (
     envelope_of,
     held,
     lane_full,
-    letter_to_park,
     no_room,
+    overflow_letter,
     unconfirmed,
 )
 from switchyard.broker.publish.session import Sent, Session
@@ -123,7 +123,7 @@ class BlockingPublisher:
             return error
 
     def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> Sent:
-        rested = self._session is None or self._session.rested
+        was_idle = self._session is None or self._session.is_idle
         session = self._open()
         began = time.monotonic()
         while session.unconfirmed >= self._window and session.is_open:
@@ -132,9 +132,9 @@ class BlockingPublisher:
             if time.monotonic() - began >= self._timeout:
                 raise no_room(self._timeout)
             # Down to half the window, so that publishes leave in groups and not one by one.
-            session.drive(lambda: session.unconfirmed <= self._window // 2, CONFIRM_TIMEOUT)
+            session.drive(lambda: session.unconfirmed <= self._window // 2, BLOCKED_CONFIRM_TIMEOUT)
         sent = session.publish(exchange, routing_key, envelope)
-        if rested:  # the iterable may take as long for the next job
+        if was_idle:  # flush now: until the iterable gives the next job, nothing else is sent
             session.catch_up()
         return sent
 
@@ -145,7 +145,7 @@ class BlockingPublisher:
             try:
                 self._wait_for_confirm(sent)
             except BrokerUnavailable as error:
-                if not error.perhaps_refused:
+                if not error.closed_by_some_message:
                     raise
                 self._send_alone(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
         except Refused:
@@ -173,7 +173,7 @@ class BlockingPublisher:
         self._wait_for_confirm(session.publish(exchange, routing_key, envelope))
 
     def _lane_full(self, job: Outgoing) -> LaneFull:
-        letter = letter_to_park(job, self._settings.profile)
+        letter = overflow_letter(job, self._settings.profile)
         if letter is not None:
             self._wait_for_confirm(self._send(DEAD_EXCHANGE, job.routing_key, letter))
         return lane_full(job.routing_key)
@@ -181,21 +181,24 @@ class BlockingPublisher:
     def _wait_for_confirm(self, sent: Sent) -> None:
         while not sent.done:
             waited = time.monotonic() - sent.at
-            if waited >= CONFIRM_TIMEOUT and sent.session.is_blocked:
+            if waited >= BLOCKED_CONFIRM_TIMEOUT and sent.session.is_blocked:
                 raise held()
             if waited >= self._timeout:
                 if len(nodes_of(self._settings.require_amqp_url())) > 1:
-                    # One that is cut off from the others takes messages and can confirm none.
+                    # A node that is cut off from its cluster takes messages and confirms none:
+                    # connect again, perhaps to another.
                     self.close()
                 raise unconfirmed(self._timeout)
-            sent.session.drive(lambda: sent.done, min(CONFIRM_TIMEOUT, self._timeout - waited))
+            sent.session.drive(
+                lambda: sent.done, min(BLOCKED_CONFIRM_TIMEOUT, self._timeout - waited)
+            )
         if sent.error is not None:
             raise sent.error
 
     def _open(self) -> Session:
         session = self._session
         if session is not None:
-            if session.rested:
+            if session.is_idle:
                 session.catch_up()
             if not session.is_open:
                 self.close()

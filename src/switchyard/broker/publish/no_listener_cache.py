@@ -1,7 +1,7 @@
-"""Which messages for whoever listens would reach nobody just now: they need not be sent.
+"""Which events would reach nobody just now, so that they need not be sent.
 
 Events are half of what a worker publishes and of what the broker gets from it, and often nobody
-listens. The broker says so by returning one. Whoever begins to listen hears everything
+listens: the broker then returns the event. Whoever begins to listen hears everything
 NO_LISTENER_TTL seconds later, which `services.engine.monitoring.job_events` waits for before it
 says that it listens.
 """
@@ -16,40 +16,40 @@ from functools import partial
 from switchyard.broker.errors import Unroutable
 
 NO_LISTENER_TTL = 0.25
-"""Seconds, from the sending of a message that reached nobody, in which others need not be sent."""
-REQUERY_INTERVAL = NO_LISTENER_TTL / 5
-"""Seconds until one is sent nevertheless, if the last that was sent is answered: where the broker
-answers in time, the rest goes on without a gap."""
+"""Seconds, from the sending of an event that reached nobody, in which others need not be sent."""
+PROBE_INTERVAL = NO_LISTENER_TTL / 5
+"""Seconds after an answer `no listener` when one event is sent as a probe: if the broker answers
+it in time, the entry is renewed before it lapses."""
 MAX_KNOWN = 1_000
 """Routing keys that are remembered."""
 
 
 @dataclass(slots=True)
-class _Rest:
+class _NoListener:
     until: float
     """Seconds, on the monotonic clock."""
-    ask_at: float
-    """When the next one is sent: at the end at the latest, and then while one is on its way."""
+    probe_at: float
+    """When the next event is sent as a probe; equals `until` while a probe is unanswered."""
 
 
 class NoListenerCache:
     """Remembers, per exchange and routing key, that nobody listens, so that events are not sent."""
 
     def __init__(self) -> None:
-        self._resting: dict[tuple[str, str], _Rest] = {}
+        self._unheard: dict[tuple[str, str], _NoListener] = {}
         """By exchange and routing key."""
 
     def is_unheard(self, exchange: str, routing_key: str) -> bool:
-        """Tell whether the next one need not be sent. Else it has to be: see `sent`."""
-        rest = self._resting.get((exchange, routing_key))
-        return rest is not None and time.monotonic() < rest.ask_at
+        """Tell whether an event need not be sent. A caller that then sends one calls `sent`."""
+        entry = self._unheard.get((exchange, routing_key))
+        return entry is not None and time.monotonic() < entry.probe_at
 
     def sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
         """Note that an event is on its way now."""
         key = exchange, routing_key
-        rest = self._resting.get(key)
-        if rest is not None:
-            rest.ask_at = rest.until
+        entry = self._unheard.get(key)
+        if entry is not None:
+            entry.probe_at = entry.until
         # From now, not from the answer: by then somebody may have begun to listen.
         until = time.monotonic() + NO_LISTENER_TTL
         confirm.add_done_callback(partial(self._store_answer, key, until))
@@ -58,8 +58,8 @@ class NoListenerCache:
         self, key: tuple[str, str], until: float, confirm: asyncio.Future[None]
     ) -> None:
         if confirm.cancelled() or not isinstance(confirm.exception(), Unroutable):
-            self._resting.pop(key, None)
+            self._unheard.pop(key, None)
             return
-        if len(self._resting) >= MAX_KNOWN:
-            self._resting.clear()
-        self._resting[key] = _Rest(until, min(until, time.monotonic() + REQUERY_INTERVAL))
+        if len(self._unheard) >= MAX_KNOWN:
+            self._unheard.clear()
+        self._unheard[key] = _NoListener(until, min(until, time.monotonic() + PROBE_INTERVAL))

@@ -22,19 +22,19 @@ from switchyard.broker.errors import (
     Unroutable,
 )
 from switchyard.broker.lanes import LANES, lane_of
-from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, now
+from switchyard.broker.message import MAX_BODY_BYTES, JobMessage
 from switchyard.broker.settings import Profile
 from switchyard.broker.wire.envelope import Envelope
 
-CONFIRM_TIMEOUT = 0.5
-"""Seconds that a publish under way waits for its confirm on a connection that is blocked. The
-broker says that it blocks only when a message is published, and holds that message until the alarm
-is over."""
+BLOCKED_CONFIRM_TIMEOUT = 0.5
+"""Seconds that a publish under way waits for its confirm on a connection that is blocked; also the
+time between looks whether it is. The broker says that it blocks only when a message is published,
+and holds that message until the alarm is over."""
 SIZE_LIMIT_TTL = 60.0
-"""Seconds for which larger messages are refused without being sent, after the broker has refused
-one and told its limit: that may be changed, or another node may be asked."""
+"""Seconds for which a learned size limit holds: larger messages are refused unsent. Then one is
+sent again: the limit may have been changed, or another node may be asked."""
 OUTAGE_PAUSE = 1.0
-"""Seconds in which a batch that found the broker away does not look for it again."""
+"""Seconds after a failed connect in which the jobs of the same batch fail without another try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Outgoing:
     message: JobMessage
     routing_key: str
     queue: str | None = None
-    """Where it must arrive. The asyncio publisher asks for that queue before it sends the job."""
+    """The queue in which it must arrive. The asyncio publisher checks that it is there first."""
 
 
 _LANE_NAMES = frozenset(lane.name for lane in LANES)
@@ -73,13 +73,13 @@ _OUTCOMES: tuple[tuple[type, str], ...] = (
 
 
 def outcome_name(result: Result) -> str:
-    """accepted, full, unroutable, invalid, forbidden, blocked, away, or refused: a closed set, for
-    counting."""
+    """Return the result's name, for counting: accepted, full, unroutable, invalid, forbidden,
+    blocked, away, or refused, and no other."""
     return next((name for kind, name in _OUTCOMES if isinstance(result, kind)), "refused")
 
 
 def counted_lane(routing_key: str) -> str:
-    """Return the lane of that key, `other` for what is none: a closed set, for counting."""
+    """Return the lane of that key, for counting: a known lane, or `other`."""
     lane = lane_of(routing_key)
     return lane if lane in _LANE_NAMES else "other"
 
@@ -88,8 +88,8 @@ def envelope_of(
     message: JobMessage, headers: dict[str, Any] | None = None, *, body: bytes | None = None
 ) -> Envelope:
     """Return the message as it travels: AMQP properties repeat what routing and tools need. `body`
-    is the one that it came with, where nothing has changed in it. Raises NeverTaken for a job that
-    can't be written as JSON."""
+    is its encoded form, where that is known. Raises NeverTaken for a job that can't be written as
+    JSON."""
     try:
         encoded = message.encode() if body is None else body
     except ValueError as error:  # half of a surrogate pair; a value that JSON has no form for
@@ -104,13 +104,8 @@ def envelope_of(
     )
 
 
-def queued_now(message: JobMessage) -> JobMessage:
-    """Return the message, stamped with the time at which it enters its lane."""
-    return message.with_metadata(queued_at=now())
-
-
-def broker_parks_overflow(profile: Profile) -> bool:
-    """Tell whether a full hot queue dead-letters the newcomer by itself.
+def broker_dead_letters_overflow(profile: Profile) -> bool:
+    """Tell whether a full hot queue dead-letters a refused job by itself.
 
     Quorum queues don't know `reject-publish-dlx` (measured on 4.3.6: they fall back to dropping
     the head), so there the publisher puts what was refused into the dead letters.
@@ -119,24 +114,24 @@ def broker_parks_overflow(profile: Profile) -> bool:
 
 
 def overflowed(routing_key: str) -> DeadLetterInfo:
-    """Return the certificate of a job that its full lane refused."""
+    """Return the dead-letter information of a job that its full lane refused."""
     return DeadLetterInfo(Reason.OVERFLOWED, routing_key, message="the lane was full")
 
 
-_PARKING_LANES = frozenset(lane.name for lane in LANES if lane.dead_letters_overflow)
+_OVERFLOW_LANES = frozenset(lane.name for lane in LANES if lane.dead_letters_overflow)
 
 
 def lane_full(routing_key: str) -> LaneFull:
-    """Return what a nack means for a job that was published to its lane."""
-    return LaneFull(routing_key, dead_lettered=lane_of(routing_key) in _PARKING_LANES)
+    """Return the error that a nack of a job means: its lane was full."""
+    return LaneFull(routing_key, dead_lettered=lane_of(routing_key) in _OVERFLOW_LANES)
 
 
-def letter_to_park(job: Outgoing, profile: Profile) -> Envelope | None:
+def overflow_letter(job: Outgoing, profile: Profile) -> Envelope | None:
     """Return the dead letter that the publisher itself must send when `job` found its lane full.
 
     None when nothing is kept of it, or when the broker has dead-lettered it already.
     """
-    if broker_parks_overflow(profile) or lane_of(job.routing_key) not in _PARKING_LANES:
+    if broker_dead_letters_overflow(profile) or lane_of(job.routing_key) not in _OVERFLOW_LANES:
         return None
     return envelope_of(job.message, overflowed(job.routing_key).headers())
 
@@ -152,8 +147,8 @@ def blocked() -> Blocked:
 def held() -> BrokerUnavailable:
     """Return the outcome of a publish that was on its way when the broker raised an alarm."""
     return BrokerUnavailable(
-        "the broker blocks publishers (memory or disk alarm) and holds what was sent until then, "
-        "which it may take yet: see `jobctl doctor`, free memory or disk",
+        "the broker blocks publishers (memory or disk alarm) and has not confirmed this message: "
+        "it may still accept it when the alarm is over; see `jobctl doctor`, free memory or disk",
         maybe_accepted=True,
     )
 
@@ -173,21 +168,22 @@ def no_room(timeout: float) -> BrokerUnavailable:
 
 
 class ConnectionFailureMemo:
-    """Spares the rest of a batch from looking for a broker that is away, one time-out each."""
+    """Remembers a failed connect, so that the next jobs of a batch fail at once, and do not each
+    wait for a time-out."""
 
     def __init__(self) -> None:
         self._error: BrokerUnavailable | None = None
         self._until = 0.0
 
     def note(self, error: object) -> None:
-        """Note what became of a job that was to be sent."""
+        """Note how the start of a publish ended: with an error or without."""
         if isinstance(error, BrokerUnavailable) and error is not self._error:
             self._error = error
             self._until = time.monotonic() + OUTAGE_PAUSE
 
     @property
     def error(self) -> BrokerUnavailable | None:
-        """The error of the last job, if it is so fresh that the next one would meet it too."""
+        """The last connect error, if it is less than OUTAGE_PAUSE seconds old; else None."""
         if self._error is not None and time.monotonic() >= self._until:
             self._error = None
         return self._error
@@ -204,15 +200,15 @@ class SizeLimit:
         self._until = 0.0
 
     def learn(self, error: BaseException | None) -> None:
-        """Learn what became of a message that was sent."""
+        """Learn the broker's limit from the error of a message that was sent."""
         if isinstance(error, MessageTooLarge):
             self._learned = error.limit
             self._until = time.monotonic() + SIZE_LIMIT_TTL
 
     @property
     def may_refuse(self) -> bool:
-        """Whether the known limit is below MAX_BODY_BYTES, which every job's message keeps to
-        anyway."""
+        """Whether `check_job` can refuse a message of at most MAX_BODY_BYTES: else its size need
+        not be computed."""
         return self._job_limit < MAX_BODY_BYTES or self._learned is not None
 
     def check(self, size: int) -> None:
@@ -223,13 +219,13 @@ class SizeLimit:
             self._learned = None
 
     def check_job(self, size: int) -> None:
-        """As `check`, for the message of a job. Whatever the broker takes, a job that is larger
+        """Raise MessageTooLarge as `check`, or beyond a job's limit: a job that is larger
         than workers read would be accepted and never run."""
         self.check(size)
         if size > self._job_limit:
-            read = self._job_limit == MAX_BODY_BYTES
+            is_reader_limit = self._job_limit == MAX_BODY_BYTES
             raise MessageTooLarge(
                 size,
                 self._job_limit,
-                who="a worker reads" if read else "JOBS_MAX_MESSAGE_SIZE allows",
+                who="a worker reads" if is_reader_limit else "JOBS_MAX_MESSAGE_SIZE allows",
             )

@@ -33,7 +33,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.known_queues import KnownQueues
 from switchyard.broker.publish.no_listener_cache import NoListenerCache
 from switchyard.broker.publish.outcome import (
-    CONFIRM_TIMEOUT,
+    BLOCKED_CONFIRM_TIMEOUT,
     Accepted,
     ConnectionFailureMemo,
     Outgoing,
@@ -44,15 +44,15 @@ from switchyard.broker.publish.outcome import (
     envelope_of,
     held,
     lane_full,
-    letter_to_park,
     no_room,
     outcome_name,
+    overflow_letter,
     unconfirmed,
 )
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
-from switchyard.broker.wire.depths import HiddenQueues, ask_queue, is_unbound
+from switchyard.broker.wire.depths import ManagementDepths, ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.failures import ANSWER_TIMEOUT, raising_broker_unavailable
 from switchyard.broker.wire.reconnector import Guard, Reconnector
@@ -77,7 +77,7 @@ class Publisher(AsyncCloseable):
     """
 
     queue_timeout = ANSWER_TIMEOUT
-    """Seconds that a job waits to hear whether its queue is there, where that is not known."""
+    """Seconds that a publish waits to learn whether the job's queue exists."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Publisher(AsyncCloseable):
     ) -> None:
         """`guard` is asked of each connection before anything is published on it."""
         self._profile = settings.profile
-        self._hidden = HiddenQueues(settings)
+        self._management_depths = ManagementDepths(settings)
         self._window = settings.publish_window
         self._timeout = settings.confirm_timeout
         self._log = structlog.get_logger("publisher")
@@ -97,7 +97,7 @@ class Publisher(AsyncCloseable):
         self.counts: dict[tuple[str, str], int] = {}
         """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
         self._size_limit = SizeLimit(settings.max_message_size)
-        self._of_the_parent: list[object] = []
+        self._parents_objects: list[object] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -110,18 +110,18 @@ class Publisher(AsyncCloseable):
             self._url, f"{self._name}-alone", self._log, guard=self._guard
         )
         self._lone_channel: PipelinedChannel | None = None
-        """For what was on a channel that the broker has closed: one publish at a time, on a
+        """Resends what was on a channel that the broker has closed: one publish at a time, on a
         connection of its own, which is made when it is needed."""
-        self._one_alone = asyncio.Lock()
-        self._queues = KnownQueues(self._is_there, _is_unbound)
-        self._unheard = NoListenerCache()
+        self._alone_lock = asyncio.Lock()
+        self._queues = KnownQueues(self._has_queue, is_unbound)
+        self._no_listeners = NoListenerCache()
 
     def _begin_in_child(self) -> None:
         """Begin anew in a forked child of the process that made this publisher: the connections
         belong to the parent."""
         if not self._owner.is_here:
-            # Kept: collected, parts of the library would close what they believe is open.
-            self._of_the_parent += [
+            # Kept: garbage-collected, parts of the library would close what they believe is open.
+            self._parents_objects += [
                 self._reconnector,
                 self._lone_reconnector,
                 self._opening,
@@ -182,10 +182,10 @@ class Publisher(AsyncCloseable):
         channel = self._ready() or await self._until_ready()
         confirm = channel.publish(exchange, routing_key, envelope)
         sent = _Sent(confirm, channel, time.monotonic())
-        await self._settle(sent, exchange, routing_key, lambda: envelope)
+        await self._confirm(sent, exchange, routing_key, lambda: envelope)
 
     def check(self, message: JobMessage) -> None:
-        """Raises NeverTaken for a job that is known, unsent, to be refused for its size."""
+        """Raise NeverTaken if the job is already known to be too large; nothing is sent."""
         if self._size_limit.may_refuse:
             self._size_limit.check_job(len(envelope_of(message).body))
 
@@ -198,12 +198,12 @@ class Publisher(AsyncCloseable):
         await self._wait_for_confirm(_Sent(confirm, channel, time.monotonic()))
 
     def send_soon(self, exchange: str, routing_key: str, make: Callable[[], Envelope]) -> None:
-        """Publish what `make` gives, without waiting and without caring for the outcome (events).
+        """Publish the envelope that `make` returns, without waiting for its outcome (events).
 
         Does nothing while nobody listens (`broker.publish.no_listener_cache`), there is no
         connection, the broker blocks it, or the window is full.
         """
-        if self._unheard.is_unheard(exchange, routing_key):
+        if self._no_listeners.is_unheard(exchange, routing_key):
             return
         channel = self._ready()
         if channel is not None:
@@ -215,7 +215,7 @@ class Publisher(AsyncCloseable):
                 self._log.warning("event dropped", routing_key=routing_key, error=str(error))
                 return
             confirm.add_done_callback(self._learn)
-            self._unheard.sent(exchange, routing_key, confirm)
+            self._no_listeners.sent(exchange, routing_key, confirm)
         else:
             self.connect_soon()
 
@@ -269,10 +269,10 @@ class Publisher(AsyncCloseable):
 
     async def _until_ready(self) -> PipelinedChannel:
         channel = await self._open()
-        await self._room(channel)
+        await self._wait_for_room(channel)
         return channel
 
-    async def _room(self, channel: PipelinedChannel) -> None:
+    async def _wait_for_room(self, channel: PipelinedChannel) -> None:
         began = time.monotonic()
         while channel.unconfirmed >= self._window and not channel.closed.done():
             if is_blocked(channel.connection):
@@ -280,7 +280,7 @@ class Publisher(AsyncCloseable):
             if time.monotonic() - began >= self._timeout:
                 raise no_room(self._timeout)
             with suppress(TimeoutError):  # look again whether it is blocked or closed
-                async with asyncio.timeout(CONFIRM_TIMEOUT):
+                async with asyncio.timeout(BLOCKED_CONFIRM_TIMEOUT):
                     await channel.room(self._window)
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
@@ -299,7 +299,7 @@ class Publisher(AsyncCloseable):
         try:
             if not sent.confirm.done() or sent.confirm.exception() is not None:
                 make = partial(envelope_of, job.message)
-                await self._settle(sent, JOBS_EXCHANGE, job.routing_key, make, job.queue)
+                await self._confirm(sent, JOBS_EXCHANGE, job.routing_key, make, job.queue)
         except Refused:
             try:
                 return await self._lane_full(job)
@@ -310,12 +310,12 @@ class Publisher(AsyncCloseable):
         return Accepted(job.message.job_id, job.routing_key)
 
     async def _lane_full(self, job: Outgoing) -> LaneFull:
-        letter = letter_to_park(job, self._profile)
+        letter = overflow_letter(job, self._profile)
         if letter is not None:
             await self.send(DEAD_EXCHANGE, job.routing_key, letter)
         return lane_full(job.routing_key)
 
-    async def _settle(
+    async def _confirm(
         self,
         sent: _Sent,
         exchange: str,
@@ -323,13 +323,13 @@ class Publisher(AsyncCloseable):
         make: Callable[[], Envelope],
         queue: str | None = None,
     ) -> None:
-        """Wait for the confirm of a publish; `make` gives its envelope, to publish it again where
-        the broker may have closed the channel because of another one. Raises as `send`."""
+        """Wait for the confirm of a publish. `make` makes its envelope again, to publish it alone
+        where the broker may have closed the channel because of another one. Raises as `send`."""
         try:
             try:
                 await self._wait_for_confirm(sent)
             except BrokerUnavailable as error:
-                if not error.perhaps_refused:
+                if not error.closed_by_some_message:
                     raise
                 await self._send_alone(exchange, routing_key, make(), queue)
         except PublishError as error:
@@ -340,8 +340,9 @@ class Publisher(AsyncCloseable):
         self, exchange: str, routing_key: str, envelope: Envelope, queue: str | None
     ) -> None:
         """Publish with nothing beside it: if the broker closes this channel, it is the fault of
-        this message. Raises as `send`; BrokerUnavailable without the queue, as of `Outgoing`."""
-        async with self._one_alone:
+        this message. Raises as `send`; BrokerUnavailable also where `queue` is missing, since the
+        first try may have been accepted."""
+        async with self._alone_lock:
             self._size_limit.check(len(envelope.body))
             try:
                 channel = await self._open_lone()
@@ -370,21 +371,23 @@ class Publisher(AsyncCloseable):
         confirm = sent.confirm
         while not confirm.done():
             waited = time.monotonic() - sent.at
-            if waited >= CONFIRM_TIMEOUT and is_blocked(sent.channel.connection):
+            if waited >= BLOCKED_CONFIRM_TIMEOUT and is_blocked(sent.channel.connection):
                 raise held()
             if waited >= self._timeout:
                 if self._has_other_nodes:
-                    # One that is cut off from the others takes messages and can confirm none.
+                    # A node that is cut off from its cluster takes messages and confirms none:
+                    # connect again, perhaps to another.
                     await leave(sent.channel)
                 raise unconfirmed(self._timeout)
-            await asyncio.wait((confirm,), timeout=min(CONFIRM_TIMEOUT, self._timeout - waited))
+            left = min(BLOCKED_CONFIRM_TIMEOUT, self._timeout - waited)
+            await asyncio.wait((confirm,), timeout=left)
         confirm.result()
 
-    async def _is_there(self, connection: Connection, queue: str) -> bool:
+    async def _has_queue(self, connection: Connection, queue: str) -> bool:
         try:
             return await ask_queue(connection, queue) is not None
         except ChannelAccessRefused:
-            return queue in await self._hidden.waiting(fresh=True)
+            return queue in await self._management_depths.by_queue(fresh=True)
 
     async def _open(self) -> PipelinedChannel:
         channel = self._channel
@@ -404,10 +407,6 @@ class Publisher(AsyncCloseable):
             raise blocked()
         with raising_broker_unavailable("can't open a channel"):
             return await open_channel(connection, confirms=True, limit=CONNECT_TIMEOUT)
-
-
-async def _is_unbound(connection: Connection, queue: str) -> bool:
-    return await is_unbound(connection, queue)
 
 
 async def _as_async(jobs: Iterable[Outgoing]) -> AsyncIterator[Outgoing]:

@@ -176,7 +176,7 @@ class Session:
         self._loop.remove_timeout(timer)
 
     @property
-    def rested(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing was sent or received for a while."""
         return time.monotonic() - self._driven_at >= CATCH_UP
 

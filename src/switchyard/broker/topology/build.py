@@ -98,8 +98,8 @@ def _queues(
             yield Queue(name, "classic", {"x-max-priority": MAX_PRIORITY})
         else:
             yield Queue(name, "quorum")  # has strict priorities by itself, and refuses the argument
-    # Dead letters are read and put back, over and over: a quorum queue before 4.0 has no way to
-    # lift its delivery limit, a classic queue has none.
+    # Dead letters are read and put back, over and over, so no delivery limit may apply. A classic
+    # queue has none; the quorum profile needs 4.3, where a policy lifts it (`_policies`).
     yield Queue(DEAD_QUEUE, profile)
     yield Queue(DEAD_LOG_QUEUE, profile)
     for name, milliseconds in levels.items():
@@ -163,7 +163,10 @@ def _check_lanes(lanes: Sequence[Lane]) -> None:
     names = [lane.name for lane in lanes]
     for name in names:
         if not _NAME.fullmatch(name) or name == _NAMESPACE:
-            raise ValueError(f"lane {name!r}: use lower-case letters, digits and _, not 'jobs'")
+            raise ValueError(
+                f"lane {name!r}: use lower-case letters, digits and _, beginning with a letter; "
+                "not 'jobs'"
+            )
         if names.count(name) > 1:
             raise ValueError(f"lane {name!r} is declared twice")
 
@@ -179,7 +182,10 @@ def _checked_routes(routes: Iterable[Route], lanes: Iterable[Lane]) -> list[Rout
         for name in (route.job_type, route.worker):
             # "*", "#" and "." mean something in a binding to a topic exchange.
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} in {route}: use lower-case letters, digits and _")
+                raise ValueError(
+                    f"{name!r} in {route}: use lower-case letters, digits and _, beginning with "
+                    "a letter"
+                )
         other = by_key.setdefault(route.routing_key, route)
         if other != route:
             raise ValueError(

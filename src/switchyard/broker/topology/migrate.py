@@ -1,18 +1,19 @@
-"""Changing the type of queues that are in use: from one profile to the other, one by one.
+"""Change the type of queues that are in use: from one profile to the other, one by one.
 
-A queue's type and arguments can't change, so each queue is drained into a temporary one, deleted,
+A queue's type and arguments can't change, so each queue is drained into a stand-in, deleted,
 declared anew, and filled again, while publishers and workers go on:
 
-1. `jobs.migrate.<queue>` is there: a queue that takes over the bindings, and an exchange into it.
+1. `jobs.migrate.<queue>` is made: a stand-in queue that takes over the bindings, and an exchange
+   that leads to it.
 2. A policy keeps retried jobs, which come by the default exchange, out of the old queue for now;
-   the broker tries them again 180 s later.
+   the broker tries to deliver them again 180 s later.
 3. What waits is moved. Consumers get nothing more and end what they have; then nothing is left, and
    the old queue is deleted.
-4. The new queue is declared. What the temporary one holds is moved there; then the bindings; then
+4. The new queue is declared. What the stand-in holds is moved there; then the bindings; then
    the rest.
 
-How far it has come stands on the broker alone. Killed at any point, the next run goes on from
-there; killed before step 3 has ended, it may also be undone by that same way back.
+How far it has come stands on the broker alone: after a kill at any point, the next run goes on from
+there. If jobs do not end in time, step 4 is run into the old queue, which undoes the migration.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.failures import raising_broker_unavailable
 
 LOCK = "jobs.migrate"
-POLICY_PRIORITY = 100
+MIGRATION_POLICY_PRIORITY = 100
 """Higher than that of the lanes' own policies."""
 SETTLE_SECONDS = 11.0
 """Seconds for which the broker must report an empty queue before it counts as empty: its figures
@@ -47,19 +48,19 @@ DRAIN_TIMEOUT = 600.0
 
 
 class MigrationRefused(BrokerError):
-    """It can't be begun. The text says why, and what to do."""
+    """The migration can't be begun, or can't go on. The text says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class QueueMigration:
     """One queue that is to be remade, or whose remaking was broken off."""
 
     queue: Queue
     """As it will be."""
-    was: str | None
-    """Its type now; None where it is missing: an earlier run was killed after it had deleted it."""
+    live_type: str | None
+    """Its type now; None where the queue is missing, deleted by an earlier run that was killed."""
     messages: int = 0
-    """In it and in its temporary queue, as of the last seconds."""
+    """Messages in it and in its stand-in, as of the last seconds."""
     begun: bool = False
 
     @property
@@ -68,13 +69,13 @@ class Step:
 
     @property
     def lane(self) -> str:
-        """The lane that it is of; a dead-letter queue is by itself."""
+        """The queue's lane; the queue's own name for a dead-letter queue."""
         return self.name if self.name in (DEAD_QUEUE, DEAD_LOG_QUEUE) else lane_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """How one queue has ended."""
+    """How the migration of one queue has ended."""
 
     name: str
     moved: int
@@ -82,7 +83,7 @@ class Migrated:
     """False: jobs were still running when the time was over; the queue is as it was before."""
 
 
-async def plan(client: ManagementClient, target: Topology) -> list[Step]:
+async def plan(client: ManagementClient, target: Topology) -> list[QueueMigration]:
     """Return the queues that are not as declared, lane by lane, the least urgent first; nothing is
     changed.
 
@@ -100,15 +101,15 @@ async def plan(client: ManagementClient, target: Topology) -> list[Step]:
     steps = []
     for queue in target.queues:
         there = live_queues.get(queue.name)
-        temporary = live_queues.get(STAND_IN_PREFIX + queue.name)
-        if there is None and temporary is None:
+        stand_in = live_queues.get(STAND_IN_PREFIX + queue.name)
+        if there is None and stand_in is None:
             continue  # `apply` makes it
         is_right = there is not None and _same(there.declared, queue)
-        if is_right and temporary is None and not _left_over(live.policies, queue.name):
+        if is_right and stand_in is None and not _left_over(live.policies, queue.name):
             continue
-        messages = sum(each.messages for each in (there, temporary) if each is not None)
-        was = there.declared.type if there is not None else None
-        steps.append(Step(queue, was, messages, temporary is not None))
+        messages = sum(each.messages for each in (there, stand_in) if each is not None)
+        live_type = there.declared.type if there is not None else None
+        steps.append(QueueMigration(queue, live_type, messages, stand_in is not None))
     return sorted(steps, key=lambda step: (step.lane == "hot", step.lane, step.name))
 
 
@@ -130,13 +131,14 @@ class Migration:
     drain_timeout: float = DRAIN_TIMEOUT
     settle_seconds: float = SETTLE_SECONDS
 
-    async def migrate_lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
-        """Remake the queues of one lane, and then its policy. Raises ManagementError,
-        BrokerUnavailable: run it again; NeverTaken, which says what to change before."""
+    async def migrate_lane(self, steps: Iterable[QueueMigration]) -> AsyncIterator[Migrated]:
+        """Remake the queues of one lane, and then its policy. Raises ManagementError or
+        BrokerUnavailable: run it again; NeverTaken or MigrationRefused: change first what the text
+        names."""
         complete, steps = True, list(steps)
         names = [step.name for step in steps]
         for step in steps:
-            ended = await self._queue(step)
+            ended = await self._remake(step)
             complete = complete and ended.done
             yield ended
         if complete:
@@ -145,7 +147,7 @@ class Migration:
             for name in names:
                 await self.client.delete_policy(STAND_IN_PREFIX + name)
 
-    async def _queue(self, step: Step) -> Migrated:
+    async def _remake(self, step: QueueMigration) -> Migrated:
         name, moved = step.name, 0
         done = True
         live = {each.name: each.declared for each in await self.client.queues()}
@@ -166,16 +168,16 @@ class Migration:
         return Migrated(name, moved, done)
 
     async def _drain(self, queue: Queue) -> tuple[int, bool]:
-        """Steps 1 to 3. How many were moved, and whether nothing is left."""
-        name, temporary = queue.name, STAND_IN_PREFIX + queue.name
-        await self.client.put_queue(replace(queue, name=temporary))
-        await self.client.put_exchange(Exchange(temporary, "fanout"))
-        await self.client.put_binding(Binding(temporary, temporary))
-        await self.client.delete_binding(Binding(temporary, name))
-        await self._rebind(name, temporary)
+        """Do steps 1 to 3. Return how many messages were moved, and whether nothing is left."""
+        name, stand_in = queue.name, STAND_IN_PREFIX + queue.name
+        await self.client.put_queue(replace(queue, name=stand_in))
+        await self.client.put_exchange(Exchange(stand_in, "fanout"))
+        await self.client.put_binding(Binding(stand_in, stand_in))
+        await self.client.delete_binding(Binding(stand_in, name))
+        await self._rebind(name, stand_in)
         if name not in (DEAD_QUEUE, DEAD_LOG_QUEUE):
             await self._block_retries(name)
-        async with moving(self.connection, name, temporary) as mover:
+        async with moving(self.connection, name, stand_in) as mover:
             try:
                 async with asyncio.timeout(self.drain_timeout):
                     await self._wait_until_empty(name, mover)
@@ -188,8 +190,8 @@ class Migration:
         policies = {each.name: dict(each.definition) for each in live.policies}
         in_force = next((each.policy for each in live.queues if each.name == name), None)
         definition = policies.get(in_force or "", {})
-        # A length is set to a queue that refuses what is too much, and to no other: one that drops
-        # its head would be empty at once, also when both come in one policy (measured on 4.3.6).
+        # `max-length` 0 only where overflow is already `reject-publish`: a queue that drops its
+        # head would be emptied, even if one policy sets both (measured on 4.3.6).
         if not str(definition.get("overflow", "")).startswith("reject-publish"):
             raise MigrationRefused(
                 f"{name} is under the policy {in_force!r}, which does not refuse what is too much: "
@@ -207,20 +209,20 @@ class Migration:
             await asyncio.sleep(DEPTH_POLL_INTERVAL)
 
     async def _fill(self, name: str) -> None:
-        """Step 4, and the way back where jobs would not end."""
-        temporary = STAND_IN_PREFIX + name
-        if temporary not in {each.name for each in await self.client.queues()}:
+        """Do step 4: fill the queue from its stand-in. Also the way back where jobs did not end."""
+        stand_in = STAND_IN_PREFIX + name
+        if stand_in not in {each.name for each in await self.client.queues()}:
             return
-        await self.client.put_exchange(Exchange(temporary, "fanout"))
-        await self.client.delete_binding(Binding(temporary, temporary))
-        await self.client.put_binding(Binding(temporary, name))
-        async with moving(self.connection, temporary, temporary) as mover:
-            # While new ones still come in behind the old ones: so the order is kept.
+        await self.client.put_exchange(Exchange(stand_in, "fanout"))
+        await self.client.delete_binding(Binding(stand_in, stand_in))
+        await self.client.put_binding(Binding(stand_in, name))
+        async with moving(self.connection, stand_in, stand_in) as mover:
+            # The bindings move only after that: new messages come in behind the old ones.
             await mover.until_empty()
-            await self._rebind(temporary, name)
+            await self._rebind(stand_in, name)
             await mover.until_empty()
-        await self.client.delete_queue(temporary)
-        await self.client.delete_exchange(temporary)
+        await self.client.delete_queue(stand_in)
+        await self.client.delete_exchange(stand_in)
 
     async def _rebind(self, old_name: str, other: str) -> None:
         """Give one queue's bindings to another, which has each before the first one loses it."""
@@ -245,7 +247,7 @@ class Migration:
     async def _put_policy(self, name: str, definition: Mapping[str, Any]) -> None:
         pattern = f"^{re.escape(name)}$"
         await self.client.put_policy(
-            Policy(STAND_IN_PREFIX + name, pattern, definition, priority=POLICY_PRIORITY)
+            Policy(STAND_IN_PREFIX + name, pattern, definition, priority=MIGRATION_POLICY_PRIORITY)
         )
 
 

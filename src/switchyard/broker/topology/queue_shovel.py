@@ -1,4 +1,4 @@
-"""Moves all messages of one queue to another, confirmed before they are acknowledged."""
+"""Move all messages of one queue to another, confirmed before they are acknowledged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiormq import Connection
 
 from switchyard.broker.errors import BrokerUnavailable, MessageTooLarge, NeverTaken, PublishError
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
-from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.depths import read_queue_size
 from switchyard.broker.wire.envelope import Forwarded
 from switchyard.broker.wire.failures import CHANNEL_ERRORS, raising_broker_unavailable
 from switchyard.broker.wire.incoming import Incoming
@@ -20,7 +20,7 @@ WINDOW = 200
 BEFORE_WORKERS = 100
 """Consumer priority: while there is room in the window, nobody else gets anything."""
 RETRY_INTERVAL = 0.2
-"""Seconds until what the target refused, being full, is offered again."""
+"""Seconds until a message that the full target refused is sent again."""
 DEPTH_POLL_INTERVAL = 0.05
 """Seconds between two looks into the queue."""
 
@@ -43,9 +43,9 @@ class QueueShovel:
 
     async def _start(self) -> None:
         await self._channel.basic_qos(prefetch_count=WINDOW)
-        await self._channel.consume(self._queue, "mover", self._fetch, priority=BEFORE_WORKERS)
+        await self._channel.consume(self._queue, "mover", self._on_message, priority=BEFORE_WORKERS)
 
-    def _fetch(self, message: Incoming) -> None:
+    def _on_message(self, message: Incoming) -> None:
         task = asyncio.create_task(self._send(message))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -60,9 +60,9 @@ class QueueShovel:
             except NeverTaken as error:
                 name = message.message_id or "a message without an id"
                 self._refused = NeverTaken(
-                    f"{name} stays in {self._queue}, for the broker takes it no more "
-                    f"({_why(error)}): change that, by max_message_size in rabbitmq.conf where it "
-                    "is its size, and run this again"
+                    f"{name} stays in {self._queue}: the broker refuses it now ({_why(error)}). "
+                    "If it is too large, raise max_message_size in rabbitmq.conf; then run this "
+                    "again"
                 )
                 return
             except PublishError:
@@ -89,7 +89,7 @@ class QueueShovel:
             while quiet < 2:
                 self.raise_if_stopped()
                 try:
-                    waiting = await waiting_in(self._channel, self._queue)
+                    waiting = await read_queue_size(self._channel, self._queue)
                 except CHANNEL_ERRORS:
                     await asyncio.gather(*self._sending)  # they end, as their channel is closed
                     self.raise_if_stopped()
@@ -122,5 +122,5 @@ async def _end(channel: PipelinedChannel, mover: QueueShovel) -> None:
 
 def _why(error: NeverTaken) -> str:
     if isinstance(error, MessageTooLarge):
-        return f"it has {error.size:,} bytes, and at most {error.limit:,} are allowed by now"
+        return f"it has {error.size:,} bytes, and at most {error.limit:,} are allowed"
     return str(error)

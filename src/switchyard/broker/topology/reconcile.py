@@ -1,7 +1,8 @@
-"""Making a live broker as a topology declares it.
+"""Make a live broker as a topology declares it.
 
-Nothing is ever deleted but a binding that would bring jobs to the wrong worker. What can't be
-changed in place (the type and arguments of what exists) is reported and left alone.
+Nothing is ever deleted but a binding that would bring jobs to the wrong worker, and the `.unbound`
+exchange of a queue whose bindings are there. What can't be changed in place (the type and arguments
+of what exists) is reported and left alone.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
     bound = topology.bound_queues
     new = [each.name for each in differences if _is_missing_queue(each) and each.name in bound]
     for name in new:
-        await client.put_exchange(_mark_of(name))
+        await client.put_exchange(_unbound_exchange(name))
     done = [await _change(client, difference) for difference in differences if difference.fixable]
     for name in new:
         await client.delete_exchange(name + UNBOUND_SUFFIX)
@@ -88,8 +89,8 @@ def _is_missing_queue(difference: Difference) -> bool:
     return difference.problem is Deviation.MISSING and isinstance(difference.subject, Queue)
 
 
-def _mark_of(queue: str) -> Exchange:
-    """Return what is there while the queue is being made. Durable: a broker that is restarted
+def _unbound_exchange(queue: str) -> Exchange:
+    """Return the exchange that marks a queue as not yet bound. Durable: a broker that is restarted
     meanwhile has the queue, and perhaps not all of its bindings."""
     return Exchange(queue + UNBOUND_SUFFIX, "fanout")
 

@@ -24,15 +24,16 @@ from switchyard.broker.lanes import (
 from switchyard.broker.management.client import ManagementClient
 
 _OWN = r"amq\.gen-.*"
-"""Queues that the broker names, for those who listen to events or commands."""
+"""Queues that the broker names, for processes that listen to events or commands."""
 _MARK = re.escape(SYSTEM_EXCHANGE)
 _UNKNOWN_MARK = r"\?"
-"""The alternate exchange that `system_marker.read_mark` asks with; none of that name exists."""
+"""Alternate exchange with which `system_marker.read_mark` redeclares `jobs.system`, to read the
+mark, which is the real one's name, from the broker's refusal; no exchange has this name."""
 _ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
-"""The alternate exchange of a mark: who declares an exchange must be able to write to that."""
+"""Form of a mark. Declaring an exchange needs the right to write to its alternate exchange."""
 _LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
 _UNFINISHED = _LANES + re.escape(UNBOUND_SUFFIX)
-"""Exchanges that say of a lane's queue that it has no bindings yet; nothing goes through them."""
+"""Exchanges that mark a lane's queue as not yet bound; nothing is published to them."""
 _RETRY = r"jobs\.retry\..*"
 _ALL = r"jobs\..*"
 _DEFAULT = r"amq\.default"
@@ -54,7 +55,7 @@ class Role:
 
     @property
     def permissions(self) -> Mapping[str, str]:
-        """As the management API takes them."""
+        """Its rights, in the form of the management API."""
         return {"configure": self.configure, "write": self.write, "read": self.read}
 
 
@@ -80,7 +81,7 @@ ROLES = (
             _OWN,
         ),
         read=_only(*_names(EVENTS_EXCHANGE), _UNFINISHED, _MARK, _OWN),
-        tags=("management",),  # for what workers hold and what limits are in force; read alone
+        tags=("management",),  # read-only: unacknowledged messages and policies, which AMQP lacks
     ),
     Role(
         "worker",
@@ -108,7 +109,7 @@ ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class MadeUser:
-    """One of the users, as it is now."""
+    """A user of the broker, as `make_users` leaves it."""
 
     name: str
     role: Role

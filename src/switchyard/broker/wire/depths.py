@@ -1,4 +1,4 @@
-"""How many messages wait in queues, asked over AMQP: exact, and without the management API.
+"""Read how many messages wait in queues over AMQP: exact, and without the management API.
 
 RabbitMQ 4.3 tells it only to users with a permission on the queue, and each permission would let a
 publisher do more: read the queue (read), delete it (configure), or have `jobs.events` fill it
@@ -33,23 +33,23 @@ from switchyard.broker.wire.failures import (
     time_limit,
 )
 
-HIDDEN_TIMEOUT = 1.0
+MANAGEMENT_TIMEOUT = 1.0
 """Seconds for each try to ask the management API."""
-SHOWN_FOR, TROUBLE_FOR = 0.5, 30.0
-"""Seconds for which an answer of the management API is used again; and after a failure, seconds
+DEPTHS_TTL, FAILURE_TTL = 0.5, 30.0
+"""Seconds for which the management API's figures are used again; and after a failure, seconds
 until it is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSize:
-    """What a passive declaration tells."""
+    """A queue's numbers, as a passive declaration tells them."""
 
     ready: int
     """Messages that wait for a consumer, at this moment."""
     consumers: int
 
 
-async def waiting_in(
+async def read_queue_size(
     channel: PipelinedChannel, queue: str, *, limit: float | None = ANSWER_TIMEOUT
 ) -> QueueSize:
     """Return a queue's numbers. Raises one of CHANNEL_ERRORS, also where there is no such queue or
@@ -61,10 +61,10 @@ async def waiting_in(
 
 async def ask_queue(connection: Connection, queue: str) -> QueueSize | None:
     """Return a queue's numbers; None where there is no such queue. Raises one of CHANNEL_ERRORS."""
-    # A channel for each: the broker closes the channel on which one was not found.
+    # A channel of its own: the broker closes a channel on which a queue was not found.
     channel = await open_channel(connection, confirms=False)
     try:
-        waiting = await waiting_in(channel, queue)
+        waiting = await read_queue_size(channel, queue)
     except (ChannelNotFoundEntity, ChannelLockedResource):
         return None
     await closed(channel)
@@ -86,7 +86,7 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
 
 
 async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> QueueSize | None:
-    """Return the same for a lane's queue whose length limit is `limit`. While the queue is remade
+    """Return a lane queue's numbers. `limit`: its length limit; while the queue is remade
     with another type, that is 0, or the queue is missing: then return the numbers of the queue that
     stands in for it."""
     depth = await ask_queue(connection, queue)
@@ -99,7 +99,7 @@ async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) 
 
 
 async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | None]:
-    """Each queue's numbers; None for one that is not there. What AMQP hides from our user is asked
+    """Return each queue's numbers; None for a missing queue. What AMQP hides from our user is asked
     of the management API of the environment. Raises BrokerUnavailable."""
     names = list(queues)
     async with connected(url, "queue depths") as connection:
@@ -108,48 +108,48 @@ async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | N
             try:
                 return {queue: await ask_queue(transport, queue) for queue in names}
             except ChannelAccessRefused:
-                hidden = HiddenQueues(BrokerSettings(amqp_url=SecretStr(url)))
-    waiting = await hidden.waiting()
+                hidden = ManagementDepths(BrokerSettings(amqp_url=SecretStr(url)))
+    waiting = await hidden.by_queue()
     return {queue: waiting.get(queue) for queue in names}
 
 
-class HiddenQueues:
+class ManagementDepths:
     """Asks the management API for the queues that AMQP hides from our user."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        self._shown: Mapping[str, QueueSize] = {}
-        self._trouble: str | None = None
+        self._depths: Mapping[str, QueueSize] = {}
+        self._failure: str | None = None
         self._until = 0.0
 
-    async def waiting(self, *, fresh: bool = False) -> Mapping[str, QueueSize]:
+    async def by_queue(self, *, fresh: bool = False) -> Mapping[str, QueueSize]:
         """Return the numbers of all queues of the virtual host, by name, at most half a second old,
         or `fresh`. Raises BrokerUnavailable where they can't be had; that is found out anew after
         half a minute."""
-        if time.monotonic() >= self._until or (fresh and self._trouble is None):
+        if time.monotonic() >= self._until or (fresh and self._failure is None):
             await self._query()
-        if self._trouble is not None:
+        if self._failure is not None:
             raise BrokerUnavailable(
                 "the broker shows this user no depths of queues over AMQP, and the management API "
-                f"can't be asked instead: {self._trouble}",
+                f"can't be asked instead: {self._failure}",
                 maybe_accepted=False,
             )
-        return self._shown
+        return self._depths
 
     async def _query(self) -> None:
-        # Here: most users are not refused, and need no HTTP client.
+        # Imported here: most users are not refused, and need no HTTP client.
         from switchyard.broker.management.client import ManagementClient
 
-        self._trouble = None
+        self._failure = None
         try:
             url, vhost = self._settings.require_management_url(), self._settings.vhost
-            async with ManagementClient(url, vhost, timeout=HIDDEN_TIMEOUT) as client:
+            async with ManagementClient(url, vhost, timeout=MANAGEMENT_TIMEOUT) as client:
                 depths = await client.depths()
         except (ManagementError, ValueError) as error:
-            self._trouble, self._until = str(error), time.monotonic() + TROUBLE_FOR
+            self._failure, self._until = str(error), time.monotonic() + FAILURE_TTL
             return
-        self._shown = {name: QueueSize(*numbers) for name, numbers in depths.items()}
-        self._until = time.monotonic() + SHOWN_FOR
+        self._depths = {name: QueueSize(*numbers) for name, numbers in depths.items()}
+        self._until = time.monotonic() + DEPTHS_TTL
 
 
 @asynccontextmanager
@@ -162,7 +162,7 @@ async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]
 
             async def depth(queue: str) -> int:
                 try:
-                    return (await waiting_in(channel, queue)).ready
+                    return (await read_queue_size(channel, queue)).ready
                 except ChannelNotFoundEntity as error:
                     raise BrokerUnavailable(
                         f"there is no queue {queue!r} on the broker: run `jobctl topology apply`",

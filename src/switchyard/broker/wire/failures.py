@@ -149,7 +149,7 @@ class Loss:
         else:
             is_it = alone
         if not is_it:
-            return BrokerUnavailable(text, maybe_accepted=True, perhaps_refused=True)
+            return BrokerUnavailable(text, maybe_accepted=True, closed_by_some_message=True)
         if sizes is not None:
             return MessageTooLarge(size, int(sizes[2]))
         if code == _NAMES["ACCESS_REFUSED"]:

@@ -52,8 +52,8 @@ class FrameTap(asyncio.StreamReader):
         self.close_reason = ""
         """What the broker said when it closed the connection: at most 255 bytes. aiormq does not
         tell it of a connection that was never open."""
-        self.connected: asyncio.Transport | None = None
-        """What the bytes come over, once there is a connection."""
+        self.transport: asyncio.Transport | None = None
+        """The connection's transport, once there is one."""
 
     def attach(self, channel: int, sink: FrameSink) -> None:
         """Give the frames of a channel to `sink` first, until `detach`."""
@@ -66,14 +66,14 @@ class FrameTap(asyncio.StreamReader):
 
     def fileno(self) -> int:
         """Return the number of the socket; -1 without one."""
-        connected = self.connected
-        sock = None if connected is None else connected.get_extra_info("socket")
+        transport = self.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
 
     def end(self) -> None:
         """Cut the connection, without a word to the peer and without waiting for it."""
-        if self.connected is not None:
-            self.connected.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def feed_data(self, data: Any) -> None:
         """Take what has come in; called by the transport."""
@@ -107,7 +107,7 @@ class FrameTap(asyncio.StreamReader):
             at = end
         self._partial = stream[at:]
         if taken:
-            self._note_activity(passed)
+            self._add_heartbeat(passed)
         if passed:
             super().feed_data(b"".join(passed))
 
@@ -116,9 +116,9 @@ class FrameTap(asyncio.StreamReader):
             text = frame[7 : 7 + frame[6]]
             self.close_reason = text.decode("utf-8", "replace")
 
-    def _note_activity(self, passed: list[memoryview]) -> None:
-        # aiormq counts the frames that it sees as signs of life, and a busy broker sends no
-        # heartbeats beside them.
+    def _add_heartbeat(self, passed: list[memoryview]) -> None:
+        # aiormq counts the frames that it sees as signs of life. It does not see those that were
+        # taken out, and a busy broker sends no heartbeats beside them: so it is given one.
         now = time.monotonic()
         if now - self._heartbeat_at >= _HEARTBEAT_EVERY:
             self._heartbeat_at = now
@@ -146,7 +146,7 @@ class TappedTransport(TransportFactory):
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
         set_tcp_user_timeout(transport.get_extra_info("socket"))
-        tap.connected = transport
+        tap.transport = transport
         keep_from_children(tap)
         return tap, asyncio.StreamWriter(transport, protocol, tap, loop)
 

@@ -32,7 +32,7 @@ from switchyard.cli.system.system import require_ours
 
 if TYPE_CHECKING:
     from switchyard.broker.management.model import Topology
-    from switchyard.broker.topology.migrate import Migrated, Step
+    from switchyard.broker.topology.migrate import Migrated, QueueMigration
     from switchyard.services.common.settings import Settings
 
 LEAST_SECONDS = 1.0
@@ -101,7 +101,7 @@ def migrate(
         echo(f"Done. Set JOBS_PROFILE={to} everywhere, and see `jobctl topology diff`.")
 
 
-def _print(steps: Iterable[Step], *, stderr: bool = False) -> None:
+def _print(steps: Iterable[QueueMigration], *, stderr: bool = False) -> None:
     from rich.markup import escape
 
     listing = table("lane", "queue", "from", "to", "messages", right=("messages",))
@@ -118,11 +118,11 @@ def _print(steps: Iterable[Step], *, stderr: bool = False) -> None:
     console(stderr=stderr).print(listing)
 
 
-def _row(step: Step) -> dict[str, Any]:
+def _row(step: QueueMigration) -> dict[str, Any]:
     return {
         "lane": step.lane,
         "name": step.name,
-        "from": step.was or "deleted",
+        "from": step.live_type or "deleted",
         "to": step.queue.type,
         "messages": step.messages,
         "begun": step.begun,
@@ -138,7 +138,7 @@ def _target_topology(
     return build(to, routes, retry_delays=settings.retry_delays)
 
 
-async def _plan_steps(settings: Settings, target: Topology) -> list[Step]:
+async def _plan_steps(settings: Settings, target: Topology) -> list[QueueMigration]:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import plan
 
@@ -147,7 +147,12 @@ async def _plan_steps(settings: Settings, target: Topology) -> list[Step]:
 
 
 async def _run_steps(
-    settings: Settings, target: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
+    settings: Settings,
+    target: Topology,
+    steps: Iterable[QueueMigration],
+    wait: float,
+    *,
+    quiet: bool,
 ) -> list[Migrated]:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import Migration, exclusive_migration

@@ -24,65 +24,70 @@ from switchyard.services.common.printable import printable, printable_json, prin
 REPEAT_INTERVAL = 5.0
 """Seconds in which the same warning or error is one line."""
 MAX_REMEMBERED = 1_000
-"""Different lines at most."""
+"""Different lines that are remembered, at most."""
 
 
 class LogStream:
-    """A text stream whose writes never fail. What was lost is told once it can be written again."""
+    """A text stream whose writes never fail. Once one succeeds again, a line tells how many lines
+    were lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.lost = 0
-        """Writes that failed since the last one that did not."""
+        """Lines that could not be written since the last report of lost lines."""
+        self._is_counted = False
+        """Whether the line whose end is still to come is in `lost` already."""
 
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
+            self._is_counted = False
         except (OSError, ValueError):  # ValueError: somebody has closed it
-            self.lost += 1
+            is_part = not text.endswith("\n")
+            self.lost += text.count("\n") + is_part - self._is_counted
+            self._is_counted = is_part
         return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-            if self.lost:  # it can be written again
-                self._stream.write(
-                    json.dumps({"event": "log lines were lost", "level": "error"}) + "\n"
-                )
+            if self.lost:
+                notice = {"event": "log lines were lost", "level": "error", "count": self.lost}
+                self._stream.write(json.dumps(notice) + "\n")
                 self._stream.flush()
                 self.lost = 0
         except (OSError, ValueError):
-            self.lost += 1
+            self.lost = max(self.lost, 1)
 
 
 class Repeats:
-    """Drops a warning or error that says word for word what was said within REPEAT_INTERVAL
-    seconds; the next line tells how often it came, `times`."""
+    """Drops a warning or error that was logged word for word within the last REPEAT_INTERVAL
+    seconds; the next line that is not dropped tells how often it came, `times`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` in seconds; it only goes on."""
+        """`clock`: a monotonic clock, in seconds."""
         self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
-        """When each was last a line, and how often it has come since."""
+        self._last_logged: dict[str, tuple[float, int]] = {}
+        """By text: when it was last logged, and how often it was dropped since."""
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
         if event.get("level") not in ("warning", "error") or "exc_info" in event:
             return event
         text = repr(sorted((name, str(value)) for name, value in event.items()))
         now = self._clock()
-        at, dropped = self._said.get(text, (-math.inf, 0))
+        at, dropped = self._last_logged.get(text, (-math.inf, 0))
         if now - at < REPEAT_INTERVAL:
-            self._said[text] = (at, dropped + 1)
+            self._last_logged[text] = (at, dropped + 1)
             raise structlog.DropEvent
-        if len(self._said) >= MAX_REMEMBERED:
-            self._said.clear()
-        self._said[text] = (now, 0)
+        if len(self._last_logged) >= MAX_REMEMBERED:
+            self._last_logged.clear()
+        self._last_logged[text] = (now, 0)
         return {**event, "times": dropped + 1} if dropped else event
 
 
 def configure(level: str = "info", form: str = "auto") -> None:
-    """Send this process's logs to stderr. `level` and `form` as in the settings' `log_…`. Where a
-    library crashes, its trace is the last that is said."""
+    """Send this process's logs to stderr. `level` and `form` as the settings JOBS_LOG_…. Where a
+    library crashes, its trace is the last line."""
     if not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
     threshold = getattr(logging, level.upper())
@@ -126,7 +131,7 @@ def configure(level: str = "info", form: str = "auto") -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """For the lines of libraries beneath."""
+    """Formats the lines of libraries, with nothing in them that steers a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -141,13 +146,15 @@ def _traceback_below(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 def _printable_event(_logger: Any, _method: str, event: EventDict) -> EventDict:
     return {
-        printable_line(name): printable(value) if name in _LINES else _printable_value(value)
+        printable_line(name): printable(value)
+        if name in _MULTI_LINE_FIELDS
+        else _printable_value(value)
         for name, value in event.items()
     }
 
 
-_LINES = ("exception", "stack")
-"""Of an event: what has several lines, as text."""
+_MULTI_LINE_FIELDS = ("exception", "stack")
+"""Fields of an event whose text may have several lines."""
 
 
 def _printable_value(value: Any) -> Any:

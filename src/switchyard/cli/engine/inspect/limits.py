@@ -65,9 +65,9 @@ def limits(
             rows,
             cell(each.name),
             cell(each.key),
-            _describe_use(each.in_use, each.room.concurrency),
-            _describe_use(each.last_minute, each.room.per_minute),
-            _describe_use(each.tokens_last_minute, each.room.tokens_per_minute),
+            _describe_use(each.in_use, each.size.concurrency),
+            _describe_use(each.last_minute, each.size.per_minute),
+            _describe_use(each.tokens_last_minute, each.size.tokens_per_minute),
             f"{each.waiting:,}",
             _describe_wait(each.next_room),
         )

@@ -14,11 +14,11 @@ from unicodedata import category
 
 from switchyard.services.common.files.charsets import (
     BEGINNING_BYTES,
-    READABLE_AS,
+    META_OVERRIDES,
     UTF_8,
     WINDOWS_1252,
     Charset,
-    shown_charset,
+    detected_charset,
 )
 
 _WESTERN = "äöüßéèàçñáíóúêâôîûëïãõåøæœùìò"
@@ -89,7 +89,7 @@ def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Char
     fits best, of those that it is declared to be in (the first counts most) and those in use; None
     where nothing is declared and nothing fits."""
     named = [each for each in declared if each is not None]
-    shown = shown_charset(data, named[0] if named else None)
+    shown = detected_charset(data, named[0] if named else None)
     if shown is not None:
         return shown
     first = _FOREIGN.search(data)
@@ -262,7 +262,7 @@ class _Transcoder:
     def _begin(self) -> None:
         self._is_begun = True
         self._charset = self._charset_for(self._held)
-        if self._charset in (None, UTF_8) or self._charset in READABLE_AS:
+        if self._charset in (None, UTF_8) or self._charset in META_OVERRIDES:
             self._decide()
 
     def _decide(self) -> None:

@@ -1,8 +1,8 @@
-"""Text of bytes from outside, as browsers read it: the one place where charsets are understood.
+"""Decode bytes from outside as browsers do: the one place where charsets are understood.
 
 The labels and what they mean are those of the WHATWG Encoding Standard (by `webencodings`):
 `iso-8859-1` is windows-1252, `gb2312` is gbk. A byte order mark comes before any label, and so does
-what the bytes show themselves: labels are often wrong.
+what the bytes show by themselves: labels are often wrong.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _META = re.compile(rb"<meta[\s/]([^>]{1,2000})>|<body\b", re.IGNORECASE)
 _ATTRIBUTE = re.compile(
     r"([^\s=\"'/]{1,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))", re.IGNORECASE
 )
-_SEQUENCE = re.compile(
+_UTF8_SEQUENCE = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
 )
-"""A character of UTF-8 beyond ASCII: two bytes that mean something else only by chance."""
+"""A UTF-8 sequence of two to four bytes; other charsets produce one only by chance."""
 _FOREIGN_BYTE = re.compile(rb"[\x80-\xff]")
 _MIN_EVIDENCE = 2
-"""Bytes that follow another in such characters, at least, in what is declared to be in a charset of
-several bytes a character: there, one pair is a character as well."""
-_MOST_STRAYS = 0.05
-"""Bytes that are of no such character, for each that is: a text cut in pieces has some."""
-_MIN_NULS = 0.4
-"""Part of the bytes, at least, that are NUL in UTF-16 of ASCII alone, of which half are."""
+"""Continuation bytes needed to overrule a declared multi-byte charset, in which a two-byte sequence
+may be one character as well."""
+_MAX_STRAY_RATIO = 0.05
+"""Non-ASCII bytes outside UTF-8 sequences, at most, per sequence; a text cut in pieces has some."""
+_MIN_NUL_SHARE = 0.4
+"""Minimum share of NUL bytes for ASCII-only text to count as UTF-16 (true UTF-16 has one half)."""
 _EVIDENT_BYTES = 262_144
-"""Of a text, from its first byte beyond ASCII, that tell whether it is UTF-8."""
+"""Bytes, from the first one beyond ASCII, by which a text is judged to be UTF-8 or not."""
 _MULTI_BYTE = frozenset({"gbk", "gb18030", "big5", "euc-jp", "iso-2022-jp", "shift_jis", "euc-kr"})
-"""Those with more than one byte a character, that are not Unicode's own."""
+"""Charsets with more than one byte a character, other than Unicode's own."""
 _CODECS = {
     "gbk": "gb18030",
     "big5": "big5hkscs",
@@ -58,12 +58,12 @@ _CODECS = {
     "shift_jis": "cp932",
     "euc-kr": "cp949",
 }
-"""Python's codecs that have what browsers read under these names."""
+"""Python's codecs for the charsets that browsers mean by these names."""
 _CHANGES = {
     "koi8-u": {0xAE: "\u045e", 0xBE: "\u040e"},
     "windows-1255": {0xCA: "\u05ba"},
 }
-"""Characters that Python's codecs lack, or have elsewhere."""
+"""Characters that Python's codecs lack or have at another byte, by byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,16 @@ class Charset:
 _UNUSUAL = frozenset(("Cc", "Cn", "Co", "Cs"))
 """Categories of characters that no text has."""
 UTF_8 = Charset("utf-8")
+_UTF_16 = frozenset((Charset("utf-16le"), Charset("utf-16be")))
 _X_USER_DEFINED = Charset("x-user-defined")
 WINDOWS_1252 = Charset("windows-1252")
-"""What browsers take for the rest."""
-READABLE_AS = {
+"""What browsers assume for text of no known charset."""
+META_OVERRIDES = {
     Charset("utf-16le"): UTF_8,
     Charset("utf-16be"): UTF_8,
     _X_USER_DEFINED: WINDOWS_1252,
 }
-"""A `meta` could not be read in these, so that it does not mean them."""
+"""A `meta` that was readable as ASCII can't be in these encodings: what it is taken for instead."""
 
 
 def charset_named(label: str | None) -> Charset | None:
@@ -125,7 +126,7 @@ def charset_of(content_type: str | None) -> Charset | None:
     return charset_named(match[1]) if match else None
 
 
-def evident_charset(data: bytes) -> Charset | None:
+def bom_or_utf16_charset(data: bytes) -> Charset | None:
     """Return the encoding that a byte order mark shows, or UTF-16 without one, by the first
     BEGINNING_BYTES."""
     charset = next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
@@ -139,8 +140,8 @@ def _unmarked_utf16(head: bytes) -> Charset | None:
     low, high = head[::2].count(0), head[1::2].count(0)
     if (low == 0) == (high == 0):
         return None
-    if head.isascii() and low + high < _MIN_NULS * len(head):
-        return None  # no other character would be beyond ASCII: it is a file with a few NULs
+    if head.isascii() and low + high < _MIN_NUL_SHARE * len(head):
+        return None  # all bytes are ASCII and few are NUL: no UTF-16, but a file with some NULs
     charset = Charset("utf-16le" if high else "utf-16be")
     try:
         text = charset.decoder("strict")(head, False)
@@ -150,28 +151,28 @@ def _unmarked_utf16(head: bytes) -> Charset | None:
     return charset if usual else None
 
 
-def shown_charset(data: bytes, declared: Charset | None) -> Charset | None:
-    """Return the encoding that the bytes themselves show, whatever they are declared to be in:
+def detected_charset(data: bytes, declared: Charset | None) -> Charset | None:
+    """Return the encoding that the bytes show by themselves, whatever they are declared to be in:
     UTF-16, or UTF-8 with characters beyond ASCII. None where they leave it open."""
-    return evident_charset(data) or (UTF_8 if _is_utf8(data, declared) else None)
+    return bom_or_utf16_charset(data) or (UTF_8 if _is_utf8(data, declared) else None)
 
 
 def _is_utf8(data: bytes, declared: Charset | None) -> bool:
     first = _FOREIGN_BYTE.search(data)
-    if first is None:  # ASCII; and UTF-16 has NULs
-        return declared in READABLE_AS and b"\0" not in data and declared != _X_USER_DEFINED
+    if first is None:
+        # ASCII alone. It is not in UTF-16, if that was declared, where it has no NULs.
+        return declared in _UTF_16 and b"\0" not in data
     piece = data[first.start() : first.start() + _EVIDENT_BYTES]
-    lengths = [len(each) for each in _SEQUENCE.findall(piece)]
+    lengths = [len(each) for each in _UTF8_SEQUENCE.findall(piece)]
     strays = len(_FOREIGN_BYTE.findall(piece)) - sum(lengths)
-    if len(piece) == _EVIDENT_BYTES or data.endswith(piece[-4:]):
-        strays -= _cut_bytes(piece)
+    strays -= _cut_bytes(piece)
     is_doubtful = declared is not None and declared.name in _MULTI_BYTE
     least = _MIN_EVIDENCE if is_doubtful else 1
-    return sum(lengths) - len(lengths) >= least and strays <= _MOST_STRAYS * len(lengths)
+    return sum(lengths) - len(lengths) >= least and strays <= _MAX_STRAY_RATIO * len(lengths)
 
 
 def _cut_bytes(piece: bytes) -> int:
-    """Return how many bytes at the end begin a character that is cut off."""
+    """Return how many bytes at the end of the piece are of a character that is cut off."""
     for count in (1, 2, 3):
         if piece[-count] >= 0xC2:
             length = 2 if piece[-count] < 0xE0 else 3 if piece[-count] < 0xF0 else 4
@@ -190,14 +191,14 @@ def charset_in(data: bytes) -> Charset | None:
     for label in (*labels, *_meta_labels(_COMMENT.sub(b"", head))):
         charset = charset_named(label)
         if charset is not None:
-            return READABLE_AS.get(charset, charset)
+            return META_OVERRIDES.get(charset, charset)
     return None
 
 
 def decode(data: bytes, declared: Charset | None = None) -> str:
-    """Decode the text of bytes: as what they show to be, as `declared`, else as UTF-8. What does
+    """Decode bytes in the charset that they show, else as `declared`, else as UTF-8. What does
     not fit is replaced by U+FFFD."""
-    return (shown_charset(data, declared) or declared or UTF_8).decode(data)
+    return (detected_charset(data, declared) or declared or UTF_8).decode(data)
 
 
 def _meta_labels(head: bytes) -> Iterator[str]:

@@ -9,8 +9,8 @@ from switchyard.services.common.files.charsets import (
     BEGINNING_BYTES,
     UTF_8,
     Charset,
+    bom_or_utf16_charset,
     decode,
-    evident_charset,
 )
 from switchyard.services.common.files.errors import UnsupportedDocument
 
@@ -89,7 +89,7 @@ def refuse_unsupported(head: bytes) -> None:
         raise UnsupportedDocument(f"{other}: {TAKEN}")
     if _is_pdf(head) or _has_pdf_body(head):
         return
-    marked = evident_charset(head)
+    marked = bom_or_utf16_charset(head)
     if marked is None and _has_controls(head):
         raise UnsupportedDocument(f"binary data: {TAKEN}")
     try:  # not final: the last character may be cut in the middle
@@ -177,7 +177,7 @@ def _is_text(data: bytes) -> bool:
 def decode_text(data: bytes) -> str:
     """Decode the text of a text file. Raises UnsupportedDocument."""
     try:
-        return (evident_charset(data) or UTF_8).decode(data, "strict")
+        return (bom_or_utf16_charset(data) or UTF_8).decode(data, "strict")
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
             f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {_SAVE_ANEW}"
@@ -189,7 +189,7 @@ def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
     file's first SNIFF_BYTES. None where the file itself shows what it is: a PDF, an image, a text
     with a byte order mark or in UTF-16."""
     is_shown = (
-        evident_charset(head) is not None
+        bom_or_utf16_charset(head) is not None
         or _image_type(head) is not None
         or _is_pdf(head)
         or _has_pdf_body(head)

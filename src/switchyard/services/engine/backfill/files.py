@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.files.charset_choice import as_utf8
-from switchyard.services.common.files.charsets import UTF_8, Charset, evident_charset
+from switchyard.services.common.files.charsets import UTF_8, Charset, bom_or_utf16_charset
 from switchyard.services.common.files.errors import NotStored, StorageError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.backfill.formats import FileFormat
@@ -58,7 +58,7 @@ async def store_input(
     Raises InvalidBackfill, FileTooLarge, and whatever `parts` raises: nothing is kept then.
     """
     key = f"{INPUT_PREFIX}/{secrets.token_hex(8)}.{file_format}"
-    text = as_utf8(parts, lambda head: evident_charset(head) or charset())
+    text = as_utf8(parts, lambda head: bom_or_utf16_charset(head) or charset())
     try:
         await storage.put_stream_async(key, text, max_bytes=MAX_INPUT_BYTES)
     except UnicodeDecodeError as error:

@@ -166,7 +166,7 @@ async def _recount(
     records = []
     for letters in deaths:
         latest = max(letters, key=lambda letter: letter.death)
-        copies = sum(1 + len(letter.again) for letter in letters)
+        copies = sum(1 + len(letter.duplicates) for letter in letters)
         records.append(replace(record_of(latest, registry), copies=copies))
     await _write(records, ledger, recount=True)
 

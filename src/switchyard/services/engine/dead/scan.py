@@ -115,7 +115,7 @@ class LetterScan:
         if first.is_settled:
             letter.ack()
         else:
-            first.again.append(letter)
+            first.duplicates.append(letter)
         return False
 
     async def depth(self, queue: str) -> int:

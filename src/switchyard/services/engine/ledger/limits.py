@@ -140,19 +140,19 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
     )
     query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
     for row in connection.execute(query):
-        room = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
+        size = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
         window = RateWindow.load(row.bins, now)
         used = in_use.get((row.name, row.key), 0)
         # One token, where nobody waits: the least that a job may need.
         tokens = 1 if row.needs_tokens is None else row.needs_tokens
-        next_room: float | None = window.wait(now, room, 1, tokens)
-        if room.concurrency is not None and used >= room.concurrency:
+        next_room: float | None = window.wait(now, size, 1, tokens)
+        if size.concurrency is not None and used >= size.concurrency:
             next_room = None
         reports.append(
             LimitReport(
                 name=row.name,
                 key=row.key,
-                room=room,
+                size=size,
                 in_use=used,
                 last_minute=window.jobs,
                 tokens_last_minute=window.tokens,

@@ -37,11 +37,11 @@ class DoctorStep:
     on_demand: bool = False
     """Run it only for a person who waits for it: it costs too much to run every few minutes."""
 
-    def can_be_asked(self, system: DoctorContext) -> bool:
+    def can_be_asked(self, context: DoctorContext) -> bool:
         return not (
-            (self.broker and system.broker is None)
-            or (bool(self.management) and system.management is None)
-            or (self.ledger and system.ledger is None)
+            (self.broker and context.broker is None)
+            or (bool(self.management) and context.management is None)
+            or (self.ledger and context.ledger is None)
         )
 
 
@@ -57,7 +57,7 @@ OUTER = (
     DoctorStep(ledger.system, broker=True, ledger=True),
     # Behind the ledger, which knows the job types of modules that are not loaded here.
     DoctorStep(topology.topology, management="topology and policies"),
-    DoctorStep(ledger.ledger_clock, ledger=True),
+    DoctorStep(ledger.host_clock, ledger=True),
     DoctorStep(ledger.broker_clock, management="the broker's clock"),
     DoctorStep(host.disk),
     DoctorStep(host.storage),
@@ -98,39 +98,39 @@ async def diagnose(
     registry, missing = host.load_types(settings, include)
     for check in missing:
         yield check
-    system = DoctorContext(settings, registry)
+    context = DoctorContext(settings, registry)
     of_wings = [step for steps in brought("doctor_steps") for step in steps()]
     try:
         for step in (*OUTER, *of_wings, *INNER):
             if on_demand or not step.on_demand:
-                for check in await _run_step(step, system):
+                for check in await _run_step(step, context):
                     yield check
     finally:
-        await system.close()
+        await context.close()
 
 
-async def _run_step(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
+async def _run_step(step: DoctorStep, context: DoctorContext) -> list[Diagnostic]:
     """Return the answers, where it can be asked, with the commands as they are called here."""
-    if not step.can_be_asked(system):
+    if not step.can_be_asked(context):
         return []
-    rabbitmqctl = f"`{system.settings.rabbitmqctl} "
-    answers = await _run_check(step, system)
-    system.found |= {check.finding for check in answers if check.finding is not None}
+    rabbitmqctl = f"`{context.settings.rabbitmqctl} "
+    answers = await _run_check(step, context)
+    context.found |= {check.finding for check in answers if check.finding is not None}
     return [
         replace(check, remedy=check.remedy.replace("`rabbitmqctl ", rabbitmqctl))
         for check in answers
     ]
 
 
-async def _run_check(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
+async def _run_check(step: DoctorStep, context: DoctorContext) -> list[Diagnostic]:
     """That something went away meanwhile is one, too."""
     try:
-        return await step.check(system)
+        return await step.check(context)
     except ManagementForbidden as error:
         return [broker.unseen(step.management, error)]
     except ManagementError as error:
         return [broker.unreachable(error)]
     except BrokerUnavailable as error:
-        return [broker.away(system, error)]
+        return [broker.away(context, error)]
     except LedgerError as error:
-        return [ledger.unusable(system, error)]
+        return [ledger.unusable(context, error)]

@@ -31,7 +31,7 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
-from switchyard.broker.wire.depths import HiddenQueues, QueueSize, ask_lane_queue, ask_queue
+from switchyard.broker.wire.depths import ManagementDepths, QueueSize, ask_lane_queue, ask_queue
 from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.settings import Settings
@@ -123,7 +123,7 @@ class LanePressure(AsyncCloseable):
         self._registry = registry
         self._log = structlog.get_logger("lane pressure")
         self._reconnector = Reconnector(settings.require_amqp_url(), "lane pressure", self._log)
-        self._hidden = HiddenQueues(settings)
+        self._management_depths = ManagementDepths(settings)
         self._is_hidden = False
         """Our user may not ask for the queues over AMQP."""
         self._snapshot: Snapshot | None = None
@@ -259,7 +259,7 @@ class LanePressure(AsyncCloseable):
                 }
             except ChannelAccessRefused:
                 self._is_hidden = True
-        waiting = await self._hidden.waiting()
+        waiting = await self._management_depths.by_queue()
         # The queue that stands in for a lane's while that is remade: as ask_lane_queue says.
         beside = {name: waiting.get(STAND_IN_PREFIX + name) for name in names}
         return {

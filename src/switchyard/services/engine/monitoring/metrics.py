@@ -1,4 +1,4 @@
-"""`Metrics`: what one process shows of the system's metrics (metric_names.py)."""
+"""Collect and expose the metrics of one process (metric_names.py)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from switchyard.services.engine.monitoring.metric_names import (
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 REFRESH_TIMEOUT = 8.0
-"""Seconds that what is asked for a scrape may take; Prometheus gives up after ten."""
+"""Seconds that each callback before a scrape may take; Prometheus gives up on a scrape after
+ten."""
 
 
 class Metrics:
-    """What one process shows. It counts nothing itself: each part keeps its own numbers, in the
+    """The metrics of one process. It counts nothing itself: each part keeps its own numbers, in the
     event loop, and is asked for them there when somebody scrapes. So what is counted for every job
     costs no lock and no look-up by labels."""
 
@@ -42,16 +43,18 @@ class Metrics:
             ProcessCollector(registry=self._registry)
         self._registry.register(FamilySource(self._collect))
         self._log = structlog.get_logger("metrics")
-        self._looks: list[Callable[[], Awaitable[None]]] = []
+        self._before_scrape: list[Callable[[], Awaitable[None]]] = []
         self._values: list[Callable[[], Iterable[tuple[Metric, Samples]]]] = []
         self._histograms: list[Callable[[], Iterable[tuple[Metric, Distributions]]]] = []
 
-    def show(self, source: Callable[[], Iterable[tuple[Metric, Samples]]]) -> None:
-        """Ask `source` at every scrape for counters and gauges. What several say of the same is
-        added up."""
+    def add_source(self, source: Callable[[], Iterable[tuple[Metric, Samples]]]) -> None:
+        """Ask `source` at every scrape for counters and gauges. Values of several sources for the
+        same metric and labels are added up."""
         self._values.append(source)
 
-    def show_histograms(self, source: Callable[[], Iterable[tuple[Metric, Distributions]]]) -> None:
+    def add_histogram_source(
+        self, source: Callable[[], Iterable[tuple[Metric, Distributions]]]
+    ) -> None:
         """The same for histograms."""
         self._histograms.append(source)
 
@@ -69,16 +72,17 @@ class Metrics:
                 totals[labels].add_all(part)
         yield from (metric.histogram(totals) for metric, totals in histograms.items())
 
-    def refresh(self, refresh: Callable[[], Awaitable[None]]) -> None:
-        """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""
-        self._looks.append(refresh)
+    def before_scrape(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await `callback` before every scrape. What it raises is logged, and the scrape goes
+        on."""
+        self._before_scrape.append(callback)
 
-    async def scraped(self) -> bytes:
+    async def scrape(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        for refresh in self._looks:
+        for callback in self._before_scrape:
             try:
                 async with asyncio.timeout(REFRESH_TIMEOUT):
-                    await refresh()
+                    await callback()
             except Exception as error:  # a scrape tells what it can
                 self._log.warning("metrics not refreshed", error=str(error) or type(error).__name__)
         return generate_latest(self._registry)
@@ -86,7 +90,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class FamilySource:
-    """A collector, for the client's registry, of values that are kept elsewhere."""
+    """A collector of `prometheus_client` whose values are kept elsewhere."""
 
     collect: Callable[[], Iterable[Family]]
 
@@ -101,10 +105,10 @@ def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
         seconds[work].add(took)
         failed[work] += not well
 
-    metrics.show_histograms(
+    metrics.add_histogram_source(
         lambda: [(LEDGER_SECONDS, {(work,): each for work, each in seconds.items()})]
     )
-    metrics.show(
+    metrics.add_source(
         lambda: [(LEDGER_FAILURES, {(work,): float(each) for work, each in failed.items()})]
     )
     return ended
@@ -112,10 +116,12 @@ def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
 
 def show_publishes(metrics: Metrics, counts: Mapping[tuple[str, str], int]) -> None:
     """Show what a broker.Publisher has counted (`Publisher.counts`)."""
-    none_refused = {(lane.name, "full"): 0 for lane in LANES}  # or the first would not be seen
+    none_refused = {
+        (lane.name, "full"): 0 for lane in LANES
+    }  # Prometheus sees no increase in a series that begins at 1
 
     def shown() -> list[tuple[Metric, Samples]]:
         numbers = {**none_refused, **counts}
         return [(PUBLISHES, {key: float(number) for key, number in numbers.items()})]
 
-    metrics.show(shown)
+    metrics.add_source(shown)

@@ -1,4 +1,4 @@
-"""How late schedules are, and what became of them last: for the doctor and the metrics."""
+"""Tell how late schedules are and how their last firings ended, for the doctor and the metrics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Sa
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
 MAX_SHOWN = 100
-"""Schedules that have a label of their own."""
+"""Schedules that have a label of their own, at most."""
 
 
 def lateness(
     entries: Iterable[ScheduleRecord], waiting: Mapping[str, Firing], now: float
 ) -> dict[str, float]:
-    """Return the seconds for which each has been due and its job is not published; 0 where nothing
-    is due. `waiting`: of each, the firing that has been open for the longest."""
+    """Return the seconds for which each schedule has been due without its job being published; 0
+    where nothing is due. `waiting`: each schedule's firing that has been open for the longest."""
     late: dict[str, float] = {}
     for entry in entries:
         firing = waiting.get(entry.name)
@@ -33,8 +33,8 @@ def schedule_samples(
     last: Mapping[str, Firing],
     now: float,
 ) -> list[tuple[Metric, Samples]]:
-    """As metrics, with as many labels as are bounded. `last`: of each, the latest firing whose end
-    is known."""
+    """Return them as metrics: MAX_SHOWN schedules have a label of their own, the others share
+    OTHER. `last`: each schedule's latest firing whose end is known."""
     late = lateness(entries, waiting, now)
     fired = {
         name: max(0.0, now - firing.noted_at)

@@ -39,7 +39,7 @@ class Siblings:
         """Tell the others these metrics for as long as the context lasts. Raises OSError."""
 
         async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(await metrics.scraped())
+            writer.write(await metrics.scrape())
             with suppress(OSError):  # it has waited long enough
                 await writer.drain()
             writer.close()
@@ -53,7 +53,7 @@ class Siblings:
             server.close()
             path.unlink(missing_ok=True)
 
-    async def scraped(self, own: bytes) -> bytes:
+    async def scrape(self, own: bytes) -> bytes:
         """Return this process's metrics with those of all others, each with its number as a label.
 
         `own` and the result are in Prometheus' text format.

@@ -61,8 +61,8 @@ class SystemMetrics:
 
     def install(self, metrics: Metrics) -> None:
         """Show them there from now on."""
-        metrics.refresh(self.refresh)
-        metrics.show(self.shown)
+        metrics.before_scrape(self.refresh)
+        metrics.add_source(self.shown)
 
     def shown(self) -> Iterable[tuple[Metric, Samples]]:
         """Return what was seen last."""

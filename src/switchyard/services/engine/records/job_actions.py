@@ -22,12 +22,12 @@ class JobAction(StrEnum):
 
     @property
     def participle(self) -> str:
-        """What a job is to which it was done: `cancelled`, `rerun`, `moved`."""
+        """The participle for a job after this action: `cancelled`, `rerun`, `moved`."""
         return {"cancel": "cancelled", "rerun": "rerun", "move": "moved"}[self.value]
 
 
 MOVABLE = frozenset({State.SCHEDULED, State.JOINING, State.PAUSED, State.PENDING, State.QUEUED})
-"""A job that waits for a retry is in a queue that brings it back to its old lane."""
+"""States whose jobs can be moved. Not RETRYING: the retry queue returns the job to its old lane."""
 TAKES: Mapping[JobAction, frozenset[State]] = MappingProxyType(
     {
         JobAction.CANCEL: frozenset(State) - FINISHED,
@@ -35,7 +35,7 @@ TAKES: Mapping[JobAction, frozenset[State]] = MappingProxyType(
         JobAction.MOVE: MOVABLE,
     }
 )
-"""The states of the jobs that each can be done to."""
+"""The states of the jobs to which each action can be applied."""
 
 
 @dataclass(frozen=True, slots=True)

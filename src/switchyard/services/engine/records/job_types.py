@@ -1,4 +1,4 @@
-"""Job types as the ledger keeps them: what a process has to know of one whose module it lacks."""
+"""Job types as the ledger keeps them, for processes that lack a type's module."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SCHEMA_BYTES = 64 * 1024
-"""Of a payload's JSON Schema. The largest one of the built-in types has 3 KiB."""
+"""Bytes of a payload's JSON Schema, at most. The largest of the built-in types has 3 KiB."""
 MAX_JOB_TYPES = 500
-"""Those that were not seen for longest are removed beyond that."""
+"""Job types in the ledger at most; beyond that, those seen least recently are removed."""
 KEPT_FOR = 7 * 24 * 3600.0
-"""Seconds for which a type is kept after the last process that knew it was there."""
+"""Seconds for which a type is kept after a process last reported that it has it."""
 TOUCH_INTERVAL = 600.0
-"""Seconds between two signs that a process still knows its types."""
+"""Seconds between two reports of a process that it still has its types."""
 ANY_KEY = "*"
-"""Among `local_keys`: the payload has no fields of its own, and all that it holds is local."""
+"""Key in `local_keys` for a payload without declared fields: only the system's hosts may set any of
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,11 @@ class JobTypeRecord:
     module: str
     """Python module that declares it."""
     digest: str
-    """Another one where anything above is another."""
+    """Hash of the fields above: it changes when any of them does."""
     registered_by: str
     """Worker or other process that registered it last."""
     registered_at: float
-    """By the ledger's clock, as the next: seconds since the epoch."""
+    """Seconds since the epoch, by the ledger's clock."""
     seen_at: float
-    """When a process that knows it last said so, within TOUCH_INTERVAL."""
+    """When a process last reported that it has this type, as `registered_at`; up to TOUCH_INTERVAL
+    seconds too old."""

@@ -40,14 +40,14 @@ class JoinRecord:
     when_dead: WhenDead
     held: bool
     total: int
-    """Jobs that it has waited for, those that followed from the first ones included."""
+    """Jobs that it waits or waited for, with those that followed from the first ones."""
     open: int
-    """Those that have not ended."""
+    """Jobs among them that have not ended."""
     dead: int
     cancelled: int
     made_at: float
     fulfilled_at: float | None
-    """When the job that waits was to be published."""
+    """When the waiting job was released for publishing; None while it waits."""
 
     @property
     def succeeded(self) -> int:
@@ -55,7 +55,7 @@ class JoinRecord:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing but a redrive (or going on without the dead) takes it further."""
+        """Whether only a redrive (or going on without the dead jobs) can take it further."""
         return self.fulfilled_at is None and not self.held and not self.open and self.dead > 0
 
 

@@ -131,14 +131,14 @@ class LimitReport:
 
     name: str
     key: str
-    room: LimitSize
+    size: LimitSize
     in_use: int
     """Jobs that run."""
     last_minute: int
     """Jobs that started in the last minute."""
     tokens_last_minute: int
     waiting: int
-    """Jobs that were put off for want of room."""
+    """Jobs that were put off because the limit was used up."""
     next_room: float | None
     """Seconds until the job that waits longest has room; where none waits, until a job of one token
     would have. 0: now. None: not before a running job ends."""
@@ -146,7 +146,7 @@ class LimitReport:
 
 @dataclass(frozen=True, slots=True)
 class PendingPermit:
-    """A job that was put off for want of room."""
+    """A job that was put off because a limit was used up."""
 
     name: str
     key: str
@@ -154,7 +154,7 @@ class PendingPermit:
     times: int
     """How often it was put off."""
     back_at: float
-    """When it comes back at the latest, unless its queue is long."""
+    """When its delay ends and it is queued again, unless it is woken before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,9 @@ class RateWindow:
 
     @classmethod
     def load(cls, text: str, now: float) -> RateWindow:
-        """Read a stored window, without what is older than a minute. What would start later than
-        `now` was written before the clock was set back, nobody knows how long ago: it counts as of
-        now, else nothing would start until then."""
+        """Read a stored window, without what is older than a minute. Bins later than `now` come
+        from before the clock was set back, nobody knows by how much: they count as of now, since
+        else nothing would start until then."""
         second = int(now)
         oldest = second - WINDOW_SECONDS
         bins = [(s, n, t) for s, n, t in json.loads(text) if s >= oldest]
@@ -203,20 +203,20 @@ class RateWindow:
             return self._change(second, 0, more_tokens)
         return self._change(int(now), 0, max(0, more_tokens))
 
-    def wait(self, now: float, room: LimitSize, jobs: int, tokens: int) -> float:
+    def wait(self, now: float, size: LimitSize, jobs: int, tokens: int) -> float:
         """Return the seconds until so many jobs with so many tokens have room; 0: now."""
         used_jobs, used_tokens, left = self.jobs, self.tokens, list(self.bins)
         seconds = 0.0
         while True:
-            over_jobs = _over(used_jobs + jobs, room.per_minute)
-            over_tokens = _over(used_tokens + tokens, room.tokens_per_minute)
+            over_jobs = _over(used_jobs + jobs, size.per_minute)
+            over_tokens = _over(used_tokens + tokens, size.tokens_per_minute)
             if not (over_jobs or over_tokens):
                 return seconds
             if not left:
-                # More than a minute's worth waits before.
+                # The need exceeds a whole window: add a window for each further multiple.
                 minutes = max(
-                    _minutes(used_jobs + jobs, room.per_minute),
-                    _minutes(used_tokens + tokens, room.tokens_per_minute),
+                    _minutes(used_jobs + jobs, size.per_minute),
+                    _minutes(used_tokens + tokens, size.tokens_per_minute),
                 )
                 return seconds + WINDOW_SECONDS * minutes
             second, gone_jobs, gone_tokens = left.pop(0)
@@ -239,7 +239,7 @@ def _minutes(used: int, most: int | None) -> int:
 
 
 def backoff_level(request: PermitRequest, times: int) -> float:
-    """Return the delay of a job that gets no permit and was put off `times` times before. One that
-    can be woken comes back by itself only if the waking is lost: the longest."""
+    """Return the delay, in seconds, of a job that gets no permit and was put off `times` times
+    before. A job with a stored body is woken, so its delay is only a fallback: the longest."""
     levels = request.levels
     return levels[-1] if request.body is not None else levels[min(times, len(levels) - 1)]

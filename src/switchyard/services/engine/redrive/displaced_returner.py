@@ -25,7 +25,7 @@ from switchyard.broker.publish.outcome import (
     Accepted,
     Outgoing,
     Result,
-    broker_parks_overflow,
+    broker_dead_letters_overflow,
     envelope_of,
 )
 from switchyard.broker.publish.publisher import Publisher
@@ -220,7 +220,7 @@ class DisplacedJobReturner:
     def _is_parked(self, queue: str) -> bool:
         """Tell whether the broker dead-letters what the queue has no room for."""
         lane = lane_named(lane_of(queue), self.lanes)
-        return lane.dead_letters_overflow and broker_parks_overflow(self.settings.profile)
+        return lane.dead_letters_overflow and broker_dead_letters_overflow(self.settings.profile)
 
     async def _give_up(self, letters: Collection[DeadLetter], letter_ids: Collection[str]) -> None:
         """Mark letters gone that somebody has taken out of `jobs.dead`: their jobs wait for

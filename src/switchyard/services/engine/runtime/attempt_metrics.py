@@ -74,8 +74,8 @@ class AttemptMetrics:
         self._none_asked: dict[tuple[str, ...], int] = {
             (outcome, each.name): 0 for each in worked if each.worker == LLM for outcome in OUTCOMES
         }
-        metrics.show(self.counted)
-        metrics.show_histograms(self.distributed)
+        metrics.add_source(self.counted)
+        metrics.add_histogram_source(self.distributed)
 
     def started(self, message: JobMessage, lane: str, started_at: float) -> None:
         """Count a job whose handler is about to run; `started_at` is the ledger's time."""

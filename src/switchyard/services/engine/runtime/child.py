@@ -37,47 +37,47 @@ LEDGER_AWAY_PAUSE = 5.0
 OUT_OF_MEMORY = 81
 """Exit code of a process whose job met the memory limit."""
 WORN_OUT = 82
-"""Exit code of a process that earlier jobs have left too little memory: it has not run this one,
-or not to its end. Another process can."""
+"""Exit code of a process that earlier jobs have left too little memory: it has not run this job, or
+not to its end. Another process can."""
 
 MAX_FILE_BYTES = 1024**3
 """Largest file that such a process may write."""
 MAX_OPEN_FILES = 256
 
 _USED = "used"
-"""Name of a process that has had a job."""
+"""Name of a process that has run a job."""
 _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildResult:
-    """How a handler has ended, and what it says that it used."""
+    """A handler's outcome, and the usage that it reported."""
 
-    ended: Any
+    outcome: Any
     usage: Usage
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls, one after another, until the parent closes the connection: what such a process
-    does all its life."""
+    """Answer calls, one after another, until the parent closes the connection: the main loop of
+    such a process."""
     prepare()
     multiprocessing.current_process().daemon = False  # a job may have processes of its own
     with connection, connection.makefile("rb") as calls, suppress(ConnectionError):
         connection.sendall(READY)
         while header := calls.read(LENGTH.size):
             (length,) = LENGTH.unpack(header)
-            answer = run_sealed(calls.read(length))
+            answer = run_pickled(calls.read(length))
             # Fails where the parent has given the call up, and kills this process at once.
             connection.sendall(LENGTH.pack(len(answer)))
             connection.sendall(answer)
 
 
 def prepare() -> None:
-    """Limit what this process may do, and bind its life to its parent's."""
+    """Limit what this process may do, and make it end with its parent."""
     # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Or nobody learned where a library has crashed.
+    # Else nothing would tell where a library has crashed.
     faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
     if sys.platform == "linux":
         control = ctypes.CDLL(None).prctl
@@ -99,15 +99,16 @@ def run_job(
     handler: Handler,
     payload: BaseModel,
     ctx: Mapping[str, Any],
-    page: SharedProgressAddress,
+    progress_address: SharedProgressAddress,
     memory_limit_mb: int | None,
     cpu_limit: int | None,
 ) -> Any:
-    """Return the handler's answer, or a Failure. What it says of itself is written to `page`."""
+    """Return the handler's outcome or a Failure, in a ChildResult where usage was reported.
+    Progress is written to `progress_address`."""
     # Failures are classified here: not every exception can be pickled.
     usage = Usage()
     try:
-        with _processor_time(cpu_limit), writing_to(page) as progress_buffer:
+        with _processor_time(cpu_limit), writing_to(progress_address) as progress_buffer:
             here = JobContext(**ctx, progress_buffer=progress_buffer, usage=usage)
             outcome = run(handler, (payload, here), memory_limit_mb)
     except BaseException as error:
@@ -115,22 +116,26 @@ def run_job(
     return ChildResult(outcome, usage) if usage.tokens is not None else outcome
 
 
-def run_task(
-    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: SharedProgressAddress
+def run_async_job(
+    handler: Handler,
+    payload: BaseModel,
+    ctx: Mapping[str, Any],
+    progress_address: SharedProgressAddress,
 ) -> Any:
-    """Return the answer of a handler that else runs in a worker's event loop, or a Failure."""
+    """As `run_job`, for a handler that otherwise runs in a worker's event loop."""
     usage = Usage()
     try:
-        with writing_to(page) as progress_buffer:
+        with writing_to(progress_address) as progress_buffer:
             own = {**ctx, "progress_buffer": progress_buffer, "usage": usage}
-            outcome = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
+            outcome = run(lambda: asyncio.run(_run_with_ledger(handler, payload, own)), (), None)
     except BaseException as error:
         outcome = failure_of(error)
     return ChildResult(outcome, usage) if usage.tokens is not None else outcome
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what left a handler, of whatever class, as the end of its attempt. Never raises."""
+    """Return the Failure for an exception that a handler raised, of whatever class. Never
+    raises."""
     failure = Failure.from_error(error)
     if issubclass(type(error), LedgerUnavailable):
         # Not the job's fault: it must not cost an attempt. It grows older, and so comes to an end.
@@ -138,15 +143,15 @@ def failure_of(error: BaseException) -> Failure:
     return failure
 
 
-def sealed(work: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    """Do in another process what `run_sealed` asks for. Raises what can't be pickled raises."""
+def pickle_call(work: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """Return the call in the form that `run_pickled` takes. Raises what pickling raises."""
     return pickle.dumps((work, args))
 
 
-def run_sealed(call: bytes) -> bytes:
-    """Do what a parent has sealed; what comes of it is for `unsealed`.
+def run_pickled(call: bytes) -> bytes:
+    """Run a pickled call; return its pickled outcome, for `unpickle_outcome`.
 
-    Only bytes pass between the processes. An object that can't be pickled, or not be made again on
+    Only bytes pass between the processes. An object that can't be pickled, or can't be unpickled on
     the other side, would break the pool, and with it other jobs.
     """
     try:
@@ -156,28 +161,28 @@ def run_sealed(call: bytes) -> bytes:
         return pickle.dumps((False, (_pickle(error), Failure.from_error(error))))
 
 
-def unsealed(answer: bytes) -> Any:
-    """Return what the work in another process gave or raised; RemoteError for an error of a class
-    that can't be made here. Raises what an answer that can't be made here raises."""
-    has_given, came = pickle.loads(answer)
-    if has_given:
-        return came
-    raise _remade(*came)
+def unpickle_outcome(answer: bytes) -> Any:
+    """Return what the work in another process returned, or raise its error; RemoteError for an
+    error that can't be unpickled here. Raises whatever unpickling the answer itself raises."""
+    has_returned, value = pickle.loads(answer)
+    if has_returned:
+        return value
+    raise _unpickle_error(*value)
 
 
 def _pickle(error: BaseException) -> bytes:
-    """Empty where the error can't be pickled."""
+    """Return the pickled error; empty where it can't be pickled."""
     try:
         return pickle.dumps(error)
     except BaseException:
         return b""
 
 
-def _remade(pickled: bytes, failure: Failure) -> BaseException:
+def _unpickle_error(pickled: bytes, failure: Failure) -> BaseException:
     error: object = None
     try:
         error = pickle.loads(pickled) if pickled else None
-    except BaseException:  # of a class with a mind of its own: what is known of it follows
+    except BaseException:  # unpickling runs foreign code: fall back to RemoteError
         error = None
     if not isinstance(error, BaseException):
         error = RemoteError(failure.error_type, failure.message)
@@ -185,7 +190,7 @@ def _remade(pickled: bytes, failure: Failure) -> BaseException:
     return error
 
 
-async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
+async def _run_with_ledger(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
     # Only here: a process with a memory limit must not begin with a database library.
     from switchyard.services.engine.ledger import Ledger
 
@@ -195,16 +200,17 @@ async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) ->
 
 class _InlineProcess:
     """`JobContext.in_process` where the job has a process of its own already: within the same
-    limits, one part at a time. A part that does not end in time is killed with the job."""
+    limits, one call at a time. A call that overruns raises TimeoutError; its thread ends with the
+    job's process."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def __call__(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
     ) -> Any:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        async with self._turn:
+        async with self._lock:
             resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard))
             try:
                 async with asyncio.timeout(timeout):
@@ -214,13 +220,14 @@ class _InlineProcess:
 
 
 def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:
-    """Return what the work gives or raises, in at most that much address space (MiB)."""
+    """Run the work in at most `memory_limit_mb` MiB of address space; return or raise as it
+    does."""
     process = multiprocessing.current_process()
     was_used, process.name = process.name == _USED, _USED
     if memory_limit_mb is None:
         return work(*args)
     limit = memory_limit_mb * 1024 * 1024
-    if was_used and _size() > limit / 2:
+    if was_used and _address_space() > limit / 2:
         os._exit(WORN_OUT)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
@@ -256,8 +263,8 @@ def _processor_time(seconds: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
-def _size() -> int:
-    """Bytes of address space; 0 where the system does not say."""
+def _address_space() -> int:
+    """Return the bytes of address space in use; 0 where the system does not say."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[0]
     except OSError:
@@ -266,7 +273,7 @@ def _size() -> int:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised over."""
+    """Yield an error and its causes and contexts."""
     seen_ids: set[int] = set()
     while error is not None and id(error) not in seen_ids:
         seen_ids.add(id(error))

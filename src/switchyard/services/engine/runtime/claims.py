@@ -1,7 +1,7 @@
 """Claims: who may run the job of a delivery. One exists at a time, and the ledger gives it.
 
 A delivery that is not to run now is settled here: skipped when the job has ended, sent back for
-later when it runs already or has come before its time, adopted when it is what runs here.
+later when the job runs already or has come before its time, adopted when the job runs here.
 """
 
 from __future__ import annotations
@@ -61,22 +61,24 @@ class Claims:
         self._numbers = count(1)
         self._ttls = {lane.name: timedelta(seconds=lane.ttl_seconds) for lane in self.lanes}
         self._open: set[str] = set()
-        """Claims that were asked for here and have not come to their end."""
+        """Ids of the claims that this worker has requested and not yet closed."""
 
     async def claim(
-        self, delivery: Delivery, message: JobMessage, *, unknown: Failure | None
+        self, delivery: Delivery, message: JobMessage, *, unknown_type: Failure | None
     ) -> DeliveredJob | None:
         """Claim the job of a delivery, until `close`; None when the delivery is settled instead.
 
-        It is run, unless it is too old, or `unknown` says why only other workers can.
+        The job is run, unless it is too old or of an `unknown_type`: the failure for a worker that
+        does not have the job's type.
 
         Raises LedgerError.
         """
         moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
         if not_before is not None and moment < not_before <= moment + MAX_WAIT:
-            # The rest of a wait that is longer than its level. No wait of ours exceeds MAX_WAIT.
-            await self._wait_on(delivery, message, (not_before - moment).total_seconds())
+            # A wait that is longer than the longest retry level: wait again for the rest. No wait
+            # of this system exceeds MAX_WAIT.
+            await self._delay_again(delivery, message, (not_before - moment).total_seconds())
             return None
         request = self._request(delivery, message)
         self._open.add(request.claim_id)
@@ -87,7 +89,7 @@ class Claims:
             if claim is not None:
                 job = await DeliveredJob.from_claim(self.ledger, request, claim, delivery=delivery)
                 if job.verdict is None:
-                    self._judge(job, moment, unknown)
+                    self._judge(job, moment, unknown_type)
                 self.running[message.job_id] = job
                 self.counters.hot += delivery.lane == HOT.name
             return job
@@ -95,7 +97,7 @@ class Claims:
             if job is None:
                 self._open.discard(request.claim_id)
 
-    def runs_until(self, delivery: Delivery, message: JobMessage) -> float | None:
+    def startable_until(self, delivery: Delivery, message: JobMessage) -> float | None:
         """Return until when the job may be started, in seconds since the epoch; None when it is too
         old already, or has come before its time."""
         moment = self.ledger.clock.now()
@@ -136,7 +138,7 @@ class Claims:
         try:
             claim = await self.ledger.jobs.claim(request)
         except RowRejected as error:
-            await self._record_dead(delivery, error)
+            await self._dead_letter(delivery, error)
             return None
         if isinstance(claim, HeldBy):
             if claim.worker_id == self.worker_id and claim.claim_id in self._open:
@@ -157,7 +159,7 @@ class Claims:
             await self._wait_for_holder(delivery, message, claim)
             return None
         if isinstance(claim, IdCollision):
-            await self._record_dead(delivery, ForeignCopy(message.job_id))
+            await self._dead_letter(delivery, ForeignCopy(message.job_id))
             return None
         if isinstance(claim, HeldByPause):
             self._log.info("job paused", pause=claim.by)
@@ -170,7 +172,7 @@ class Claims:
             return None
         return claim
 
-    async def _record_dead(self, delivery: Delivery, error: Exception) -> None:
+    async def _dead_letter(self, delivery: Delivery, error: Exception) -> None:
         await self.follow_up.dead_letter_malformed(delivery, error)
         delivery.ack()
         self.counters.count_malformed()
@@ -179,34 +181,36 @@ class Claims:
         """Keep running a job that the broker delivered again, as the connection was lost, and
         settle the new delivery at its end instead of the lost one."""
         job = self.running.get(message.job_id)
-        # Not the retry that this very run has just published: acknowledged, it would be lost.
+        # A delivery of another generation is the retry that this run has published: settled with
+        # this run, it would be lost.
         same = job is not None and job.message.generation == message.generation
         if job is not None and same and job.delivery.is_lost:
             job.delivery = delivery
         else:
-            await self._recheck(delivery, message)
+            await self._delay_shortly(delivery, message)
 
     async def _wait_for_holder(
         self, delivery: Delivery, message: JobMessage, holder: HeldBy
     ) -> None:
         self._log.info("job runs elsewhere", worker_id=holder.worker_id)
-        await self._recheck(delivery, message)
+        await self._delay_shortly(delivery, message)
 
-    async def _wait_on(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
-        """Send the job through a retry level for `seconds`, or the longest there is. Whether the
-        wait counts towards its age was settled when it began."""
+    async def _delay_again(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
+        """Send the job through a retry level for `seconds`, or the longest there is. `queued_at`
+        was set when the wait began and is left alone: `ages`."""
         level = self.follow_up.policy.first_level(seconds)
         await self.follow_up.delay(delivery, message, level, ages=True)
         delivery.ack()
 
-    async def _recheck(self, delivery: Delivery, message: JobMessage) -> None:
-        """Send back a copy of a job that runs: by the time it is back, the run may have ended.
-        Returned to its queue it would be back at once, over and over."""
+    async def _delay_shortly(self, delivery: Delivery, message: JobMessage) -> None:
+        """Send a copy of a job that runs through the shortest retry level: by the time it is back,
+        the run may have ended. Requeued, it would be back at once, over and over."""
         await self.follow_up.delay(delivery, message, self.follow_up.policy.levels[0])
         delivery.ack()
 
     async def _has_fallen_silent(self, worker_id: str) -> bool:
-        """Watch whether a worker shows no sign of life for `takeover_after` seconds, from now on.
+        """Wait for `takeover_after` seconds, and tell whether a worker showed no sign of life in
+        them.
 
         Watching its counter needs no clock that two hosts agree on, and no lease that is either
         too long to recover quickly or too short for a busy ledger.
@@ -217,30 +221,34 @@ class Claims:
         await asyncio.sleep(self.takeover_after)
         return await self.ledger.workers.worker_beat(worker_id) in (beat, None)
 
-    # --- too old, or of a type that others know ---------------------------------------------
+    # --- too old, or of an unknown type ------------------------------------------------------
 
-    def _judge(self, job: DeliveredJob, moment: datetime, unknown: Failure | None) -> None:
-        """Decide about a job that is too old, or that this worker can't run."""
+    def _judge(self, job: DeliveredJob, moment: datetime, unknown_type: Failure | None) -> None:
+        """Set the verdict of a job that is too old, or whose type this worker does not have."""
         expiry = self._expiry(job.lane, job.message, moment)
         if expiry <= moment:
-            job.verdict = expired(job.message, "" if unknown is None else f"; {unknown.message}")
-        elif unknown is not None:
-            self._send_on(job, moment, (expiry - moment).total_seconds(), unknown)
+            detail = "" if unknown_type is None else f"; {unknown_type.message}"
+            job.verdict = expired(job.message, detail)
+        elif unknown_type is not None:
+            self._pass_on(job, moment, (expiry - moment).total_seconds(), unknown_type)
 
     def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
         """Return the time from which the job is too old to be started."""
         # The broker's TTL only takes messages at the head of a queue: an old one can hide
         # behind younger ones of higher priority.
         metadata = message.metadata
-        # `created_at` may be by the clock of a foreign publisher's host: that ends nobody's job.
+        # Not `created_at`, which may be by the clock of a foreign publisher's host.
         entered = metadata.queued_at or moment
         ends = entered + self._ttls[lane]
         return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
 
-    def _send_on(self, job: DeliveredJob, moment: datetime, left: float, unknown: Failure) -> None:
-        """Give the job to a worker that can run it, as in a rolling deploy: through a retry
+    def _pass_on(
+        self, job: DeliveredJob, moment: datetime, left: float, unknown_type: Failure
+    ) -> None:
+        """Pass the job on to a worker that has its type, as in a rolling deploy: through a retry
         level, a longer one each time, as this worker may be the next to get it again. No attempt
-        is used up; but it grows older in its lane, so that it ends where nobody knows it."""
+        is used up; but the job grows older in its lane, so that it ends where no worker has its
+        type. `left`: seconds until it is too old."""
         metadata = job.message.metadata
         times = metadata.sent_on + 1
         job.message = job.message.with_metadata(
@@ -251,7 +259,7 @@ class Claims:
             policy.level(min(policy.backoff(times), left)),
             job.message.metadata.attempts,
             not_before=None,
-            failure=unknown,
+            failure=unknown_type,
             counts=False,
             ages=True,
         )

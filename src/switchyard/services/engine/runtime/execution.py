@@ -23,12 +23,12 @@ from switchyard.services.engine.runtime.child import (
     WORN_OUT,
     ChildResult,
     failure_of,
+    pickle_call,
     run,
+    run_async_job,
     run_job,
-    run_task,
-    sealed,
     serve,
-    unsealed,
+    unpickle_outcome,
 )
 from switchyard.services.engine.runtime.process_pool import ProcessEnded, ProcessPool
 from switchyard.services.engine.runtime.running_job import is_from_outside
@@ -176,7 +176,7 @@ class Executor:
                 )
             if isinstance(ended, ChildResult):
                 ctx.usage.tokens = ended.usage.tokens
-                return ended.ended
+                return ended.outcome
             return ended
         except TimeoutError:
             return _too_slow(job_type)
@@ -203,7 +203,7 @@ class Executor:
 
         Where earlier jobs have worn the process out, the work begins again in a new one.
         """
-        request = sealed(work, args)
+        request = pickle_call(work, args)
         try:
             answer = await self._pool.call(request, timeout=timeout, preload=work)
         except ProcessEnded as error:
@@ -211,8 +211,8 @@ class Executor:
                 raise
             answer = await self._pool.call(request, timeout=timeout, preload=work, fresh=True)
         if len(answer) > LARGE_ANSWER:
-            return await in_thread(unsealed, answer)
-        return unsealed(answer)
+            return await in_thread(unpickle_outcome, answer)
+        return unpickle_outcome(answer)
 
     @property
     def pids(self) -> list[int]:
@@ -265,7 +265,7 @@ async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> 
     # Not one of the pool's, which starts all of them at once.
     executor = Executor(1)
     try:
-        return await executor._run_in_process(job_type, payload, ctx, run_task)
+        return await executor._run_in_process(job_type, payload, ctx, run_async_job)
     finally:
         await executor.close()
 

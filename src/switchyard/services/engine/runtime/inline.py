@@ -105,8 +105,8 @@ class InlineRunner(AsyncCloseable):
         if metrics is not None:
             kinds = {each.worker for each in registry}
             meter = AttemptMetrics(metrics, registry, kinds)
-            metrics.show(self._metrics)
-            metrics.show(self._shared.shown)
+            metrics.add_source(self._metrics)
+            metrics.add_source(self._shared.shown)
         self._reporter = Reporter(
             self._tell_text, self.worker_id, ledger.clock, meter=meter, logs=False
         )

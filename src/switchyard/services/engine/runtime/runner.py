@@ -94,7 +94,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         """Get permits for the job; None when it has to wait, and the delivery is settled."""
         if isinstance(task, Failure) or not task[0].limits:
             return Permit()
-        expires_at = self.claims.runs_until(delivery, message)
+        expires_at = self.claims.startable_until(delivery, message)
         if expires_at is None:
             await self.ledger.limits.cancel_wait(message.job_id)
             return Permit()
@@ -103,9 +103,9 @@ class Runner(AttemptLifecycle[DeliveredJob]):
     async def _claim_and_run(
         self, delivery: Delivery, message: JobMessage, task: Task | Failure, permit: Permit
     ) -> None:
-        unknown = task if isinstance(task, Failure) else None
+        unknown_type = task if isinstance(task, Failure) else None
         try:
-            job = await self.claims.claim(delivery, message, unknown=unknown)
+            job = await self.claims.claim(delivery, message, unknown_type=unknown_type)
             if job is not None:
                 await self._run_attempt(job, None if isinstance(task, Failure) else task, permit)
         finally:

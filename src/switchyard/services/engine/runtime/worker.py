@@ -211,12 +211,12 @@ class Worker:
             self.worker_id, noted_in(settings.ledger_url), clock=ledger.clock.time
         )
         if metrics is not None:
-            metrics.show(self._watch.shown)
+            metrics.add_source(self._watch.shown)
             show_publishes(metrics, self._publisher.counts)
-            metrics.show(
+            metrics.add_source(
                 WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters).shown
             )
-            metrics.show(self._shared.shown)
+            metrics.add_source(self._shared.shown)
 
     async def run(self) -> None:
         """Work until `stop`; then finish what runs, within the grace, and return the rest. A

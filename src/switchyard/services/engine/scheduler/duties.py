@@ -1,5 +1,5 @@
-"""What the active scheduler does besides publishing: duties that the wings bring, and bulk
-operations."""
+"""Duties of the active scheduler besides publishing: those that the wings (packages that add job
+types and duties, see engine/wings.py) define, and bulk operations."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ from switchyard.services.engine.scheduler.retention import Pruner
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 
-GENERATION_INTERVAL = 10.0
-"""Seconds between two generations: after so long, an old copy of the ledger is recognised."""
+AGREEMENT_INTERVAL = 10.0
+"""Seconds between two agreements of ledger and broker (`SystemMarker.generation`): a restored copy
+of the ledger is recognised by its older one."""
 
 HISTORY_PAUSE = 1.0
-"""Seconds between the count of a minute and the wait for the end of the next."""
+"""Seconds after a minute was recorded, before the recorder waits for the end of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +67,25 @@ class SchedulerIntervals:
     """Running jobs of a worker that has been silent for so long are published again, for the
     case that the broker has lost them; otherwise the ledger lets only one copy run."""
     displaced: float = RETURN_INTERVAL
-    """Between looks for what the broker threw out of full lanes."""
+    """Between looks for jobs that the broker threw out of full lanes."""
     leftovers: float = REMOVAL_INTERVAL
     """Between looks for letters that were redriven from the index and are still on the broker."""
     answers: float = 600.0
     """Between looks for answers of models and catalogues that are too old, or too many."""
     client_batches: float = 5.0
     """Between looks at the batches of the OpenAI-compatible API."""
-    calls: float = 1.0
-    """Between looks for room in named limits that jobs wait for."""
+    limit_wakes: float = 1.0
+    """Between looks for free permits in named limits that jobs wait for."""
     limits: float = 300.0
     """Between looks for named limits that nobody uses any more."""
     prune: float = 60.0
-    """Between looks for what is old enough to be removed; more where a look costs much."""
+    """Between looks for rows that are old enough to be removed; more where a look costs much."""
 
 
 @dataclass(slots=True)
 class DueSignals:
-    """Set when there is something to do; whoever does it clears them first."""
+    """Events that are set when there is something to do; the duty that does it clears its own
+    first."""
 
     jobs: asyncio.Event = field(default_factory=asyncio.Event)
     schedules: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +95,7 @@ class DueSignals:
 
 @dataclass(frozen=True, slots=True)
 class DutyContext:
-    """What every duty gets: settings, ledger, publisher and intervals."""
+    """What every duty is given: settings, ledger, publisher and intervals."""
 
     settings: Settings
     registry: Registry
@@ -111,7 +113,7 @@ class DutyContext:
 
 @dataclass(frozen=True, slots=True)
 class PeriodicDuty:
-    """Something that the active scheduler does again and again."""
+    """A task that the active scheduler repeats."""
 
     name: str
     """For logs, and the name of its task."""
@@ -120,7 +122,7 @@ class PeriodicDuty:
     interval: float | None = None
     """Seconds between the end of one run and the next."""
     when: asyncio.Event | None = None
-    """What else the next run waits for; it is cleared then."""
+    """The next run also waits for this event, and clears it."""
 
 
 def load_duties(context: DutyContext) -> list[PeriodicDuty]:
@@ -129,8 +131,8 @@ def load_duties(context: DutyContext) -> list[PeriodicDuty]:
 
 
 async def run_duty(duty: PeriodicDuty, log: structlog.stdlib.BoundLogger) -> None:
-    """Run a duty until cancelled. What is away is logged, and the duty tried again after its
-    interval; any other error is raised."""
+    """Run a duty until cancelled. An error of an unavailable service is logged, and the duty tried
+    again after its interval; any other error is raised."""
     if duty.interval is None:
         await duty.run()
         return
@@ -171,7 +173,7 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty(
         "wake jobs that wait for limits",
         partial(_wake_waiting, context),
-        intervals.calls,
+        intervals.limit_wakes,
         when=context.due.limits,
     )
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
@@ -185,8 +187,8 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
 
 
 class DueWatch:
-    """Looks for all that is due at once, and wakes those who do it: each alone would look as often
-    as a job may come due, and find nothing mostly."""
+    """Looks once for everything that is due, and wakes the duties that do it: each alone would look
+    as often as a job may come due, and mostly find nothing."""
 
     def __init__(self, context: DutyContext) -> None:
         self._ledger = context.ledger
@@ -214,20 +216,20 @@ class DueWatch:
 
 
 async def _keep_generations(context: DutyContext) -> None:
-    """Agree on new generations with the broker, until cancelled, on one connection: to open one for
+    """Agree on new generations with the broker until cancelled, on one connection: opening one for
     each took more than anything else that an idle scheduler does."""
     log = structlog.get_logger("scheduler")
     reconnector = Reconnector(context.settings.require_amqp_url(), CONNECTION, log)
     advance = partial(_advance, context, reconnector)
     try:
-        await run_duty(PeriodicDuty("generations", advance, GENERATION_INTERVAL), log)
+        await run_duty(PeriodicDuty("generations", advance, AGREEMENT_INTERVAL), log)
     finally:
         await reconnector.close()
 
 
 async def _advance(context: DutyContext, reconnector: Reconnector) -> None:
-    """Agree on a new generation with the broker, so that an old copy of the ledger is known as
-    one."""
+    """Agree on a new generation with the broker, by which an old copy of the ledger is
+    recognised."""
     try:
         await advance_broker(context.settings, context.ledger, reconnector)
     except WrongSystem as error:

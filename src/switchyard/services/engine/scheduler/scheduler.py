@@ -117,7 +117,7 @@ class Scheduler:
         self._total = TickResult()
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
-            metrics.show(self._metrics)
+            metrics.add_source(self._metrics)
 
     def _metrics(self) -> list[tuple[Metric, Samples]]:
         return [

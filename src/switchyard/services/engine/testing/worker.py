@@ -53,7 +53,7 @@ class HandlerRun:
 
 
 class TestWorker:
-    """What `open_worker` gives."""
+    """A running worker, from `open_worker`."""
 
     __test__ = False  # a name for pytest to leave alone
 
@@ -62,7 +62,7 @@ class TestWorker:
         settings: Settings,
         ledger: Ledger,
         jobs: JobPublisher,
-        working: asyncio.Task[None],
+        worker_task: asyncio.Task[None],
         ran: list[HandlerRun],
     ) -> None:
         self.settings = settings
@@ -70,7 +70,7 @@ class TestWorker:
         self.ran = ran
         """Every run of a handler, in the order of their ends."""
         self._jobs = jobs
-        self._working = working
+        self._worker_task = worker_task
 
     async def publish(
         self, routing_key: str, payload: Mapping[str, Any] | None = None, **options: Any
@@ -83,18 +83,18 @@ class TestWorker:
         return published.job_id
 
     async def wait(self, job_id: str, *, timeout: float = 30) -> JobRecord:
-        """The job's record, when it and the jobs that follow from it have ended.
+        """Wait until a job and the jobs that follow from it have ended; return the job's record.
 
         Raises TimeoutError after `timeout` seconds, and what the worker raised if it has ended.
         """
         async with asyncio.timeout(timeout):
-            while not self._working.done():
+            while not self._worker_task.done():
                 pipeline = await self.ledger.job_reads.pipeline(job_id)
                 if pipeline and all(job.state in FINISHED for job in pipeline):
                     break
                 await asyncio.sleep(STATE_POLL_INTERVAL)
             else:
-                self._working.result()
+                self._worker_task.result()
                 raise RuntimeError("the worker has ended")
         record = await self.ledger.job_reads.get(job_id)
         assert record is not None
@@ -108,7 +108,7 @@ class TestWorker:
         timeout: float = 30,
         **options: Any,
     ) -> JobRecord:
-        """`publish` and `wait`."""
+        """Publish a job and wait for its end: `publish` and `wait`."""
         return await self.wait(await self.publish(routing_key, payload, **options), timeout=timeout)
 
 
@@ -116,7 +116,7 @@ class TestWorker:
 async def open_worker(
     *modules: str, amqp_url: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> AsyncIterator[TestWorker]:
-    """A worker of all kinds that these modules have job types for, in this process.
+    """Run a worker in this process, of all kinds that these modules have job types for.
 
     It works in a virtual host of its own, which goes with the context, on the broker at `amqp_url`
     or at JOBS_AMQP_URL, whose user needs the tag `administrator`. Ledger, files and index are in a
@@ -151,7 +151,7 @@ async def open_worker(
                 await upgrade(own.ledger_url)
                 async with (
                     await Ledger.open(own.ledger_url) as ledger,
-                    _working(own, registry, ledger) as worker,
+                    _run_worker(own, registry, ledger) as worker,
                 ):
                     yield worker
             finally:
@@ -159,7 +159,7 @@ async def open_worker(
 
 
 @asynccontextmanager
-async def _working(
+async def _run_worker(
     settings: Settings, registry: Registry, ledger: Ledger
 ) -> AsyncIterator[TestWorker]:
     ran: list[HandlerRun] = []
@@ -169,7 +169,7 @@ async def _working(
         registry,
         ledger,
         [plan_for(registry, kind, slots=SLOTS) for kind in kinds],
-        executor=lambda slots: _Watched(slots, ran),
+        executor=lambda slots: _RecordingExecutor(slots, ran),
     )
     async with Publisher(settings, name="test") as publisher:
         task = asyncio.create_task(worker.run())
@@ -186,8 +186,8 @@ async def _working(
             await task
 
 
-class _Watched(Executor):
-    """Notes what has run."""
+class _RecordingExecutor(Executor):
+    """Records every run of a handler in `ran`."""
 
     def __init__(self, processes: int, ran: list[HandlerRun]) -> None:
         super().__init__(processes)

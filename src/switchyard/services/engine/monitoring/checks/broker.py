@@ -38,15 +38,15 @@ MIN_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 """The first release with all that a profile needs."""
 
 
-async def broker(system: DoctorContext) -> list[Diagnostic]:
+async def broker(context: DoctorContext) -> list[Diagnostic]:
     """Reach it."""
-    url = system.settings.require_amqp_url()
+    url = context.settings.require_amqp_url()
     try:
         async with connected(url, CONNECTION) as connection:
-            system.broker = dict(underlying(connection).server_properties)
+            context.broker = dict(underlying(connection).server_properties)
     except BrokerAuthError as error:
         if WITHOUT_VHOST in str(error):
-            return [_without_vhost(system, error)]
+            return [_without_vhost(context, error)]
         remedy = (
             "correct user, password and vhost in JOBS_AMQP_URL (of a system that `jobctl up` runs: "
             "`source .switchyard/env`), or set the password there: "
@@ -54,14 +54,14 @@ async def broker(system: DoctorContext) -> list[Diagnostic]:
         )
         return [failure("broker", Finding.BROKER_REFUSES, str(error), remedy)]
     except BrokerUnavailable as error:
-        return [away(system, error)]
+        return [away(context, error)]
     return [ok("broker", f"reached at {address_of(url)}")]
 
 
-def _without_vhost(system: DoctorContext, error: BrokerAuthError) -> Diagnostic:
+def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic:
     """There is none of that name, or it is not for this user."""
-    vhost = shlex.quote(system.settings.vhost)
-    user = shlex.quote(unquote(urlsplit(system.settings.require_amqp_url()).username or "guest"))
+    vhost = shlex.quote(context.settings.vhost)
+    user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
     remedy = (
         "correct the vhost in JOBS_AMQP_URL: `rabbitmqctl list_vhosts` shows all. One that was "
         f"deleted: `rabbitmqctl add_vhost {vhost}`, `rabbitmqctl set_permissions -p {vhost} {user} "
@@ -70,12 +70,12 @@ def _without_vhost(system: DoctorContext, error: BrokerAuthError) -> Diagnostic:
     return failure("broker", Finding.BROKER_REFUSES, str(error), remedy)
 
 
-def _over_limit(system: DoctorContext, error: LimitReached) -> Diagnostic:
+def _over_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
     """Nothing is wrong with the address: too many have come in by it."""
     _, _, text = str(error).partition("NOT_ALLOWED")
-    user = shlex.quote(unquote(urlsplit(system.settings.require_amqp_url()).username or "guest"))
+    user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
     what = "channels" if "number of channels" in text else "connections"
-    vhost = shlex.quote(system.settings.vhost)
+    vhost = shlex.quote(context.settings.vhost)
     if "node connection limit" in text or "opened on node" in text:
         limit = "channel_max_per_node" if what == "channels" else "connection_max"
         raises = f"raise `{limit}` in the node's rabbitmq.conf, and restart it"
@@ -91,10 +91,10 @@ def _over_limit(system: DoctorContext, error: LimitReached) -> Diagnostic:
     return failure("broker", Finding.BROKER_LIMIT, str(error), remedy)
 
 
-def away(system: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
+def away(context: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
     """It is not there, says nothing or lets nobody more in, and what to do about it."""
     if isinstance(error, LimitReached):
-        return _over_limit(system, error)
+        return _over_limit(context, error)
     remedy = certificate_remedy(error, "JOBS_AMQP_URL")
     if remedy is None:
         remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
@@ -106,12 +106,12 @@ def away(system: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
     return failure("broker", Finding.BROKER_AWAY, str(error), remedy)
 
 
-async def version(system: DoctorContext) -> list[Diagnostic]:
+async def version(context: DoctorContext) -> list[Diagnostic]:
     """Tell whether it has all that the profile needs."""
-    value = (system.broker or {}).get("version", "")
+    value = (context.broker or {}).get("version", "")
     text = value.decode() if isinstance(value, bytes) else str(value)
     numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-    profile = system.settings.profile
+    profile = context.settings.profile
     if numbers >= MIN_VERSION[profile]:
         return [ok("version", f"RabbitMQ {text} with the profile {profile}")]
     needed = ".".join(map(str, MIN_VERSION[profile]))
@@ -129,11 +129,11 @@ MANAGEMENT_TIMEOUT = 3.0
 """Seconds for each of its answers."""
 
 
-async def management(system: DoctorContext) -> list[Diagnostic]:
+async def management(context: DoctorContext) -> list[Diagnostic]:
     """Reach it."""
     try:
-        url = system.settings.require_management_url()
-        client = ManagementClient(url, system.settings.vhost, timeout=MANAGEMENT_TIMEOUT)
+        url = context.settings.require_management_url()
+        client = ManagementClient(url, context.settings.vhost, timeout=MANAGEMENT_TIMEOUT)
         try:
             await client.policies()
         except ManagementError:
@@ -141,7 +141,7 @@ async def management(system: DoctorContext) -> list[Diagnostic]:
             raise
     except (ManagementError, ValueError) as error:
         return [unreachable(error)]
-    system.management = client
+    context.management = client
     return [ok("management", "the management API answers")]
 
 
@@ -174,10 +174,10 @@ DISK_LOW = 2.0
 """Times the free disk space at which the alarm comes."""
 
 
-async def alarms(system: DoctorContext) -> list[Diagnostic]:
+async def alarms(context: DoctorContext) -> list[Diagnostic]:
     """Those of every node."""
     diagnostics: list[Diagnostic] = []
-    for node in await system.need_management().get("/nodes"):
+    for node in await context.need_management().get("/nodes"):
         diagnostics += _of_node(node)
     return diagnostics or [ok("alarms", "no memory or disk alarm, and none near")]
 
@@ -258,9 +258,9 @@ def _mib(node: dict[str, Any], key: str) -> str:
     return f"{value / MIB:,.0f} MiB" if isinstance(value, int | float) else "?"
 
 
-async def features(system: DoctorContext) -> list[Diagnostic]:
+async def features(context: DoctorContext) -> list[Diagnostic]:
     """Stable flags that are off, and deprecated features that something uses."""
-    client = system.need_management()
+    client = context.need_management()
     node = (await client.get("/overview")).get("node", "")
     try:
         flags = await client.get("/feature-flags")
@@ -312,15 +312,15 @@ DEFAULT_CONSUMER_TIMEOUT = 1800.0
 """Seconds, since RabbitMQ 3.8.17, unless somebody has changed it."""
 
 
-async def consumer_timeout(system: DoctorContext) -> list[Diagnostic]:
+async def consumer_timeout(context: DoctorContext) -> list[Diagnostic]:
     """A job that is not acknowledged in this time is taken from its worker and run again."""
-    settings, registry = system.settings, system.registry
+    settings, registry = context.settings, context.registry
     longest = max(registry, key=lambda job_type: job_type.timeout)
     needs = longest.timeout + settings.takeover_after
     topology = build(settings.profile, registry.routes, retry_delays=settings.retry_delays)
     declared = {queue.name for queue in topology.queues}
     shortest, where = DEFAULT_CONSUMER_TIMEOUT, ""
-    for queue in await system.need_management().get(f"/queues/{quote(settings.vhost, safe='')}"):
+    for queue in await context.need_management().get(f"/queues/{quote(settings.vhost, safe='')}"):
         for source in (queue.get("effective_policy_definition") or {}, queue["arguments"]):
             value = source.get("consumer-timeout", source.get("x-consumer-timeout"))
             if queue["name"] in declared and isinstance(value, int) and value / 1000 < shortest:

@@ -43,10 +43,10 @@ MIN_KEY_LENGTH = 24
 """Characters of a key that nobody guesses."""
 
 
-async def variables(system: DoctorContext) -> list[Diagnostic]:
+async def variables(context: DoctorContext) -> list[Diagnostic]:
     """Settings of this process's environment that there are none of: a name that is misspelt is
     ignored, and its default used."""
-    variables = [f"{PREFIX}{name.upper()}" for name in type(system.settings).model_fields]
+    variables = [f"{PREFIX}{name.upper()}" for name in type(context.settings).model_fields]
     unknown = sorted(
         name for name in os.environ if name.startswith(PREFIX) and name not in variables
     )
@@ -60,10 +60,10 @@ async def variables(system: DoctorContext) -> list[Diagnostic]:
     return [warning("settings", Finding.SETTING_UNKNOWN, some(corrections), remedy)]
 
 
-async def disk(system: DoctorContext) -> list[Diagnostic]:
+async def disk(context: DoctorContext) -> list[Diagnostic]:
     """Room for ledger, files and index, as far as they lie here."""
     diagnostics = []
-    for place in dict.fromkeys(kept_here(system.settings)):
+    for place in dict.fromkeys(kept_here(context.settings)):
         usage = shutil.disk_usage(place)
         left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
         remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
@@ -102,9 +102,9 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
 
-async def storage(system: DoctorContext) -> list[Diagnostic]:
+async def storage(context: DoctorContext) -> list[Diagnostic]:
     """Tell whether it takes a file."""
-    store, key = Storage(system.settings.files_url), f"health/doctor-{os.getpid()}"
+    store, key = Storage(context.settings.files_url), f"health/doctor-{os.getpid()}"
     try:
         async with asyncio.timeout(STORAGE_TIMEOUT):
             await store.put_async(key, b"ok")
@@ -117,7 +117,7 @@ async def storage(system: DoctorContext) -> list[Diagnostic]:
         user = os.environ.get("USER", "this user")
         remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
         return [failure("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
-    return [await _within_quota(store, system.settings.storage_quota)]
+    return [await _within_quota(store, context.settings.storage_quota)]
 
 
 async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
@@ -137,9 +137,9 @@ async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
     return failure("storage", Finding.QUOTA_FULL, f"{detail}: uploads are refused", remedy)
 
 
-async def readable(system: DoctorContext) -> list[Diagnostic]:
+async def readable(context: DoctorContext) -> list[Diagnostic]:
     """Tell whether other users of this host can read the ledger: payloads, results and all."""
-    url = system.settings.ledger_url
+    url = context.settings.ledger_url
     if not url.startswith("sqlite"):
         return []
     path = Path(url.partition(":///")[2])
@@ -159,9 +159,9 @@ def _is_open_to_all(path: Path) -> bool:
     return passable and bool(path.stat().st_mode & stat.S_IROTH)
 
 
-async def keys(system: DoctorContext) -> list[Diagnostic]:
+async def keys(context: DoctorContext) -> list[Diagnostic]:
     """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
-    setting = system.settings.api_keys
+    setting = context.settings.api_keys
     key_list = [] if setting is None else setting.get_secret_value().split(",")
     short = [each for each in key_list if 0 < len(each.partition(":")[0].strip()) < MIN_KEY_LENGTH]
     if not short:

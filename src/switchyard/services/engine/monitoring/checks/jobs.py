@@ -54,9 +54,9 @@ JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
 
-async def pauses(system: DoctorContext) -> list[Diagnostic]:
+async def pauses(context: DoctorContext) -> list[Diagnostic]:
     """What somebody has paused."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     held = await ledger.pauses.held_by_pause()
     if not held:
         return [ok("pauses", "nothing is paused")]
@@ -75,10 +75,10 @@ def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
     )
 
 
-async def retention(system: DoctorContext) -> list[Diagnostic]:
+async def retention(context: DoctorContext) -> list[Diagnostic]:
     """Tell whether what is old enough is removed."""
-    ledger = system.need_ledger()
-    ages = RetentionAges.of(system.settings)
+    ledger = context.need_ledger()
+    ages = RetentionAges.of(context.settings)
     number = await ledger.retention.overdue(ages, by=OVERDUE_REMOVAL, sample=MAX_EXAMINED)
     if number:
         many = " or more" if number >= MAX_EXAMINED else ""
@@ -98,9 +98,9 @@ async def retention(system: DoctorContext) -> list[Diagnostic]:
     return [ok("retention", f"the oldest job is {age} old, and none stays beyond its age")]
 
 
-async def archive(system: DoctorContext) -> list[Diagnostic]:
+async def archive(context: DoctorContext) -> list[Diagnostic]:
     """Tell whether all files of the archive are there, and none is nobody's."""
-    ledger, storage = system.need_ledger(), Storage(system.settings.files_url)
+    ledger, storage = context.need_ledger(), Storage(context.settings.files_url)
     try:
         async with asyncio.timeout(ARCHIVE_TIMEOUT):
             contents = await read_contents(ledger, storage)
@@ -126,15 +126,15 @@ async def archive(system: DoctorContext) -> list[Diagnostic]:
     return answers
 
 
-async def timeouts(system: DoctorContext) -> list[Diagnostic]:
+async def timeouts(context: DoctorContext) -> list[Diagnostic]:
     """Types whose jobs run into their time limit."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     timeouts_by_type = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
     if not timeouts_by_type:
         return [ok("time limits", "no job has run into its limit within an hour")]
     examples = some(
         [
-            f"{pluralize(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
+            f"{pluralize(number, 'job')} of {name} ran into the time limit{_limit(context, name)} "
             "within an hour, and have not succeeded since"
             for name, number in timeouts_by_type.items()
         ]
@@ -148,24 +148,24 @@ async def timeouts(system: DoctorContext) -> list[Diagnostic]:
     return [failure("time limits", Finding.TYPE_TIMES_OUT, examples, remedy)]
 
 
-def _limit(system: DoctorContext, name: str) -> str:
+def _limit(context: DoctorContext, name: str) -> str:
     try:
-        return f" of {system.registry.described(name).timeout:g} s"
+        return f" of {context.registry.described(name).timeout:g} s"
     except UnknownJobType:
         return ""
 
 
-async def overdue(system: DoctorContext) -> list[Diagnostic]:
+async def overdue(context: DoctorContext) -> list[Diagnostic]:
     """Jobs that run although their limit should have ended them."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     page = await ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=MAX_EXAMINED)
-    late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
+    late = [job for job in page.items if _is_late(context, job, ledger.clock.time())]
     if not late:
         return [ok("running jobs", "none runs longer than its type may")]
     examples = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
         "the worker's log says whether the handler goes on, or its end can't be published or "
-        f"recorded: {await _about_holders(system, late)}; another worker takes the job over; "
+        f"recorded: {await _about_holders(context, late)}; another worker takes the job over; "
         'isolation="process" lets a handler be killed at its limit'
     )
     return [
@@ -175,16 +175,16 @@ async def overdue(system: DoctorContext) -> list[Diagnostic]:
     ]
 
 
-async def _about_holders(system: DoctorContext, running: list[JobSummary]) -> str:
+async def _about_holders(context: DoctorContext, running: list[JobSummary]) -> str:
     """Return what to do about the workers of these jobs."""
-    workers = {each.worker_id: each for each in await system.need_ledger().workers.list_workers()}
+    workers = {each.worker_id: each for each in await context.need_ledger().workers.list_workers()}
     ids = dict.fromkeys(job.worker_id for job in running)
-    return await advice(system, [workers[each] for each in ids if each in workers], start=False)
+    return await advice(context, [workers[each] for each in ids if each in workers], start=False)
 
 
-async def cancels(system: DoctorContext) -> list[Diagnostic]:
+async def cancels(context: DoctorContext) -> list[Diagnostic]:
     """Jobs that somebody has called off, and that run on."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     now = ledger.clock.time()
     running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, MAX_EXAMINED)
     if not running:
@@ -198,7 +198,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
     )
     remedy = (
         f"tell its worker again: `jobctl jobs cancel {running[0].id}`; where that does not help: "
-        f"{await _about_holders(system, running)}; nobody runs the job again"
+        f"{await _about_holders(context, running)}; nobody runs the job again"
     )
     return [
         failure(
@@ -210,17 +210,17 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
     ]
 
 
-def _is_late(system: DoctorContext, job: JobSummary, now: float) -> bool:
+def _is_late(context: DoctorContext, job: JobSummary, now: float) -> bool:
     try:
-        limit = system.registry.described(job.job_type).timeout
+        limit = context.registry.described(job.job_type).timeout
     except UnknownJobType:
         return False
     return job.started_at is not None and now - job.started_at > limit + OVER
 
 
-async def joins(system: DoctorContext) -> list[Diagnostic]:
+async def joins(context: DoctorContext) -> list[Diagnostic]:
     """Jobs that wait for dead ones alone."""
-    stuck = await system.need_ledger().joins.stuck_joins(MAX_EXAMINED)
+    stuck = await context.need_ledger().joins.stuck_joins(MAX_EXAMINED)
     if not stuck:
         return [ok("joins", "no job waits for dead ones alone")]
     examples = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
@@ -231,9 +231,9 @@ async def joins(system: DoctorContext) -> list[Diagnostic]:
     return [warning("joins", Finding.JOIN_STUCK, examples, remedy)]
 
 
-async def outbox(system: DoctorContext) -> list[Diagnostic]:
+async def outbox(context: DoctorContext) -> list[Diagnostic]:
     """Jobs that are recorded, and that the broker does not take for now."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     now = ledger.clock.time()
     late = await ledger.job_reads.late_pending(now - PENDING_FOR)
     if not late:
@@ -250,9 +250,9 @@ async def outbox(system: DoctorContext) -> list[Diagnostic]:
     return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {examples}", remedy)]
 
 
-async def operations(system: DoctorContext) -> list[Diagnostic]:
+async def operations(context: DoctorContext) -> list[Diagnostic]:
     """Return a warning where backfills or redrives have stopped by themselves, within a week."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     page = await ledger.bulk.list_bulk(states=(BulkState.FAILED, BulkState.HALTED))
     since = ledger.clock.time() - STOPPED_SECONDS
     stopped = [each for each in page.items if each.updated_at >= since]
@@ -282,9 +282,9 @@ def _refused_letters(number: int) -> Diagnostic:
     )
 
 
-async def dead(system: DoctorContext) -> list[Diagnostic]:
+async def dead(context: DoctorContext) -> list[Diagnostic]:
     """Letters that wait for somebody, and those that go back by themselves."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     going_back = DeadLetterFilter(state="waiting", reason="displaced")
     displaced = await ledger.dead_letters.count_dead(going_back)
     unbound = (
@@ -304,7 +304,7 @@ async def dead(system: DoctorContext) -> list[Diagnostic]:
         - displaced
         - refused
     )
-    more = 0 if system.broker is None else await unlisted_letters(system.settings, ledger)
+    more = 0 if context.broker is None else await unlisted_letters(context.settings, ledger)
     checks += [_unlisted_letters(more)] if more > 0 else []
     if waiting <= 0:
         return [*checks, *([] if more > 0 else [ok("dead letters", "none waits")])]
@@ -373,9 +373,9 @@ SCHEDULE_LATE = 60.0
 """Seconds: longer than a change of schedulers takes."""
 
 
-async def schedules(system: DoctorContext) -> list[Diagnostic]:
+async def schedules(context: DoctorContext) -> list[Diagnostic]:
     """Those that are overdue, and those whose last job was refused."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     entries = await ledger.schedules.schedules()
     if not entries:
         return []

@@ -31,15 +31,15 @@ STALLED_SECONDS = 60.0
 """Seconds that a job may wait beside free slots."""
 
 
-async def lanes(system: DoctorContext) -> list[Diagnostic]:
+async def lanes(context: DoctorContext) -> list[Diagnostic]:
     """Check every queue of every lane."""
-    report = await lane_report(system.settings, system.registry, None, clock=system.now)
+    report = await lane_report(context.settings, context.registry, None, clock=context.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     diagnostics = (
-        _full(queues) + await _check_unworked(system, queues) + await missing(system, report)
+        _full(queues) + await _check_unworked(context, queues) + await missing(context, report)
     )
     waiting = sum(queue.ready for queue in queues)
-    worked = "" if system.ledger is None else ", and every queue with jobs is worked"
+    worked = "" if context.ledger is None else ", and every queue with jobs is worked"
     return diagnostics or [
         ok(
             "lanes",
@@ -78,8 +78,8 @@ def _room(queues: list[QueueReport]) -> str:
     return "; ".join(remedies)
 
 
-async def _check_unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
-    if system.ledger is None:
+async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
+    if context.ledger is None:
         return []  # without it workers take no jobs, and another one would not either
     checks = []
     occupied = [queue for queue in queues if queue.ready or queue.unacked]
@@ -90,11 +90,11 @@ async def _check_unworked(system: DoctorContext, queues: list[QueueReport]) -> l
         )
         remedy = f"start `jobctl worker {_kinds(unworked)}`"
         checks.append(failure("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
-    alive, silent = await system.workers()
+    alive, silent = await context.workers()
     alive_kinds = {kind for worker in alive for kind in worker.kinds}
     frozen = [each for each in occupied if each not in unworked and _kind(each) not in alive_kinds]
     rest = [each for each in occupied if each.ready and each not in unworked + frozen]
-    checks += await _check_stalled(system, rest, alive)
+    checks += await _check_stalled(context, rest, alive)
     if frozen:
         kinds = {_kind(each) for each in frozen}
         of_kinds = [worker for worker in silent if kinds & set(worker.kinds)]
@@ -106,23 +106,23 @@ async def _check_unworked(system: DoctorContext, queues: list[QueueReport]) -> l
             ]
         )
         start = f"start `jobctl worker {_kinds(frozen)}`"
-        remedy = await advice(system, of_kinds) if of_kinds else start
+        remedy = await advice(context, of_kinds) if of_kinds else start
         checks.append(failure("consumers", Finding.QUEUE_FROZEN, detail, remedy))
     return checks
 
 
 async def _check_stalled(
-    system: DoctorContext, queues: list[QueueReport], alive: list[WorkerRecord]
+    context: DoctorContext, queues: list[QueueReport], alive: list[WorkerRecord]
 ) -> list[Diagnostic]:
     """Check for queues whose jobs nobody takes, although all who could are free."""
     if not queues:
         return []
-    oldest = (await system.need_ledger().gauges.gauges()).oldest
-    busy = await system.running_by_worker()
+    oldest = (await context.need_ledger().gauges.gauges()).oldest
+    busy = await context.running_by_worker()
     checks = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
-        waited = system.now() - oldest.get((lane, kind), system.now())
+        waited = context.now() - oldest.get((lane, kind), context.now())
         of_kind = [each for each in alive if kind in each.kinds]
         # One slot of each may be kept for the most urgent lane.
         idle = all(busy[each.worker_id] < each.concurrency - 1 for each in of_kind)
@@ -131,7 +131,7 @@ async def _check_stalled(
                 f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
                 "although all its workers have free slots"
             )
-            remedy = await advice(system, of_kind)
+            remedy = await advice(context, of_kind)
             checks.append(failure("consumers", Finding.QUEUE_STALLED, detail, remedy))
     return checks
 
@@ -152,17 +152,17 @@ UNCHANGED_SECONDS = 60.0
 """Seconds since the ledger last heard of a job: by then the broker's numbers have it."""
 
 
-async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
+async def missing(context: DoctorContext, report: Report) -> list[Diagnostic]:
     """Check for queues with fewer jobs on the broker than the ledger lists as waiting. The ledger
     is asked last: what has started meanwhile no longer waits."""
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     [dead] = [queue for lane in report.lanes if lane.priority is None for queue in lane.queues]
-    if system.ledger is None or report.management is not None:
+    if context.ledger is None or report.management is not None:
         return []
-    elsewhere = await _in_retry_queues(system) + await _unread_letters(system, dead)
+    elsewhere = await _in_retry_queues(context) + await _unread_letters(context, dead)
     # Again, for what has come back from a retry queue between the two.
-    again = await _ready(system, [queue.name for queue in queues])
-    waiting = await system.ledger.gauges.queued_since(system.now() - UNCHANGED_SECONDS)
+    again = await _ready(context, [queue.name for queue in queues])
+    waiting = await context.ledger.gauges.queued_since(context.now() - UNCHANGED_SECONDS)
     short_queues = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
@@ -188,21 +188,21 @@ async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
     ]
 
 
-async def _in_retry_queues(system: DoctorContext) -> int:
+async def _in_retry_queues(context: DoctorContext) -> int:
     """Return how many jobs wait in retry queues for their next attempt."""
-    names = [retry_name(delay) for delay in system.settings.retry_delays]
-    return sum((await _ready(system, names)).values())
+    names = [retry_name(delay) for delay in context.settings.retry_delays]
+    return sum((await _ready(context, names)).values())
 
 
-async def _ready(system: DoctorContext, names: list[str]) -> dict[str, int]:
-    depths = await ask_queues(system.settings.require_amqp_url(), names)
+async def _ready(context: DoctorContext, names: list[str]) -> dict[str, int]:
+    depths = await ask_queues(context.settings.require_amqp_url(), names)
     return {name: 0 if each is None else each.ready for name, each in depths.items()}
 
 
-async def _unread_letters(system: DoctorContext, dead: QueueReport) -> int:
+async def _unread_letters(context: DoctorContext, dead: QueueReport) -> int:
     """Return how many dead letters the ledger has not seen or that go back by themselves: their
     jobs may still be queued in the ledger."""
-    dead_counts = (await system.need_ledger().gauges.gauges()).dead
+    dead_counts = (await context.need_ledger().gauges.gauges()).dead
     indexed = sum(
         number for (_, reason), number in dead_counts.items() if reason != Reason.DISPLACED
     )

@@ -40,40 +40,40 @@ from switchyard.services.engine.records.errors import (
 
 HOLDER = "doctor"
 LOCKED = ("locked", "does not answer")
-"""What a database says that is there and held by somebody."""
-STANDBYS = "takes writes"
-"""What is said where several servers are named, and none is a primary that answers."""
+"""Texts in the error of a database that is there and held by another process."""
+NO_PRIMARY_TEXT = "takes writes"
+"""Text in the error where several servers are named and none of them is a primary that answers."""
 
 
-async def ledger(system: DoctorContext) -> list[Diagnostic]:
-    """Reach it, and write nothing into it: whether its disk has room is asked by itself (host)."""
+async def ledger(context: DoctorContext) -> list[Diagnostic]:
+    """Check that the ledger can be opened and written to, with a write that changes nothing."""
     try:
-        # Somebody waits: what is locked or away says so within two seconds.
-        opened = await Ledger.open(system.settings.ledger_url, prompt=True)
+        # `prompt`: a ledger that is locked or away says so within two seconds.
+        opened = await Ledger.open(context.settings.ledger_url, prompt=True)
     except LedgerError as error:
-        return [unusable(system, error)]
+        return [unusable(context, error)]
     try:
         await opened.check()
-        # A write, for a database that is locked can be read.
+        # A write that finds nothing to delete: a locked database can still be read.
         await opened.leases.release_lease(HOLDER, HOLDER)
         await opened.disk_space.require_room()
     except LedgerError as error:
         await opened.close()
-        return [unusable(system, error)]
-    system.ledger = opened
-    await learn_types(system.registry, opened)
+        return [unusable(context, error)]
+    context.ledger = opened
+    await learn_types(context.registry, opened)
     return [ok("ledger", "reached, nothing holds it, and this program may use its tables")]
 
 
-def unusable(system: DoctorContext, error: LedgerError) -> Diagnostic:
-    """It can't be used, and what to do about it."""
-    finding, remedy = _remedy(system, error)
+def unusable(context: DoctorContext, error: LedgerError) -> Diagnostic:
+    """Return the diagnostic for a ledger that can't be used, with its remedy."""
+    finding, remedy = _remedy(context, error)
     return failure("ledger", finding, str(error), remedy)
 
 
-def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
-    file = system.settings.ledger_url.partition(":///")[2]
-    is_sqlite = system.settings.ledger_url.startswith("sqlite")
+def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
+    file = context.settings.ledger_url.partition(":///")[2]
+    is_sqlite = context.settings.ledger_url.startswith("sqlite")
     match error:
         case LedgerMissing():
             remedy = "where there was one, correct its address, or restore it: docs/backup.md; "
@@ -93,9 +93,9 @@ def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
         case LedgerConnectionLimit():
             most = KEPT_CONNECTIONS + MORE_CONNECTIONS
             return Finding.LEDGER_CROWDED, (
-                "close what holds them in vain, or raise `max_connections` of the server and "
-                f"restart it: a process of Switchyard uses 2 or 3, {most} at most; who has them, "
-                "asked as a superuser, for whom some are kept: `psql -c 'SELECT usename, "
+                "close idle connections, or raise `max_connections` of the server and restart it: "
+                f"a process of Switchyard uses 2 or 3, {most} at most; to list the connections, "
+                "connect as a superuser, for whom some are reserved: `psql -c 'SELECT usename, "
                 "application_name, client_addr, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 "
                 "ORDER BY 4 DESC'`"
             )
@@ -113,7 +113,7 @@ def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 "JOBS_DATABASE_URL, or promote it; otherwise somebody has set it so, or a provider "
                 "whose disk is nearly full: make room, then `psql -c 'SET "
                 "default_transaction_read_only = off' -c 'ALTER DATABASE "
-                f"{_name(system)} SET default_transaction_read_only = off'`"
+                f"{_quoted_database(context)} SET default_transaction_read_only = off'`"
             )
         case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
             return Finding.LEDGER_LOCKED, (
@@ -125,7 +125,7 @@ def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 "that shows who holds what; where it does not, the server is frozen or cut off: "
                 "look at its host, and restart it"
             )
-        case _ if STANDBYS in str(error):
+        case _ if NO_PRIMARY_TEXT in str(error):
             return Finding.LEDGER_AWAY, (
                 "start the primary; where it is lost, promote the standby: `psql -c 'SELECT "
                 "pg_promote()'` there; docs/cluster.md"
@@ -139,21 +139,21 @@ def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
             )
 
 
-def _name(system: DoctorContext) -> str:
-    """Of PostgreSQL's database, as SQL has it."""
-    name = urlsplit(system.settings.ledger_url).path.strip("/")
+def _quoted_database(context: DoctorContext) -> str:
+    """Return the name of PostgreSQL's database, quoted for SQL."""
+    name = urlsplit(context.settings.ledger_url).path.strip("/")
     return '"' + unquote(name).replace('"', '""') + '"'
 
 
 BROKER_TOLERANCE = 5.0
-"""Seconds: the broker tells its time in whole ones."""
-MUCH = 60.0
-"""Seconds from which it is no matter of taste any more."""
+"""Seconds of difference that are no finding: the broker tells its time in whole seconds."""
+CLOCK_FAILURE_OFFSET = 60.0
+"""Seconds of difference beyond which it is a failure and not a warning."""
 
 
-async def ledger_clock(system: DoctorContext) -> list[Diagnostic]:
-    """This host's."""
-    ahead = -system.need_ledger().clock.offset
+async def host_clock(context: DoctorContext) -> list[Diagnostic]:
+    """Check this host's clock against the ledger's."""
+    ahead = -context.need_ledger().clock.offset  # exactly 0 within the clock's tolerance
     if not ahead:
         return [ok("clock", "this host's clock agrees with the ledger's")]
     detail = (
@@ -163,37 +163,39 @@ async def ledger_clock(system: DoctorContext) -> list[Diagnostic]:
     return [_clock_off(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
 
 
-async def broker_clock(system: DoctorContext) -> list[Diagnostic]:
-    """The broker's, against the ledger's where that is known."""
-    broker_time = await system.need_management().time()
-    # Not the host's, for which `ledger_clock` speaks.
-    ahead = broker_time - system.now()
+async def broker_clock(context: DoctorContext) -> list[Diagnostic]:
+    """Check the broker's clock against the ledger's, or this host's where the ledger can't be
+    used."""
+    broker_time = await context.need_management().time()
+    # By the ledger's clock where there is one: `host_clock` judges the host's.
+    ahead = broker_time - context.now()
     if abs(ahead) <= BROKER_TOLERANCE:
         return [ok("broker clock", "the broker's clock agrees")]
     detail = (
-        f"the broker's clock is {_delay(ahead)} {'the ledger' if system.ledger else 'this host'}'s"
+        f"the broker's clock is {_delay(ahead)} {'the ledger' if context.ledger else 'this host'}'s"
     )
     return [_clock_off(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")]
 
 
 def _clock_off(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Diagnostic:
     remedy = f"on {where}: `timedatectl set-ntp true`"
-    diagnose = failure if abs(ahead) > MUCH else warning
+    diagnose = failure if abs(ahead) > CLOCK_FAILURE_OFFSET else warning
     return diagnose(name, finding, detail, remedy)
 
 
 def _delay(ahead: float) -> str:
-    by = timedelta(seconds=round(abs(ahead), 1 if abs(ahead) < MUCH else None))
+    by = timedelta(seconds=round(abs(ahead), 1 if abs(ahead) < CLOCK_FAILURE_OFFSET else None))
     return f"{by} {'ahead of' if ahead > 0 else 'behind'}"
 
 
-async def system(system: DoctorContext) -> list[Diagnostic]:
-    """Whose the broker is, and whether the ledger is the newest of it."""
-    ledger = system.need_ledger()
+async def system(context: DoctorContext) -> list[Diagnostic]:
+    """Check that broker and ledger belong to the same system, and that the ledger is no old
+    copy."""
+    ledger = context.need_ledger()
     ledger_system = await ledger.system.system()
     try:
-        mark = await read_broker(system.settings)
-        await require_same_system(system.settings, ledger)
+        mark = await read_broker(context.settings)
+        await require_same_system(context.settings, ledger)
     except MarkHidden as error:
         remedy = "permit the user of JOBS_AMQP_URL to configure, read and write jobs.system"
         return [warning("system", Finding.SYSTEM_UNKNOWN, str(error), remedy)]
@@ -201,7 +203,7 @@ async def system(system: DoctorContext) -> list[Diagnostic]:
         remedy = "correct the address that is wrong: `jobctl system show` has both side by side"
         return [failure("system", Finding.SYSTEM_OTHER, str(error), remedy)]
     except BrokerUnavailable:
-        return []  # the check of the broker says so
+        return []  # the check of the broker reports it
     if mark is None:
         detail = (
             f"the broker is not marked as that of the system {ledger_system}: others could use it"

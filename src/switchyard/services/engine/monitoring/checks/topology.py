@@ -23,25 +23,25 @@ from switchyard.services.engine.monitoring.check import (
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 
-async def topology(system: DoctorContext) -> list[Diagnostic]:
+async def topology(context: DoctorContext) -> list[Diagnostic]:
     """All of it, held against the declaration."""
-    live = await system.need_management().fetch()
-    differences = diff(_declared_topology(system, system.settings.profile), live)
+    live = await context.need_management().fetch()
+    differences = diff(_declared_topology(context, context.settings.profile), live)
     if any(each.name.startswith(STAND_IN_PREFIX) for each in differences):
-        return [_half_migrated(system, differences)]
+        return [_half_migrated(context, differences)]
     overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
     extra = [each for each in differences if each.is_extra]
     others = [each for each in differences if each not in overridden and not each.is_extra]
     return [
-        _declared_as_is(system, live, others),
-        _policies(system, live, overridden),
-        *await _extra(system, extra),
+        _declared_as_is(context, live, others),
+        _policies(context, live, overridden),
+        *await _extra(context, extra),
     ]
 
 
-def _declared_topology(system: DoctorContext, profile: Profile) -> Topology:
-    delays = system.settings.retry_delays
-    return build(profile, system.registry.routes, retry_delays=delays)
+def _declared_topology(context: DoctorContext, profile: Profile) -> Topology:
+    delays = context.settings.retry_delays
+    return build(profile, context.registry.routes, retry_delays=delays)
 
 
 def _other(profile: Profile) -> Profile:
@@ -49,7 +49,7 @@ def _other(profile: Profile) -> Profile:
 
 
 def _declared_as_is(
-    system: DoctorContext, live: LiveTopology, differences: list[Difference]
+    context: DoctorContext, live: LiveTopology, differences: list[Difference]
 ) -> Diagnostic:
     texts = [each.text for each in differences]
     if not differences:
@@ -57,19 +57,19 @@ def _declared_as_is(
     if all(each.fixable for each in differences):
         remedy = "run `jobctl topology apply`"
         return failure("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
-    other = _other(system.settings.profile)
-    if not any(each.blocking for each in diff(_declared_topology(system, other), live)):
+    other = _other(context.settings.profile)
+    if not any(each.blocking for each in diff(_declared_topology(context, other), live)):
         detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
         remedy = (
             f"`export JOBS_PROFILE={other}` for every process, or change the queues: "
-            f"`jobctl topology migrate --to {system.settings.profile}`"
+            f"`jobctl topology migrate --to {context.settings.profile}`"
         )
         return failure("topology", Finding.PROFILE_WRONG, detail, remedy)
     remedy = "see docs/topology.md#changing-a-live-broker: empty it, delete it, apply"
     return failure("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
 
 
-def _half_migrated(system: DoctorContext, differences: list[Difference]) -> Diagnostic:
+def _half_migrated(context: DoctorContext, differences: list[Difference]) -> Diagnostic:
     """Report a migration that has not ended. It causes the other differences, too: nobody is to
     correct them by hand before it has ended."""
     names = {each.name.removeprefix(STAND_IN_PREFIX) for each in differences if each.is_extra}
@@ -77,7 +77,7 @@ def _half_migrated(system: DoctorContext, differences: list[Difference]) -> Diag
         "queues are being changed to the other profile, or that was broken off; it has come to "
         f"{some(sorted(names))}"
     )
-    profile = system.settings.profile
+    profile = context.settings.profile
     remedy = (
         f"`jobctl topology migrate --to {profile}` goes on where it was, or the same with "
         f"`--to {_other(profile)}`, if that was begun; either also undoes the other"
@@ -86,19 +86,19 @@ def _half_migrated(system: DoctorContext, differences: list[Difference]) -> Diag
 
 
 def _policies(
-    system: DoctorContext, live: LiveTopology, overridden: list[Difference]
+    context: DoctorContext, live: LiveTopology, overridden: list[Difference]
 ) -> Diagnostic:
     if not overridden:
         return ok("policies", "every queue is under its own policy")
     texts = [each.text for each in overridden]
     names = {each.name for each in overridden}
     declared_names = {
-        policy.name for policy in _declared_topology(system, system.settings.profile).policies
+        policy.name for policy in _declared_topology(context, context.settings.profile).policies
     }
     foreign = {
         queue.policy for queue in live.queues if queue.name in names and queue.policy
     } - declared_names
-    rabbitmqctl = f"rabbitmqctl -p {shlex.quote(system.settings.vhost)}"
+    rabbitmqctl = f"rabbitmqctl -p {shlex.quote(context.settings.vhost)}"
     if foreign:
         commands = [f"`{rabbitmqctl} clear_policy {shlex.quote(each)}`" for each in sorted(foreign)]
         remedy = f"{some(commands)}, or narrow its pattern or lower its priority"
@@ -108,11 +108,11 @@ def _policies(
     return failure("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
 
 
-async def _extra(system: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
+async def _extra(context: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
     """Return what is in our namespace and not declared: of job types that are not loaded, or left
     over. Nothing that holds a job is to be removed."""
     queues = [each.name for each in extra if each.kind == "queue"]
-    depths = await ask_queues(system.settings.require_amqp_url(), queues) if queues else {}
+    depths = await ask_queues(context.settings.require_amqp_url(), queues) if queues else {}
     occupied = {
         name: each.ready for name, each in depths.items() if each is not None and each.ready
     }
@@ -130,7 +130,7 @@ async def _extra(system: DoctorContext, extra: list[Difference]) -> list[Diagnos
         checks.append(failure("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
     left = [each for each in extra if each.name not in occupied]
     if left:
-        commands = [_removal(system, each) for each in left]
+        commands = [_removal(context, each) for each in left]
         remedy = "load their job types with JOBS_MODULES; if there are none any more: " + some(
             [each for each in commands if each] or ["remove them by the management page"]
         )
@@ -139,8 +139,8 @@ async def _extra(system: DoctorContext, extra: list[Difference]) -> list[Diagnos
     return checks
 
 
-def _removal(system: DoctorContext, difference: Difference) -> str | None:
-    vhost = shlex.quote(system.settings.vhost)
+def _removal(context: DoctorContext, difference: Difference) -> str | None:
+    vhost = shlex.quote(context.settings.vhost)
     name = shlex.quote(difference.name)
     if difference.kind == "queue":
         return f"`rabbitmqctl -p {vhost} delete_queue {name} --if-empty --if-unused`"

@@ -42,11 +42,11 @@ OVER_AFTER = 900.0
 """Seconds after the last death from which it is only a warning."""
 
 
-async def scheduler(system: DoctorContext) -> list[Diagnostic]:
+async def scheduler(context: DoctorContext) -> list[Diagnostic]:
     """One has to be active."""
     if (
         0
-        < await system.need_ledger().leases.lease_remaining(SCHEDULER)
+        < await context.need_ledger().leases.lease_remaining(SCHEDULER)
         < LEASE_SECONDS + MAX_CLOCK_SKEW
     ):
         return [ok("scheduler", "one is active")]
@@ -54,13 +54,13 @@ async def scheduler(system: DoctorContext) -> list[Diagnostic]:
     return [failure("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
 
 
-async def workers(system: DoctorContext) -> list[Diagnostic]:
+async def workers(context: DoctorContext) -> list[Diagnostic]:
     """Those of the last day."""
-    alive, silent = await system.workers()
+    alive, silent = await context.workers()
     kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
     detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
     if silent:
-        now = system.now()
+        now = context.now()
         names = some(
             [
                 f"{worker.worker_id} (process {worker.pid} on {worker.host}, for "
@@ -70,18 +70,18 @@ async def workers(system: DoctorContext) -> list[Diagnostic]:
         )
         detail += f"; {len(silent)} fell silent within a day, and none took its place: {names}"
         diagnose = warning if alive else failure
-        return [diagnose("workers", Finding.WORKERS_SILENT, detail, await advice(system, silent))]
+        return [diagnose("workers", Finding.WORKERS_SILENT, detail, await advice(context, silent))]
     if not alive:
         return [failure("workers", Finding.WORKERS_NONE, detail, "start `jobctl worker all`")]
     return [ok("workers", detail)]
 
 
-async def killed(system: DoctorContext) -> list[Diagnostic]:
+async def killed(context: DoctorContext) -> list[Diagnostic]:
     """Workers that died without a word, one after another, within a day."""
-    ledger, now = system.need_ledger(), system.now()
+    ledger, now = context.need_ledger(), context.now()
     killed_by_kind: dict[tuple[str, ...], list[WorkerRecord]] = {}
     for worker in sorted(await ledger.workers.list_workers(), key=lambda each: each.beat_at):
-        if worker.kinds and _has_died(system, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
+        if worker.kinds and _has_died(context, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
             deaths = killed_by_kind.setdefault(worker.kinds, [])
             # Those that end together, as with their host, are one.
             if not deaths or worker.started_at > deaths[-1].beat_at:
@@ -95,23 +95,23 @@ async def killed(system: DoctorContext) -> list[Diagnostic]:
             ran[each.worker_id].add(each.job_type)
         always = sorted(set.intersection(*ran.values()))
         if always or len(deaths) > AGAIN:
-            checks.append(_killed_again(system, kinds, deaths, ran, always))
+            checks.append(_killed_again(context, kinds, deaths, ran, always))
     return checks
 
 
-def _has_died(system: DoctorContext, worker: WorkerRecord) -> bool:
+def _has_died(context: DoctorContext, worker: WorkerRecord) -> bool:
     """Tell whether it has ended without saying so."""
     if worker.stopped_at is not None:
         return False
     state = state_of_process(worker.pid, worker.mark)
     if state is not ProcessState.UNKNOWN:
         return state is ProcessState.GONE
-    after = system.settings.takeover_after
-    return status_of(worker, takeover_after=after, now=system.now()) == "silent"
+    after = context.settings.takeover_after
+    return status_of(worker, takeover_after=after, now=context.now()) == "silent"
 
 
 def _killed_again(
-    system: DoctorContext,
+    context: DoctorContext,
     kinds: tuple[str, ...],
     deaths: list[WorkerRecord],
     ran: dict[str, set[str]],
@@ -128,7 +128,7 @@ def _killed_again(
         what = "while no job ran"
     detail = (
         f"workers of {', '.join(kinds)} were killed {pluralize(len(deaths), 'time')} in {minutes}, "
-        f"{what}; the last one {timedelta(seconds=round(system.now() - deaths[-1].beat_at))} ago"
+        f"{what}; the last one {timedelta(seconds=round(context.now() - deaths[-1].beat_at))} ago"
     )
     hosts = ", ".join(sorted({each.host for each in deaths}))
     remedy = (
@@ -141,14 +141,14 @@ def _killed_again(
             f"; `jobctl jobs list --type {always[0]}` shows its jobs; with "
             'isolation="process" and `memory_limit_mb` in its @job it harms nobody else'
         )
-    is_over = system.now() - deaths[-1].beat_at > OVER_AFTER
+    is_over = context.now() - deaths[-1].beat_at > OVER_AFTER
     return (warning if is_over else failure)("workers", Finding.WORKERS_KILLED, detail, remedy)
 
 
-async def blocked(system: DoctorContext) -> list[Diagnostic]:
+async def blocked(context: DoctorContext) -> list[Diagnostic]:
     """Event loops that a job has blocked within a day, or does now."""
-    now = system.now()
-    recent_blocks = await system.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
+    now = context.now()
+    recent_blocks = await context.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
     if not recent_blocks:
         return []
     by_type: dict[str, list[LoopBlock]] = {}
@@ -176,15 +176,15 @@ def _blocked_by(job_type: str, blocks: list[LoopBlock], now: float) -> str:
     )
 
 
-async def consuming(system: DoctorContext) -> list[Diagnostic]:
+async def consuming(context: DoctorContext) -> list[Diagnostic]:
     """Workers that could take jobs, and have no consumer on the broker."""
-    alive, _ = await system.workers()
-    busy = await system.running_by_worker()
-    tags = {str(each["consumer_tag"]) for each in await system.need_management().consumers()}
+    alive, _ = await context.workers()
+    busy = await context.running_by_worker()
+    tags = {str(each["consumer_tag"]) for each in await context.need_management().consumers()}
     lost = [
         worker
         for worker in alive
-        if system.now() - worker.started_at > SHOWN_AFTER
+        if context.now() - worker.started_at > SHOWN_AFTER
         and busy[worker.worker_id] < worker.concurrency
         and not any(tag.startswith(f"{worker.worker_id}.") for tag in tags)
     ]
@@ -193,17 +193,17 @@ async def consuming(system: DoctorContext) -> list[Diagnostic]:
     detail = "alive, with free slots, and without a consumer on the broker: " + some(
         [f"{each.worker_id} (process {each.pid} on {each.host})" for each in lost]
     )
-    remedy = f"it mends itself within 20 s; where this stays: {await advice(system, lost)}"
+    remedy = f"it mends itself within 20 s; where this stays: {await advice(context, lost)}"
     return [warning("consumers", Finding.CONSUMER_LOST, detail, remedy)]
 
 
-async def lacking(system: DoctorContext) -> list[Diagnostic]:
+async def lacking(context: DoctorContext) -> list[Diagnostic]:
     """Job types of waiting jobs that workers do not know: some that got jobs of them and have sent
     them on, or all that live."""
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     reports = await ledger.workers.lacking()
     sent_on = {each.job_type for each in reports}
-    alive, _ = await system.workers()
+    alive, _ = await context.workers()
     nowhere = {
         job_type: (kind, count)
         for (job_type, kind), count in (await ledger.gauges.waiting_types()).items()
@@ -242,9 +242,9 @@ async def lacking(system: DoctorContext) -> list[Diagnostic]:
     return checks
 
 
-async def outdated(system: DoctorContext) -> list[Diagnostic]:
+async def outdated(context: DoctorContext) -> list[Diagnostic]:
     """Workers that got newer payloads than they know, and have sent these jobs on."""
-    reports = await system.need_ledger().workers.outdated()
+    reports = await context.need_ledger().workers.outdated()
     if not reports:
         return []
     examples = some(
@@ -297,11 +297,11 @@ CAUSES = {
 
 
 async def advice(
-    system: DoctorContext, workers: Sequence[WorkerRecord], *, start: bool = True
+    context: DoctorContext, workers: Sequence[WorkerRecord], *, start: bool = True
 ) -> str:
     """Return what to do about workers that seem not to work; with `start`, also how to start
     others. Takes as long as a heartbeat may, to see whether they send one. Raises LedgerError."""
-    causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in system.found))
+    causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in context.found))
     if causes:
         return (
             f"first mend what is told above of {' and '.join(causes)}: workers wait for that and "
@@ -310,11 +310,11 @@ async def advice(
     named = workers[:MAX_LISTED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
     here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
-    beating = await _wait_for_heartbeats(system, here)
+    beating = await _wait_for_heartbeats(context, here)
     advised = [
-        await _of_running(system, each, is_beating=each.worker_id in beating)
+        await _of_running(context, each, is_beating=each.worker_id in beating)
         if each in here
-        else await _of_another(system, each, states[each.worker_id])
+        else await _of_another(context, each, states[each.worker_id])
         for each in named
     ]
     if start:
@@ -323,15 +323,15 @@ async def advice(
     return "; ".join(advised) or "its worker is not known any more"
 
 
-async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating: bool) -> str:
+async def _of_running(context: DoctorContext, worker: WorkerRecord, *, is_beating: bool) -> str:
     """Return what to do about a process of this host."""
-    name, runs = _name(worker), await _runs(system, worker)
+    name, runs = _name(worker), await _runs(context, worker)
     if is_beating:
         return (
             f"{name} lives and sends heartbeats: see its log; {runs}; `kill {worker.pid}` stops it "
             "in order, and what it runs is ended or goes back to its queue"
         )
-    block = await _current_block(system, worker)
+    block = await _current_block(context, worker)
     if block is not None:
         job = f"{block.job_type} {block.job_id}" if block.job_id else "what is no job"
         runs = f"its event loop is blocked by {job} at {block.place}; {runs}"
@@ -341,7 +341,7 @@ async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating
     )
 
 
-async def _of_another(system: DoctorContext, worker: WorkerRecord, state: ProcessState) -> str:
+async def _of_another(context: DoctorContext, worker: WorkerRecord, state: ProcessState) -> str:
     """Return what to do about one that does not run, or elsewhere."""
     name = _name(worker)
     if state is ProcessState.GONE:
@@ -349,8 +349,8 @@ async def _of_another(system: DoctorContext, worker: WorkerRecord, state: Proces
     if state is ProcessState.STOPPED:
         return (
             f"{name} was stopped by a signal, as by a debugger, Ctrl-Z or SIGSTOP: SIGCONT lets it "
-            f"go on; {await _runs(system, worker)}; if it is not to, `kill -9 {worker.pid}`: other "
-            "workers run that again"
+            f"go on; {await _runs(context, worker)}; if it is not to go on, `kill -9 "
+            f"{worker.pid}`: other workers run its jobs again"
         )
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(worker.started_at))
     return (
@@ -364,13 +364,13 @@ def _name(worker: WorkerRecord) -> str:
     return f"process {worker.pid} on {worker.host}"
 
 
-async def _wait_for_heartbeats(system: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
+async def _wait_for_heartbeats(context: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
     """Return those that send a heartbeat while this waits for one."""
     if not workers:
         return set()
-    ledger = system.need_ledger()
+    ledger = context.need_ledger()
     before = {each.worker_id: await ledger.workers.worker_beat(each.worker_id) for each in workers}
-    interval = beat_interval(system.settings.takeover_after, idle=True)
+    interval = beat_interval(context.settings.takeover_after, idle=True)
     deadline = time.monotonic() + min(max(LATE * interval, SHORTEST_LOOK), LONGEST_LOOK)
     beating: set[str] = set()
     while len(beating) < len(before) and time.monotonic() < deadline:
@@ -381,14 +381,14 @@ async def _wait_for_heartbeats(system: DoctorContext, workers: Sequence[WorkerRe
     return beating
 
 
-async def _runs(system: DoctorContext, worker: WorkerRecord) -> str:
+async def _runs(context: DoctorContext, worker: WorkerRecord) -> str:
     """Return what it runs, as far as the ledger knows."""
-    jobs = [f"{job.job_type} {job.id}" for job in await system.running_in(worker.worker_id)]
+    jobs = [f"{job.job_type} {job.id}" for job in await context.running_in(worker.worker_id)]
     return f"it runs {some(jobs)}" if jobs else "it runs no job"
 
 
-async def _current_block(system: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
+async def _current_block(context: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
     """Return what blocks its loop now, as far as it was noted."""
-    blocks = await system.need_ledger().workers.loop_blocks(worker.started_at)
+    blocks = await context.need_ledger().workers.loop_blocks(worker.started_at)
     lasting = (each for each in blocks if each.worker_id == worker.worker_id and not each.ended)
     return next(lasting, None)
