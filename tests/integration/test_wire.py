@@ -213,7 +213,7 @@ async def test_thousands_of_confirms_find_their_publishes(
 ) -> None:
     """Some of them come as one for many (`multiple`); none goes to the wrong publish."""
     of_many = 0
-    confirmed = Unconfirmed.confirmed
+    confirmed = Unconfirmed.pop_confirmed
 
     def counted(
         self: Unconfirmed[Any], tag: int, *, multiple: bool, accepted: bool
@@ -222,7 +222,7 @@ async def test_thousands_of_confirms_find_their_publishes(
         of_many += multiple
         return confirmed(self, tag, multiple=multiple, accepted=accepted)
 
-    monkeypatch.setattr(Unconfirmed, "confirmed", counted)
+    monkeypatch.setattr(Unconfirmed, "pop_confirmed", counted)
     confirms = []
     for number in range(3_000):
         lost = number % 7 == 0
@@ -313,7 +313,7 @@ async def test_a_channel_that_the_broker_closes_ends_all_that_waits(
     assert not channel.requeue(1)
     with pytest.raises(CHANNEL_ERRORS):
         await channel.consume(QUEUE, "late", lambda _: None)
-    await asyncio.wait_for(channel.room(0), PATIENCE)
+    await asyncio.wait_for(channel.wait_for_window(0), PATIENCE)
     assert await depth(broker.amqp_url, QUEUE) == 1
 
 

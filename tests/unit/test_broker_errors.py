@@ -320,7 +320,7 @@ def three() -> Unconfirmed[int]:
     """Three publishes under way, with the tags 1, 2, 3."""
     waiting: Unconfirmed[int] = Unconfirmed()
     for number in (1, 2, 3):
-        waiting.sent(number, f"job-{number}", "jobs.topic", "hot.crawl")
+        waiting.add(number, f"job-{number}", "jobs.topic", "hot.crawl")
     return waiting
 
 
@@ -331,46 +331,46 @@ def outcomes(
 
 
 def test_an_ack_ends_its_own_publish(three: Unconfirmed[int]) -> None:
-    assert outcomes(three.confirmed(2, multiple=False, accepted=True)) == [(2, None)]
+    assert outcomes(three.pop_confirmed(2, multiple=False, accepted=True)) == [(2, None)]
     assert len(three) == 2
 
 
 def test_an_ack_of_many_ends_all_up_to_its_tag(three: Unconfirmed[int]) -> None:
-    assert outcomes(three.confirmed(2, multiple=True, accepted=True)) == [(1, None), (2, None)]
-    assert outcomes(three.confirmed(3, multiple=True, accepted=True)) == [(3, None)]
+    assert outcomes(three.pop_confirmed(2, multiple=True, accepted=True)) == [(1, None), (2, None)]
+    assert outcomes(three.pop_confirmed(3, multiple=True, accepted=True)) == [(3, None)]
 
 
 def test_a_nack_is_a_refusal(three: Unconfirmed[int]) -> None:
-    assert outcomes(three.confirmed(1, multiple=False, accepted=False)) == [(1, Refused)]
-    ended = three.confirmed(3, multiple=True, accepted=False)
+    assert outcomes(three.pop_confirmed(1, multiple=False, accepted=False)) == [(1, Refused)]
+    ended = three.pop_confirmed(3, multiple=True, accepted=False)
     assert outcomes(ended) == [(2, Refused), (3, Refused)]
 
 
 def test_an_answer_that_nobody_waits_for_is_left_alone(three: Unconfirmed[int]) -> None:
-    assert three.confirmed(9, multiple=False, accepted=True) == []
-    three.confirmed(3, multiple=True, accepted=True)
-    assert three.confirmed(3, multiple=True, accepted=True) == []
+    assert three.pop_confirmed(9, multiple=False, accepted=True) == []
+    three.pop_confirmed(3, multiple=True, accepted=True)
+    assert three.pop_confirmed(3, multiple=True, accepted=True) == []
 
 
 def test_what_came_back_is_unroutable_although_it_is_confirmed(three: Unconfirmed[int]) -> None:
-    three.returned("job-2", "jobs.topic", "hot.crawl")
-    ended = three.confirmed(3, multiple=True, accepted=True)
+    three.note_return("job-2", "jobs.topic", "hot.crawl")
+    ended = three.pop_confirmed(3, multiple=True, accepted=True)
     assert outcomes(ended) == [(1, None), (2, Unroutable), (3, None)]
 
 
 def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
     waiting: Unconfirmed[int] = Unconfirmed()
     for number in (1, 2, 3):
-        waiting.sent(number, *KEY)
-    waiting.returned(*KEY)
-    waiting.returned(*KEY)
-    ended = waiting.confirmed(2, multiple=True, accepted=True)
+        waiting.add(number, *KEY)
+    waiting.note_return(*KEY)
+    waiting.note_return(*KEY)
+    ended = waiting.pop_confirmed(2, multiple=True, accepted=True)
     assert outcomes(ended) == [(1, Unroutable), (2, Unroutable)]
-    assert outcomes(waiting.confirmed(3, multiple=False, accepted=True)) == [(3, None)]
+    assert outcomes(waiting.pop_confirmed(3, multiple=False, accepted=True)) == [(3, None)]
 
 
 def test_a_lost_connection_leaves_open_what_was_accepted(three: Unconfirmed[int]) -> None:
-    ended = three.lost("CONNECTION_FORCED - node is going down")
+    ended = three.pop_all("CONNECTION_FORCED - node is going down")
     assert outcomes(ended) == [
         (1, BrokerUnavailable),
         (2, BrokerUnavailable),
@@ -378,14 +378,14 @@ def test_a_lost_connection_leaves_open_what_was_accepted(three: Unconfirmed[int]
     ]
     assert all(isinstance(error, BrokerUnavailable) and error.maybe_accepted for _, error in ended)
     assert str(ended[0][1]).endswith("CONNECTION_FORCED - node is going down")
-    assert three.lost("again") == []
+    assert three.pop_all("again") == []
 
 
 def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None:
     waiting: Unconfirmed[int] = Unconfirmed()
-    waiting.sent(1, *KEY)
-    waiting.sent(2, "job-2", "jobs.retry.5s", "hot.llm")
-    ended = waiting.lost("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
+    waiting.add(1, *KEY)
+    waiting.add(2, "job-2", "jobs.retry.5s", "hot.llm")
+    ended = waiting.pop_all("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
     assert outcomes(ended) == [(1, Unroutable), (2, BrokerUnavailable)]
     assert "jobctl topology apply" in str(ended[0][1])
 

@@ -68,7 +68,7 @@ def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
     certificate = DeadLetterInfo(
         Reason.EXHAUSTED, "hot.noop", error_type=said, message=said, traceback=said, worker=said
     )
-    for each in (certificate, *certificate.shorter()):
+    for each in (certificate, *certificate.shortened()):
         frames = encode_publish(
             1, "jobs.dlx", "hot.noop", Envelope(b"{}", "m", headers=each.headers()), 131_072
         )

@@ -120,7 +120,7 @@ def test_the_blocking_publisher_finds_all_nodes_away_within_two_seconds(away: Pe
         settings = BrokerSettings(amqp_url=SecretStr(url))
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=r"(127\.0\.0\.1:.*){3}") as caught:
-            Session.opened(settings, "test")
+            Session.connect(settings, "test")
         assert time.monotonic() - started < 2.5 * CONNECT_TIMEOUT  # not three times
         assert "secret" not in str(caught.value)
 

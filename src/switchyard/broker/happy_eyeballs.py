@@ -1,4 +1,4 @@
-"""Connects to whichever of several servers accepts first."""
+"""Connect to whichever of several servers accepts first."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class AllAttemptsFailed(Exception):
         super().__init__("; ".join(map(str, errors)))
 
 
-async def first_connected(
+async def connect_first(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]],
     *,
     head_start: float,
     failures: type[E] | tuple[type[E], ...],
     close: Callable[[T], Awaitable[None]],
 ) -> T:
-    """Return what the first attempt to succeed gives; each has a head start of so many seconds
-    before the next, which begins at once when one fails.
+    """Return the result of the first attempt that succeeds. Each has a head start of `head_start`
+    seconds before the next, which begins at once when one fails.
 
-    What else succeeds meanwhile is closed, and no attempt outlives the call. Raises
-    AllAttemptsFailed where all raise `failures`; any other error as it is.
+    A later success is closed, and no attempt outlives the call. Raises AllAttemptsFailed where all
+    attempts raise `failures`; any other error as it is.
     """
     waiting = list(attempts)
     running: list[asyncio.Task[T]] = []

@@ -1,8 +1,8 @@
-"""Background tasks: each is watched from its start to its end.
+"""Run background tasks, each watched from its start to its end.
 
-A task that nobody waits for can end without anybody knowing, and leave a process behind that looks
-alive and does half its work. So what runs for as long as its owner does is started here. Tasks
-with an end, whose owner waits for them, need none of this.
+A task that nobody waits for can end unnoticed, and leave a process behind that looks alive and does
+half its work. So tasks that run as long as their owner are started here. Tasks that end, and whose
+owner waits for them, need none of this.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ BACKOFF_RESET_AFTER = 60.0
 VITAL_TRIES = 3
 """Failures in a row of a vital task after which its owner has to end."""
 CANCEL_RETRY_INTERVAL = 0.2
-"""Seconds after which a task that is cancelled and goes on is cancelled once more."""
+"""Seconds after which a cancelled task that goes on is cancelled once more."""
 
 TaskFactory = Callable[[], Coroutine[Any, Any, None]]
 
 
 class BackgroundFailed(Exception):
-    """A vital task can't be kept running; the cause is what ended it last."""
+    """A vital task can't be kept running; the cause is its last error."""
 
 
 class TaskSupervisor:
     """The background tasks of one owner, which calls `close` at its end.
 
-    What ends without having been told to is logged as an error and started again, with backoff.
+    A task that ends before it is cancelled is logged as an error and started again, with backoff.
     """
 
     def __init__(self, log: FilteringBoundLogger) -> None:
@@ -65,7 +65,7 @@ class TaskSupervisor:
         pause, failures = FIRST_PAUSE, 0
         while True:
             began = time.monotonic()
-            error = await self._end_of(work)
+            error = await self._run_to_end(work)
             if time.monotonic() - began >= BACKOFF_RESET_AFTER:
                 pause, failures = FIRST_PAUSE, 0
             failures += 1
@@ -83,7 +83,7 @@ class TaskSupervisor:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LAST_PAUSE)
 
-    async def _end_of(self, work: TaskFactory) -> BaseException | None:
+    async def _run_to_end(self, work: TaskFactory) -> BaseException | None:
         """Run the work; return the error that ended it, None if it returned. Raises CancelledError
         where this task itself is cancelled."""
         try:
@@ -92,10 +92,10 @@ class TaskSupervisor:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return error  # of something beneath: nobody has told this task to end
+            return error  # raised by a library: nobody has cancelled this task
         except GeneratorExit:  # the event loop is gone
             raise
-        except BaseException as error:  # a panic of Rust, for one
+        except BaseException as error:  # such as a panic in Rust code
             return error
         return None
 
@@ -110,7 +110,7 @@ class TaskSupervisor:
 async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until all have ended; what they raise stays in them.
 
-    To cancel once is not enough: before Python 3.12, `asyncio.wait_for` (in every call of
+    Cancelling once is not enough: before Python 3.12, `asyncio.wait_for` (in every call of
     aiormq) forgets a cancellation that comes at the moment at which it has its result.
     """
     left = {task for task in tasks if not task.done()}

@@ -1,4 +1,4 @@
-"""Numbers and names of things as people say them, and foreign text as it can be written."""
+"""Write numbers and names for people, and foreign text so that it can be stored anywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from difflib import get_close_matches
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
-    """`1 job`, `1,200 jobs`; `plural` where it is not the noun with an `s`."""
+    """Return `1 job` or `1,200 jobs`; `plural`: the plural, where it is not the noun with an
+    `s`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -37,7 +38,7 @@ def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return what can be named in the place of `name`: the nearest one first, then all."""
+    """Return the text of a suggestion for an unknown name: the nearest known one, then all."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     names_text = f"known are: {', '.join(names) or 'none'}"

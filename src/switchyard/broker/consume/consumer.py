@@ -1,13 +1,13 @@
 """Strict priority over several queues, with reserved slots.
 
 One `LaneConsumer` serves one kind of worker: its queues, most urgent first. Which delivery gets
-a slot, waits for one or goes back is said in `slots`.
+a slot, waits for one or goes back is decided in `slots`.
 
 - Each queue has a consumer of its own, whose prefetch is the number of slots that its lane may
   use: a message that the broker still holds can be overtaken, one that was fetched can't.
 - A consumer that the broker cancelled, a channel that was closed and a connection that was lost
   all end in the same place: the queue's own loop, which opens a channel again, with backoff.
-- A consumer that the broker has forgotten without a word is found by `watchdog`.
+- A consumer that the broker has lost without telling is found by `watchdog`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from switchyard.broker.consume.listening import keep_listening
 from switchyard.broker.consume.slots import MAX_SLOT_WAIT, LaneQueue, Slots
 from switchyard.broker.consume.watchdog import WATCH_SECONDS, watch
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
-from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.connection import close_quietly
 from switchyard.broker.wire.reconnector import Reconnector
 
 
@@ -71,7 +71,7 @@ class LaneConsumer:
     # --- life -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Consume until `stop` is called. What runs then goes on: see `drain`."""
+        """Consume until `stop` is called. Handlers that run then go on: see `drain`."""
         if self._slots.is_open:
             self._slots.open()
         async with asyncio.TaskGroup() as group:
@@ -81,7 +81,8 @@ class LaneConsumer:
                 group.create_task(watching, name=f"watch {queue.name}")
 
     def stop(self) -> None:
-        """Start nothing more, stop consuming, return what was fetched and not started."""
+        """Start nothing more, stop consuming, requeue deliveries that were fetched and not
+        started."""
         self._stopping.set()
         self._slots.close()
 
@@ -94,16 +95,18 @@ class LaneConsumer:
         return all(task.done() for task in running)
 
     async def abort(self, grace: float) -> bool:
-        """Cancel the running handlers, whatever they are at, and wait as `drain` does.
+        """Cancel the running handlers and wait as `drain` does.
 
-        Their deliveries are theirs to return; what they leave goes back with the connection.
+        Each handler settles its own delivery; one that does not is requeued when the connection
+        ends.
         """
         for task in self._slots.running:
             task.cancel()
         return await self.drain(grace)
 
     def pause(self) -> None:
-        """Take no more deliveries until `resume`; what was fetched and not started goes back."""
+        """Take no more deliveries until `resume`; requeue those that were fetched and not
+        started."""
         if self._slots.is_open:
             self._slots.close()
 
@@ -125,7 +128,8 @@ class LaneConsumer:
 
     @property
     def states(self) -> dict[str, str]:
-        """Each queue's state: `away` (no consumer), `consuming` or `resting`."""
+        """Each queue's state: `away` (no consumer), `consuming`, or `resting` (consumer cancelled
+        while its slots are in use)."""
         return {queue.name: queue.state for queue in self._slots.queues}
 
     # --- one queue --------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class LaneConsumer:
                 self._slots.forget(channel)
             self._slots.unblock_lower_lanes(queue)
             if channel is not None and not self._stopping.is_set():
-                await closed(channel)
+                await close_quietly(channel)
 
     async def _consume(
         self, queue: LaneQueue, channel: PipelinedChannel, cancelled: asyncio.Event
@@ -179,7 +183,7 @@ class LaneConsumer:
         await channel.consume(
             queue.name,
             tag,
-            partial(self._slots.received, queue, channel),
+            partial(self._slots.accept, queue, channel),
             priority=self._consumer_priority,
         )
         if queue.state == "away":

@@ -1,8 +1,8 @@
-"""Keep consumers listening: again after the broker was away, a channel closed, a queue deleted.
+"""Keep consumers listening: start them again after an outage, a closed channel, a deleted queue.
 
-All that consumes for as long as its process lives does it through here: the lanes' consumers, the
-listener for commands, the event feed, the index of dead letters. An error that is not the broker's
-is raised to whoever runs them (`broker.task_supervisor`).
+Every consumer that lives as long as its process is started here: the lanes' consumers, the listener
+for commands, the event feed, the index of dead letters. An error that is not the broker's is raised
+to the caller's supervisor (`broker.task_supervisor`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
-from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.connection import close_quietly
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF, Reconnector
@@ -55,7 +55,7 @@ async def keep_listening(
 
     while not stopping.is_set():
         try:
-            connection = await until_event(stopping, reconnector.connection())
+            connection = await run_until_event(stopping, reconnector.connection())
             if connection is None:
                 return
             if connection is not last:
@@ -63,7 +63,7 @@ async def keep_listening(
             await listen(connection, reset_backoff)
         except failures as error:
             log.warning(event, error=str(error), next_try_in=pause, **context)
-        await until_event(stopping, asyncio.sleep(pause))
+        await run_until_event(stopping, asyncio.sleep(pause))
         pause = min(pause * 2, LAST_BACKOFF)
 
 
@@ -76,7 +76,7 @@ async def consume_exchange(
     tag: str,
     routing_key: str = "",
 ) -> None:
-    """Consume what is published to an exchange, on a queue that is deleted with its connection.
+    """Consume an exchange's messages, by a queue that is deleted with its connection.
 
     Returns when the channel or the queue is gone. Messages are acknowledged before `received` is
     called with their body.
@@ -88,7 +88,7 @@ async def consume_exchange(
         received(message.body)
 
     try:
-        over = end_of(channel)
+        over = event_at_end(channel)
         declared = await channel.queue_declare(exclusive=True, auto_delete=True)
         queue = declared.queue or ""
         await channel.queue_bind(queue, exchange, routing_key=routing_key)
@@ -96,12 +96,12 @@ async def consume_exchange(
         reset_backoff()
         await over.wait()
     finally:
-        await closed(channel)
+        await close_quietly(channel)
 
 
-def end_of(channel: PipelinedChannel) -> asyncio.Event:
-    """Set as soon as nothing more comes on a channel: it is closed, or the broker has cancelled a
-    consumer of it, as it does when somebody deletes the queue."""
+def event_at_end(channel: PipelinedChannel) -> asyncio.Event:
+    """Return an event that is set as soon as nothing more comes on a channel: it is closed, or the
+    broker has cancelled one of its consumers, as when a queue is deleted."""
     over = asyncio.Event()
 
     def end(_: object) -> None:
@@ -112,7 +112,7 @@ def end_of(channel: PipelinedChannel) -> asyncio.Event:
     return over
 
 
-async def until_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def run_until_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """Return the result of `work`, or None when `event` is set first; `work` is cancelled then."""
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(event.wait())

@@ -22,7 +22,7 @@ from typing import Literal
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.consume.listening import until_event
+from switchyard.broker.consume.listening import run_until_event
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.broker.wire.depths import read_queue_size
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
@@ -145,7 +145,7 @@ class Slots:
 
     # --- what comes in ----------------------------------------------------------------------
 
-    def received(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
+    def accept(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
         """Give a message a slot, if it may have one; else it waits, or goes back."""
         delivery = Delivery.from_incoming(message, queue.name, channel)
         queue.arrived += 1
@@ -218,7 +218,7 @@ class Slots:
             # the process (as KeyboardInterrupt would); the pause keeps it from going round and
             # round as fast as the broker can send.
             self._log.error("handler failed", queue=delivery.queue, traceback=_traceback_of(error))
-            await until_event(self._stopping, asyncio.sleep(DEFECT_PAUSE))
+            await run_until_event(self._stopping, asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
         finally:
             if queue.held >= queue.prefetch:

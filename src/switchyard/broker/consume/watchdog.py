@@ -1,8 +1,8 @@
-"""Finds a consumer that the broker has forgotten without a word.
+"""Find a consumer that the broker has lost without telling.
 
-A connection can be open, its heartbeats answered, and the broker yet deliver nothing: a consumer
-that was lost in a fail-over is told to nobody. So each queue is looked at again and again, over
-AMQP alone: what a worker may do needs no management API.
+A connection can be open and its heartbeats answered, and the broker yet deliver nothing: of a
+consumer that is lost in a fail-over it tells nobody. So each queue is queried periodically, over
+AMQP alone: a worker's user need not have access to the management API.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ import asyncio
 
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.consume.listening import until_event
+from switchyard.broker.consume.listening import run_until_event
 from switchyard.broker.consume.slots import LaneQueue
 from switchyard.broker.wire.depths import QueueSize, read_queue_size
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 
 WATCH_SECONDS = 10.0
-"""Seconds between two looks. A consumer is given up after two that found the same: a worker stands
-still for about 20 s at most."""
+"""Seconds between two queries. A consumer is given up after two with the same result: a worker
+stands still for about 20 s at most."""
 
 
 async def watch(
     queue: LaneQueue, stopping: asyncio.Event, log: FilteringBoundLogger, *, every: float
 ) -> None:
-    """Set `queue.lost` when the broker has forgotten the queue's consumer, until `stopping`."""
+    """Set `queue.lost` whenever the broker has lost the queue's consumer, until `stopping` is
+    set."""
     suspected_at: int | None = None
     """How many deliveries had arrived when it was found idle without a reason."""
     while not stopping.is_set():
-        await until_event(stopping, asyncio.sleep(every))
+        await run_until_event(stopping, asyncio.sleep(every))
         arrived = queue.arrived
-        waiting = await _ask(queue)
-        if waiting is None or not _gets_too_little(queue, waiting) or arrived != queue.arrived:
+        waiting = await _query(queue)
+        if waiting is None or not _seems_lost(queue, waiting) or arrived != queue.arrived:
             suspected_at = None
         elif suspected_at == arrived:
             log.error(
@@ -46,21 +47,23 @@ async def watch(
             suspected_at = arrived
 
 
-def _gets_too_little(queue: LaneQueue, waiting: QueueSize) -> bool:
-    """Tell whether a consumer of that queue should be known, or have got something."""
+def _seems_lost(queue: LaneQueue, waiting: QueueSize) -> bool:
+    """Tell whether the broker knows no consumer of the queue, or gives ours nothing though it
+    could."""
     if queue.state != "consuming":
         return False
     return waiting.consumers == 0 or (waiting.ready > 0 and queue.held < queue.prefetch)
 
 
-async def _ask(queue: LaneQueue) -> QueueSize | None:
+async def _query(queue: LaneQueue) -> QueueSize | None:
     """Return the broker's numbers; None where nothing is consumed, or the channel has just ended,
     which the queue's own loop mends."""
     channel = queue.channel
     if channel is None or queue.state != "consuming":
         return None
     try:
-        # Without a limit, which would end the channel, and give away what runs.
+        # No time limit: reaching it would close the channel, and the running jobs would be
+        # redelivered.
         return await read_queue_size(channel, queue.name, limit=None)
     except CHANNEL_ERRORS:
         return None

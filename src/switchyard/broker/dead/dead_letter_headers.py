@@ -26,13 +26,13 @@ if TYPE_CHECKING:  # with it comes aiormq, which commands would wait for
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
 """Characters kept of an error's message and traceback: all headers must fit into one frame."""
 BRIEF_LIMIT, BRIEF_PROPERTIES = 200, 1024
-"""Characters kept of a message, and of properties, where the frames are smaller than usual."""
+"""Characters kept of a message, and of properties, where all headers would not fit into a frame."""
 PROPERTIES_LIMIT = 64 * 1024
-"""Bytes kept of properties that can't be read, for the same reason."""
+"""Bytes kept of properties that can't be read: all headers must fit into one frame."""
 UNREADABLE = "UnreadableProperties"
 """The error type of a message whose properties could not be read."""
 BROKER = "Broker"
-"""The error type of what the broker itself has dead-lettered."""
+"""The error type of a message that the broker itself has dead-lettered."""
 UNBOUND = "Unbound"
 """The error type of a recorded job whose routing key had no queue; it goes back to its lane."""
 FOREIGN = ForeignCopy.__name__
@@ -50,7 +50,7 @@ _TEXTS = {
     "traceback": TRACEBACK_LIMIT,
     "worker": MAX_NAME_LENGTH,
 }
-"""Characters of what may be anybody's text; the other fields have come over AMQP, or are ours."""
+"""Characters kept of fields with foreign text; the others have come over AMQP, or are ours."""
 
 
 class Reason(StrEnum):
@@ -65,17 +65,17 @@ class Reason(StrEnum):
     OVERFLOWED = "overflowed"
     """Its lane was full."""
     DISPLACED = "displaced"
-    """The broker had taken it, and it is not in its lane: a classic queue that has more than its
-    length when the broker restarts threw it out, or no queue was bound to its key yet. Nobody's
-    fault: it goes back by itself."""
+    """The broker had accepted it, and it is not in its lane: a classic queue with more than its
+    length threw it out when the broker restarted, or no queue was bound to its key yet. Not the
+    job's fault: it goes back by itself."""
     UNROUTABLE = "unroutable"
     """No queue is bound for its routing key."""
     REFUSED = "refused"
-    """The broker never takes its message, which is too large for it, or can't be put into AMQP. So
-    its letter is in the ledger alone."""
+    """The broker never takes its message, which is too large for it or can't be put into AMQP. So
+    its dead letter is in the ledger alone."""
     MALFORMED = "malformed"
-    """No job: not JSON, not the message's schema, properties that can't be read, the id of another
-    job."""
+    """No job: no JSON, not the message's schema, properties that can't be read, or the id of
+    another job."""
     INVALID_PAYLOAD = "invalid_payload"
     """A job whose payload does not fit its type as the worker knows it. It may be a good one: a
     worker that is older than the publisher says the same."""
@@ -86,11 +86,11 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """The certificate of a dead letter: why, where and when its job died."""
+    """Information about a dead letter (its certificate): why, where and when its job died."""
 
     reason: Reason
     routing_key: str
-    """Where the job was published to at first, `<lane>.<job_type>`: a redrive goes there."""
+    """Routing key of the job's first publish, `<lane>.<job_type>`: a redrive goes there."""
     queue: str = ""
     error_type: str = ""
     message: str = ""
@@ -101,8 +101,8 @@ class DeadLetterInfo:
     dead_at: str = field(default_factory=lambda: now().isoformat())
     """ISO 8601, UTC."""
     properties: str = ""
-    """The AMQP properties of a message whose properties could not be read: as they came, flags
-    first, the first 64 KiB, as base64."""
+    """The AMQP properties of a message where they could not be read: as they came, flags first, the
+    first 64 KiB, as base64."""
 
     @property
     def is_foreign(self) -> bool:
@@ -110,7 +110,7 @@ class DeadLetterInfo:
         return self.reason is Reason.MALFORMED and self.error_type == FOREIGN
 
     def headers(self) -> dict[str, Any]:
-        """As AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
+        """Return the AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
         values = asdict(self)
         for name, limit in _TEXTS.items():
             values[name] = writable(values[name], limit, keep_end=name == "traceback")
@@ -119,7 +119,7 @@ class DeadLetterInfo:
             del values["properties"]
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
 
-    def shorter(self) -> Iterator[DeadLetterInfo]:
+    def shortened(self) -> Iterator[DeadLetterInfo]:
         """Yield certificates with less text, each with less than the one before: for a broker whose
         frames are too small for this one."""
         properties = self.properties[:BRIEF_PROPERTIES]
@@ -145,9 +145,9 @@ def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetter
 
 
 def job_in(certificate: DeadLetterInfo, body: bytes) -> JobMessage | None:
-    """Return the job of a dead letter; None when it is none.
+    """Return the job of a dead letter; None when the letter is no job.
 
-    A message whose properties could not be read is none, whatever its body says: this system has
+    A message whose properties could not be read is no job, whatever its body says: this system has
     not written it, and it must not stand for the job whose id it carries. Nor is a foreign copy.
     """
     return None if _is_no_job(certificate) else _decode(body)
@@ -168,23 +168,23 @@ def examine(
 
 
 def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeadLetterInfo:
-    """Return the certificate as the headers have it.
+    """Read the certificate from headers.
 
-    `job_type` is the one in the body, None where that is no job: a job that the broker took from
+    `job_type`: the one in the body, None where that is no job. A job that the broker took from
     its lane after a retry died under its queue's name, to which nothing is bound.
     """
     if is_certified(headers):
         values: dict[str, Any] = {"routing_key": routing_key}
         for name in DeadLetterInfo.__dataclass_fields__:
             value = headers.get(_PREFIX + name.replace("_", "-"))
-            # Anybody may publish here: what is of another type does not count.
+            # Anybody may publish here: a value of another type is ignored.
             if isinstance(value, int if name == "attempts" else str):
                 values[name] = value
         if not 0 <= values.get("attempts", 0) <= MAX_ATTEMPTS:
             del values["attempts"]
         values["routing_key"] = _key(values["routing_key"], routing_key)
         reason = _reason(values.get("reason"))
-        if reason is Reason.DISPLACED:  # only the broker itself can do that, and says otherwise
+        if reason is Reason.DISPLACED:  # never written by us: only the broker displaces a job
             reason = Reason.OVERFLOWED
         return DeadLetterInfo(**{**values, "reason": reason})
     last = _last_death(headers)
@@ -224,7 +224,7 @@ def had_own_expiry(headers: Mapping[str, Any]) -> bool:
 
 
 def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what the broker says of the message's last death; None where it has not died there."""
+    """Return the broker's record of the message's last death; None where it dead-lettered none."""
     deaths = headers.get("x-death")
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
         return None
@@ -245,7 +245,7 @@ def letter_id(job_id: str | None, body: bytes) -> str:
 
 
 def _key(text: str, otherwise: str) -> str:
-    """Return a routing key from a header, where it can be one."""
+    """Return the text where it is short enough for a routing key, else `otherwise`."""
     return text if len(text.encode()) <= MAX_NAME_LENGTH else otherwise
 
 

@@ -1,4 +1,4 @@
-"""The management HTTP API of RabbitMQ, as far as a topology needs it.
+"""A client of RabbitMQ's management HTTP API, as far as a topology needs it.
 
 Credentials go into the `Authorization` header alone: never into an error's text or a log line.
 """
@@ -33,17 +33,17 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 # it shows a new queue's policy only seconds later, and may answer from a cache.
 _WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 _TAGS = {"Not monitor user": "monitoring", "Not administrator user": "administrator"}
-"""What a user lacks, by the broker's words."""
+"""The tag that a user lacks, by the broker's text."""
 
-_BEING_MADE = (0.1, 0.2, 0.4, 0.8, 1.6, 0.0)
-"""Seconds after each try to declare a queue that another process is just making."""
+_DECLARE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 0.0)
+"""Seconds to wait after each try to declare a queue that another process is just declaring."""
 
 
 class ManagementClient(AsyncCloseable):
     """Reads and declares exchanges, queues, bindings and policies of one virtual host.
 
     `url` is the address of the API with user and password, `http://user:password@host:15672`; of a
-    cluster, with several hosts, of which the first is asked that can be reached. No answer takes
+    cluster, with several hosts, of which the first that can be reached is used. No answer takes
     more than three times `timeout` seconds, or has more bytes than `http.MAX_ANSWER_BYTES`.
     Use it as an async context manager, or call `close`. Every method raises ManagementError,
     whose text says what to do.
@@ -57,7 +57,7 @@ class ManagementClient(AsyncCloseable):
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Raises ManagementError where the address can't be one. Nothing is asked yet."""
+        """Raises ManagementError for an invalid address. Nothing is requested yet."""
         self._vhost = vhost
         self._http = ManagementHttp(url, timeout=timeout, transport=transport)
 
@@ -65,7 +65,7 @@ class ManagementClient(AsyncCloseable):
         await self._http.close()
 
     async def fetch(self) -> LiveTopology:
-        """Everything that a topology is compared with."""
+        """Return everything that a topology is compared with."""
         return LiveTopology(
             exchanges=await self.exchanges(),
             queues=await self.queues(),
@@ -96,14 +96,14 @@ class ManagementClient(AsyncCloseable):
         return tuple(queue_from(item) for item in items)
 
     async def queue_messages(self, name: str) -> int | None:
-        """Messages in a queue, ready and unacknowledged, as of the last seconds; None where the
-        broker has no figure yet, or there is no such queue."""
+        """Return the messages in a queue, ready and unacknowledged, as of the last seconds; None
+        where the broker has no figure yet, or there is no such queue."""
         queue = await self.get(self._path("queues", name), missing={})
         messages = queue.get("messages")
         return messages if isinstance(messages, int) else None
 
     async def depths(self) -> dict[str, tuple[int, int]]:
-        """Messages that wait in each queue, and its consumers, as of the last seconds."""
+        """Return, by queue, the messages that wait and the consumers, as of the last seconds."""
         columns = {"columns": "name,messages_ready,consumers"}
         return {
             item["name"]: (item.get("messages_ready") or 0, item.get("consumers") or 0)
@@ -111,8 +111,7 @@ class ManagementClient(AsyncCloseable):
         }
 
     async def queue_sizes(self) -> dict[str, tuple[int, int]]:
-        """Return the messages of each queue, and the bytes of their bodies, as of the last
-        seconds."""
+        """Return, by queue, its messages and the bytes of their bodies, as of the last seconds."""
         columns = {"columns": "name,messages,message_bytes"}
         return {
             item["name"]: (item.get("messages") or 0, item.get("message_bytes") or 0)
@@ -152,7 +151,7 @@ class ManagementClient(AsyncCloseable):
             "arguments": queue.declare_arguments,
         }
         path = self._path("queues", queue.name)
-        for pause in _BEING_MADE:
+        for pause in _DECLARE_PAUSES:
             response = await self._http.request("PUT", path, body=body)
             if not _is_being_made(response):
                 break
@@ -160,26 +159,26 @@ class ManagementClient(AsyncCloseable):
         self._check(response)
 
     async def delete_queue(self, name: str, *, if_empty: bool = False) -> bool:
-        """Remove it with all that is in it; False when there is none. `if_empty` (classic queues
-        alone know it) has it refused while messages wait there."""
+        """Delete a queue with its messages; False when there is none. With `if_empty` (classic
+        queues only) the broker refuses while messages wait there."""
         path = self._path("queues", name) + ("?if-empty=true" if if_empty else "")
         return await self._send("DELETE", path, may_be_missing=True)
 
     async def delete_exchange(self, name: str) -> bool:
-        """Remove it with its bindings; False when there is none."""
+        """Delete an exchange with its bindings; False when there is none."""
         return await self._send("DELETE", self._path("exchanges", name), may_be_missing=True)
 
     async def delete_policy(self, name: str) -> bool:
-        """Remove it; False when there is none."""
+        """Delete a policy; False when there is none."""
         return await self._send("DELETE", self._path("policies", name), may_be_missing=True)
 
     async def put_binding(self, binding: Binding) -> None:
-        """Bind; nothing happens when it is bound so already."""
+        """Add a binding; one that exists already is left alone."""
         body = {"routing_key": binding.routing_key, "arguments": dict(binding.arguments)}
         await self._send("POST", self._binding_path(binding), body)
 
     async def delete_binding(self, binding: Binding) -> bool:
-        """Unbind. False when there was no such binding: somebody else was quicker."""
+        """Remove a binding. False when there is none: another process was quicker."""
         for item in await self.get(self._binding_path(binding), missing=()):
             if binding_from(item) == binding:
                 path = f"{self._binding_path(binding)}/{_quote(item['properties_key'])}"
@@ -187,7 +186,7 @@ class ManagementClient(AsyncCloseable):
         return False
 
     async def put_policy(self, policy: Policy) -> None:
-        """Set it; one of that name is replaced."""
+        """Set a policy; one of the same name is replaced."""
         body = {
             "pattern": policy.pattern,
             "definition": dict(policy.definition),
@@ -202,7 +201,7 @@ class ManagementClient(AsyncCloseable):
 
     async def put_vhost(self, user: str) -> None:
         """Make the virtual host, and permit the user everything in it. Needs the tag
-        `administrator`; so with users and permissions."""
+        `administrator`, as do the methods for users and permissions."""
         await self._send("PUT", f"/vhosts/{_quote(self._vhost)}")
         await self.put_permissions(user, {"configure": ".*", "write": ".*", "read": ".*"})
 
@@ -210,7 +209,7 @@ class ManagementClient(AsyncCloseable):
         return bool(await self.get(f"/users/{_quote(name)}", missing={}))
 
     async def put_user(self, name: str, *, password: str | None, tags: Sequence[str]) -> None:
-        """Make the user. One that is there gets the tags, and keeps its password where none is
+        """Make the user. An existing user gets the tags, and keeps its password where None is
         given."""
         body: dict[str, Any] = {"tags": ",".join(tags)}
         if password is None:
@@ -226,7 +225,7 @@ class ManagementClient(AsyncCloseable):
         await self._send("PUT", f"/permissions/{_quote(self._vhost)}/{_quote(user)}", permissions)
 
     async def delete_vhost(self) -> None:
-        """Remove the virtual host with all that is in it. Needs the tag `administrator`."""
+        """Delete the virtual host with everything in it. Needs the tag `administrator`."""
         await self._send("DELETE", f"/vhosts/{_quote(self._vhost)}", may_be_missing=True)
 
     async def import_definitions(self, definitions: Mapping[str, Any]) -> None:
@@ -237,7 +236,7 @@ class ManagementClient(AsyncCloseable):
     async def get(
         self, path: str, *, params: Mapping[str, str] | None = None, missing: Any = None
     ) -> Any:
-        """Return the JSON at a path below `/api`. `missing`, where it is given, stands for a
+        """Return the JSON at a path below `/api`. `missing`, where it is given, is returned for a
         404."""
         response = await self._http.request("GET", path, params=params)
         if response.status_code == HTTPStatus.NOT_FOUND and missing is not None:
@@ -306,9 +305,9 @@ def _quote(name: str) -> str:
 
 
 def _is_being_made(response: httpx.Response) -> bool:
-    """Tell whether a queue is still being made. A quorum queue is known before its members have
-    started: whoever declares it then is told that its node is down (RabbitMQ 4.3). Of a node that
-    is down, too, it is the answer."""
+    """Tell whether a queue is still being declared. A quorum queue is known before its members have
+    started: until then, another declaration is answered that its node is down (RabbitMQ 4.3), as
+    it is when a node really is down."""
     return (
         response.status_code == HTTPStatus.NOT_FOUND
         and "is down or inaccessible" in _reason(response)[1]
@@ -316,12 +315,12 @@ def _is_being_made(response: httpx.Response) -> bool:
 
 
 def _reason(response: httpx.Response) -> tuple[str, str]:
-    """Return the broker's code for a refusal, and what it says about it in one line."""
+    """Return the broker's code for a refusal, and its reason in one line."""
     try:
         body = response.json()
     except (ValueError, RecursionError):
         body = None
-    if not isinstance(body, dict):  # not from the broker: a proxy before it
+    if not isinstance(body, dict):  # the answer of a proxy before the broker
         return "", f"HTTP {response.status_code}"
     code = str(body.get("error", ""))
     return code, " ".join(str(body.get("reason") or code).split())

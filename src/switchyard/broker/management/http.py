@@ -1,4 +1,4 @@
-"""Requests to the management API: to the node that answers, and with bounds on what it answers.
+"""Send requests to the management API: to a node that answers, with bounds on the answer.
 
 Credentials go into the `Authorization` header alone: never into an error's text or a log line.
 """
@@ -34,7 +34,7 @@ class ManagementHttp:
     def __init__(
         self, url: str, *, timeout: float, transport: httpx.AsyncBaseTransport | None
     ) -> None:
-        """Raises ManagementError where the address can't be one."""
+        """Raises ManagementError for an invalid address."""
         try:
             checked(url, ("http", "https"), "http://user:password@host:15672")
             parts = [urlsplit(node) for node in nodes_of(url)]
@@ -62,7 +62,7 @@ class ManagementHttp:
 
     @property
     def base(self) -> str:
-        """The address, without credentials, of the node that is asked now."""
+        """The address, without credentials, of the node that requests go to now."""
         return self._bases[0]
 
     async def close(self) -> None:
@@ -76,8 +76,8 @@ class ManagementHttp:
         params: Mapping[str, str] | None = None,
         body: Any = None,
     ) -> httpx.Response:
-        """Return the whole answer, whatever its status, of the first node that can be reached.
-        `path` is below `/api`. Raises ManagementError."""
+        """Send a request to the first node that can be reached; return its whole answer, whatever
+        its status. `path` is below `/api`. Raises ManagementError."""
         every = " or ".join(sorted(self._bases))
         left = len(self._bases)
         while True:
@@ -86,7 +86,7 @@ class ManagementHttp:
                 async with asyncio.timeout(self._limit):
                     return await self._ask(method, path, params, body)
             except _AWAY as error:
-                self._turn()
+                self._use_next_node()
                 if left == 0:
                     raise ManagementError(
                         f"can't reach the management API at {every}: is the broker up, and the "
@@ -94,7 +94,7 @@ class ManagementHttp:
                     ) from error
             except (httpx.TimeoutException, TimeoutError) as error:
                 slow = self.base
-                self._turn()
+                self._use_next_node()
                 raise ManagementError(
                     f"the management API at {slow} did not answer in time: is the broker "
                     "overloaded, or behind a firewall?"
@@ -107,7 +107,7 @@ class ManagementHttp:
         async with self._client.stream(method, url, params=params, json=body) as answer:
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise ManagementError(
-                    f"{self.base} packs its answers, which nobody has asked for: set "
+                    f"{self.base} compresses its answers, which was not asked for: set "
                     "JOBS_MANAGEMENT_URL to the management API itself"
                 )
             content = bytearray()
@@ -125,7 +125,7 @@ class ManagementHttp:
                 request=answer.request,
             )
 
-    def _turn(self) -> None:
+    def _use_next_node(self) -> None:
         self._bases.append(self._bases.pop(0))
 
 
@@ -134,8 +134,8 @@ _BAD_ADDRESS = "the management address in JOBS_MANAGEMENT_URL can't be used"
 
 
 def _tls_context(nodes: Iterable[SplitResult]) -> ssl.SSLContext:
-    """Return the TLS context for these nodes. To load authorities takes 30 ms, so where no node has
-    `https`, it has none and trusts nobody."""
+    """Return the TLS context for these nodes. Loading authorities takes 30 ms, so where no node has
+    `https`, the context has none and trusts nobody."""
     if any(each.scheme == "https" for each in nodes):
         return authorities()
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

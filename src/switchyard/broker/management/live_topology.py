@@ -1,4 +1,4 @@
-"""What is on a broker, read from the answers of its management API."""
+"""The topology of a live broker, read from the answers of its management API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LiveQueue:
     """Name of the one policy in force; None where no policy matches."""
     operator_policy: str | None = None
     """Name of the operator policy that is merged over it. RabbitMQ 3.10 and 4.3 name it for
-    some types of queue only: see `LiveTopology.operator_policies` for all there are."""
+    some types of queue only; `LiveTopology.operator_policies` has all of them."""
     messages: int = 0
     """Ready and unacknowledged together, as of the last few seconds."""
 

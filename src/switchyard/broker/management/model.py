@@ -1,4 +1,4 @@
-"""Exchanges, queues, bindings and policies, as plain values."""
+"""Data classes for exchanges, queues, bindings and policies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Queue:
 
     @property
     def is_temporary(self) -> bool:
-        """It goes with its consumer, so it is no part of a topology."""
+        """Whether the broker deletes it with its consumer, so that it is no part of a topology."""
         return self.exclusive or self.auto_delete
 
 
@@ -84,7 +84,7 @@ class Topology:
     bindings: tuple[Binding, ...]
     policies: tuple[Policy, ...]
     prefixes: tuple[str, ...]
-    """Names that begin so are this system's; anything else on the broker is not looked at."""
+    """Prefixes of this system's names; anything else on the broker is ignored."""
 
     def owns(self, name: str) -> bool:
         """Tell whether an exchange, queue or policy of that name is this system's."""

@@ -204,7 +204,7 @@ class BlockingPublisher:
                 self.close()
                 session = None
         if session is None:
-            session = self._session = Session.opened(self._settings, self._name)
+            session = self._session = Session.connect(self._settings, self._name)
         if session.is_blocked:
             raise blocked()
         return session

@@ -20,24 +20,24 @@ NO_ANSWER = (BrokerUnavailable, *CHANNEL_ERRORS)
 """Errors that mean that the broker did not answer."""
 FOUND_TTL, MISSING_TTL = 30.0, 0.5
 """Seconds for which an answer is reused: queues are seldom deleted, and a missing one is soon made
-by whoever has read the error."""
+by the operator who has read the error."""
 
 AskQueue = Callable[[Connection, str], Awaitable[bool]]
 
 
 class KnownQueues:
-    """Asks for each queue once for all who publish at the same time, and again after a while."""
+    """Queries the broker once per queue for all concurrent publishes, and again after a while."""
 
     def __init__(self, is_there: AskQueue, is_unbound: AskQueue) -> None:
-        """`is_unbound` is asked only where the queue is there, and on each connection until it was
-        bound: a queue that is being made is there before its bindings are, and to ask for the mark
-        of that leaves a line in the broker's log."""
+        """`is_unbound` is called only where the queue is there, and on each connection until it was
+        bound: a queue that is being made is there before its bindings are, and each call for a
+        bound queue leaves a line in the broker's log."""
         self._is_there = is_there
         self._is_unbound = is_unbound
         self._connection: Connection | None = None
         self._answers: dict[str, tuple[bool, float]] = {}
-        """Whether it can be published to, and until when that is believed, on the monotonic
-        clock."""
+        """By queue: whether it can be published to, and until when that answer is used, on the
+        monotonic clock."""
         self._bound: set[str] = set()
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
@@ -54,7 +54,7 @@ class KnownQueues:
         if asking is None:
             asking = self._asking[queue] = asyncio.create_task(self._query(connection, queue))
             asking.add_done_callback(lambda done: self._store_answer(queue, done))
-        # Waited for, and not awaited: somebody who gives up must not end it for the others.
+        # Waited for, and not awaited: a caller that gives up must not cancel it for the others.
         await asyncio.wait((asking,), timeout=limit)
         if not asking.done() or asking.cancelled():
             return None
@@ -65,7 +65,8 @@ class KnownQueues:
 
     async def _query(self, connection: Connection, queue: str) -> bool:
         is_ready = await self._is_there(connection, queue)
-        # In this order: the mark is there before the queue, and goes when its bindings are made.
+        # In this order: the `.unbound` exchange is made before the queue, and deleted after its
+        # bindings.
         if is_ready and queue not in self._bound:
             is_ready = not await self._is_unbound(connection, queue)
         if connection is self._connection:
@@ -81,10 +82,10 @@ class KnownQueues:
         if self._asking.get(queue) is done:
             del self._asking[queue]
         if not done.cancelled():
-            done.exception()  # who waited has it; perhaps nobody did
+            done.exception()  # retrieved, in case nobody waited for it
 
     async def close(self) -> None:
-        """Ask for no queue any more."""
+        """Cancel the queries under way."""
         asking = list(self._asking.values())
         for task in asking:
             task.cancel()

@@ -40,11 +40,12 @@ class NoListenerCache:
         """By exchange and routing key."""
 
     def is_unheard(self, exchange: str, routing_key: str) -> bool:
-        """Tell whether an event need not be sent. A caller that then sends one calls `sent`."""
+        """Tell whether an event need not be sent. A caller that then sends one calls
+        `note_sent`."""
         entry = self._unheard.get((exchange, routing_key))
         return entry is not None and time.monotonic() < entry.probe_at
 
-    def sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
+    def note_sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
         """Note that an event is on its way now."""
         key = exchange, routing_key
         entry = self._unheard.get(key)

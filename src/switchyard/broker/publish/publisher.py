@@ -50,7 +50,7 @@ from switchyard.broker.publish.outcome import (
     unconfirmed,
 )
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
+from switchyard.broker.wire.channel import PipelinedChannel, cut_connection, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.depths import ManagementDepths, ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
@@ -215,7 +215,7 @@ class Publisher(AsyncCloseable):
                 self._log.warning("event dropped", routing_key=routing_key, error=str(error))
                 return
             confirm.add_done_callback(self._learn)
-            self._no_listeners.sent(exchange, routing_key, confirm)
+            self._no_listeners.note_sent(exchange, routing_key, confirm)
         else:
             self.connect_soon()
 
@@ -281,7 +281,7 @@ class Publisher(AsyncCloseable):
                 raise no_room(self._timeout)
             with suppress(TimeoutError):  # look again whether it is blocked or closed
                 async with asyncio.timeout(BLOCKED_CONFIRM_TIMEOUT):
-                    await channel.room(self._window)
+                    await channel.wait_for_window(self._window)
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         result = await self._result_of(job, sent)
@@ -356,7 +356,7 @@ class Publisher(AsyncCloseable):
     async def _open_lone(self) -> PipelinedChannel:
         channel = self._lone_channel
         if channel is not None and channel.unconfirmed:  # whose publisher has given up waiting
-            await leave(channel)
+            await cut_connection(channel)
         if channel is None or channel.closed.done():
             channel = self._lone_channel = await self._open_channel(self._lone_reconnector)
         if is_blocked(channel.connection):
@@ -377,7 +377,7 @@ class Publisher(AsyncCloseable):
                 if self._has_other_nodes:
                     # A node that is cut off from its cluster takes messages and confirms none:
                     # connect again, perhaps to another.
-                    await leave(sent.channel)
+                    await cut_connection(sent.channel)
                 raise unconfirmed(self._timeout)
             left = min(BLOCKED_CONFIRM_TIMEOUT, self._timeout - waited)
             await asyncio.wait((confirm,), timeout=left)

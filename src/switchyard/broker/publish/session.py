@@ -36,15 +36,15 @@ from switchyard.broker.wire.failures import away
 from switchyard.broker.wire.tcp_timeout import TCP_OPTIONS
 
 HEARTBEAT = 60
-"""Seconds. Nobody answers heartbeats between two calls, so a publisher that rests for minutes
+"""Seconds. Nobody answers heartbeats between two calls, so a publisher that is idle for minutes
 loses its connection; the next publish notices before it sends anything, and connects again."""
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the broker's answer when a connection is closed."""
 _NO_ANSWER = "no answer in time"
 _OF_THE_PARENT = "it is the connection of the process that this one was forked from"
 CATCH_UP = 0.005
-"""Seconds after which a publish first reads what has come in, and then leaves at once. Publishes
-that follow each other faster leave in groups."""
+"""Seconds without I/O after which a publish first reads what has come in, and is then sent at once.
+Publishes that follow each other faster are sent in groups."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,7 @@ class Session:
         self._owner = Owner()
         self._unconfirmed: Unconfirmed[Sent] = Unconfirmed()
         self._channel: Channel | None = None
-        self._confirming = False
+        self._confirms_enabled = False
         self._loss = ""
         self._driven_at = 0.0
         self.is_blocked = False
@@ -90,7 +90,7 @@ class Session:
         self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
 
     @classmethod
-    def opened(cls, settings: BrokerSettings, name: str) -> Self:
+    def connect(cls, settings: BrokerSettings, name: str) -> Self:
         """Connect to one of the broker's nodes, tried in random order. Raises BrokerUnavailable
         after CONNECT_TIMEOUT seconds at the latest, of which each node gets its part;
         LimitReached."""
@@ -104,14 +104,14 @@ class Session:
             session = cls(node, name, limit)
             # A little more than pika's own time-out, which ends an attempt in better order.
             session.drive(session._is_decided, limit + 0.2)
-            if session._confirming:
+            if session._confirms_enabled:
                 return session
             reasons.append(f"{address_of(node)}: {session._loss or _NO_ANSWER}")
             session.close()
         raise away(f"can't connect to the broker at {'; '.join(reasons)}")
 
     def fileno(self) -> int:
-        """Return the number of the socket; -1 without one."""
+        """Return the socket's file descriptor; -1 without one."""
         transport = getattr(self._connection, "_transport", None)
         sock = None if transport is None else transport._sock
         return -1 if sock is None else int(sock.fileno())
@@ -122,7 +122,7 @@ class Session:
         return self._owner.is_here
 
     def _is_decided(self) -> bool:
-        return self._confirming or bool(self._loss)
+        return self._confirms_enabled or bool(self._loss)
 
     @property
     def is_open(self) -> bool:
@@ -161,7 +161,7 @@ class Session:
             raise BrokerUnavailable("the channel is closed", maybe_accepted=False) from error
         sent = Sent(self, time.monotonic())
         size = len(envelope.body)
-        self._unconfirmed.sent(sent, envelope.message_id, exchange, routing_key, size)
+        self._unconfirmed.add(sent, envelope.message_id, exchange, routing_key, size)
         return sent
 
     def drive(self, until: Callable[[], bool], seconds: float) -> None:
@@ -177,11 +177,11 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was sent or received for a while."""
+        """Whether nothing was sent or received for CATCH_UP seconds."""
         return time.monotonic() - self._driven_at >= CATCH_UP
 
     def catch_up(self) -> None:
-        """Send what has not left, and take notice of what has happened (a loss, an alarm)."""
+        """Send what is still buffered, and process what has come in (a loss, an alarm)."""
         if not self.is_here:
             self._lose(_OF_THE_PARENT)
             return
@@ -204,8 +204,8 @@ class Session:
         try:
             self._loop.poll()
         except ValueError as error:
-            # A peer that resets at once: pika looks for it behind its connecting and in front of
-            # its TLS and AMQP, and what it finds there it tells no callback.
+            # A peer that resets at once: pika does not expect it between connecting and TLS or
+            # AMQP, and calls no callback.
             if self._is_decided():
                 raise
             self._lose(_reason(error.__context__ or error))
@@ -224,19 +224,19 @@ class Session:
         channel.confirm_delivery(self._on_confirm, self._on_confirming)
 
     def _on_confirming(self, _: object) -> None:
-        self._confirming = True
+        self._confirms_enabled = True
 
     def _on_return(
         self, _: Channel, method: Basic.Return, properties: pika.BasicProperties, body: bytes
     ) -> None:
-        self._unconfirmed.returned(
+        self._unconfirmed.note_return(
             properties.message_id or "", method.exchange or "", method.routing_key or ""
         )
 
     def _on_confirm(self, frame: Any) -> None:
         method = frame.method
         self._settle(
-            self._unconfirmed.confirmed(
+            self._unconfirmed.pop_confirmed(
                 method.delivery_tag,
                 multiple=bool(method.multiple),
                 accepted=isinstance(method, Basic.Ack),
@@ -254,7 +254,7 @@ class Session:
 
     def _lose(self, reason: str) -> None:
         self._loss = self._loss or reason
-        self._settle(self._unconfirmed.lost(self._loss))
+        self._settle(self._unconfirmed.pop_all(self._loss))
 
     def _settle(self, ended: Iterable[tuple[Sent, PublishError | None]]) -> None:
         for sent, error in ended:
@@ -263,11 +263,12 @@ class Session:
 
 
 def _wake() -> None:
-    """For timers that only end a poll."""
+    """Do nothing: the callback of timers that only end a poll."""
 
 
 def _parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters:
-    """As the asyncio publisher connects: the same address means the same in both."""
+    """Return the parameters as the asyncio publisher connects: an address means the same in
+    both."""
     parts = urlsplit(node)
     options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     tls = parts.scheme == "amqps"
@@ -288,7 +289,8 @@ def _parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext:
-    """From the options that aiormq knows: cafile, capath, cadata, certfile, keyfile."""
+    """Return the TLS context of the options that aiormq knows: cafile, capath, cadata, certfile,
+    keyfile."""
     context = ssl.create_default_context(
         cafile=options.get("cafile"),
         capath=options.get("capath"),
@@ -303,7 +305,7 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what pika's error is about, without its wrappers."""
+    """Return the reason in one of pika's errors, without its wrappers."""
     while True:
         if isinstance(error, AMQPConnectionWorkflowFailed):
             error = error.exceptions[-1]

@@ -80,7 +80,7 @@ def build(
 
 
 def _exchanges(levels: Mapping[str, int]) -> Iterable[Exchange]:
-    # An argument wins over every policy: a job with an unknown key is never lost, whatever
+    # An argument wins over every policy. So a job with an unknown key is never lost, whatever
     # policies somebody adds, also for publishers that do not set `mandatory`.
     yield Exchange(JOBS_EXCHANGE, "topic", {"alternate-exchange": DEAD_EXCHANGE})
     yield Exchange(DEAD_EXCHANGE, "fanout")
@@ -196,7 +196,7 @@ def _checked_routes(routes: Iterable[Route], lanes: Iterable[Lane]) -> list[Rout
 
 
 def _retry_levels(delays: Iterable[float]) -> dict[str, int]:
-    """Name and delay in milliseconds of every retry level."""
+    """Return the delay in milliseconds of every retry level, by its name."""
     levels: dict[str, int] = {}
     for delay in delays:
         name, milliseconds = retry_name(delay), round(delay * 1000)

@@ -1,4 +1,4 @@
-"""A topology as a RabbitMQ definitions file."""
+"""Write a topology as a RabbitMQ definitions file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, 
 
 
 def render_text(topology: Topology, *, vhost: str = "/") -> str:
-    """`render` as the text of a definitions file."""
+    """Return the definitions of `render` as the text of a file."""
     return json.dumps(render(topology, vhost=vhost), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""How a live broker differs from a topology. Pure: nothing here talks to a broker."""
+"""Find how a live broker differs from a topology. Pure: nothing here talks to a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from switchyard.broker.wording import pluralize
 
 _DEAD_QUEUES = (DEAD_QUEUE, DEAD_LOG_QUEUE)
 _OPEN_EXCHANGES = frozenset({EVENTS_EXCHANGE, CONTROL_EXCHANGE})
-"""Whoever wants to listen binds a queue here."""
+"""Exchanges to which listeners bind queues of their own."""
 
 
 class Deviation(StrEnum):
@@ -36,8 +36,8 @@ class Deviation(StrEnum):
     """A binding that brings a declared routing key to another worker's queue as well, or events
     and commands to a queue of jobs."""
     UNFINISHED = "unfinished"
-    """A lane's queue that counts as one without its bindings: `apply` was broken off, or is under
-    way. Nothing is published to it."""
+    """A lane's queue that is marked as not yet bound: `apply` was broken off, or is under way.
+    Nothing is published to it."""
     TYPE = "type"
     ARGUMENTS = "arguments"
     """Arguments or flags (durable, auto_delete, internal) that can't change."""
@@ -56,11 +56,11 @@ class Difference:
     """`exchange`, `queue`, `binding` or `policy`."""
     name: str
     text: str
-    """The whole of it in one line."""
+    """The difference in one line."""
     subject: Exchange | Queue | Binding | Policy = field(repr=False)
-    """What `apply` declares; where stale, unbinds; where unfinished, deletes."""
+    """The object that `apply` declares; where stale, unbinds; where unfinished, deletes."""
     advice: str = ""
-    """What to do about it, where `apply` can't: the same for all that have one cause."""
+    """What to do about it where `apply` can't; the same text for all differences of one cause."""
 
     @property
     def fixable(self) -> bool:
@@ -84,7 +84,7 @@ class Difference:
 
 
 def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
-    """Everything that differs, in the order in which `apply` changes it. Pure.
+    """Return everything that differs, in the order in which `apply` changes it.
 
     A consequence of a difference is not listed beside it: a queue of the wrong type is one
     difference, although its arguments and policy are then wrong as well. So `apply` leaves it the
@@ -128,7 +128,7 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
         elif changes := _changes(_settings(exchange), _settings(actual)):
             yield _other_arguments("exchange", exchange, changes)
     for extra in live_exchanges.values():
-        # What says whose broker it is is nobody's leftover: `broker.topology.system_marker`.
+        # SYSTEM_EXCHANGE is no leftover: see `broker.topology.system_marker`.
         queue = extra.name.removesuffix(UNBOUND_SUFFIX)
         if queue != extra.name and queue in topology.bound_queues:
             text = f"queue {queue} waits for its bindings: an apply was broken off, or is under way"
@@ -173,8 +173,8 @@ def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
 
 
 def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> bool:
-    """Tell whether a live binding for a declared key is one of ours that has had its day. One to a
-    queue of somebody else (an audit trail, say) is theirs, and harmless."""
+    """Tell whether a live binding for a declared key is one of ours that is outdated. A binding to
+    another owner's queue (an audit trail, say) is theirs, and harmless."""
     return (
         binding.source == JOBS_EXCHANGE
         and binding.destination_type == "queue"
@@ -226,8 +226,8 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
 
 
 def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
-    """Yield a difference for each queue that is as declared, as its policy is, but that another
-    policy rules."""
+    """Yield a difference for each queue that is as declared, as is its policy, but where another
+    policy is in force."""
     right_policies = set(topology.policies) & set(live.policies)
     right_queues = {(queue.name, queue.type): queue for queue in topology.queues}
     for actual in live.queues:
@@ -306,7 +306,7 @@ def _policy_settings(policy: Policy) -> dict[str, object]:
 
 
 def _changes(declared: Mapping[str, object], actual: Arguments) -> str:
-    """`max-length is 5, declared 1000`, for every key that differs."""
+    """Return `max-length is 5, declared 1000` for every key that differs, with commas between."""
     return ", ".join(
         f"{key} is {_setting_text(actual, key)}, declared {_setting_text(declared, key)}"
         for key in sorted(declared.keys() | actual.keys())

@@ -1,9 +1,9 @@
-"""Whose broker it is: a mark on the virtual host that every AMQP client can read.
+"""The system mark: tells which system a virtual host belongs to, and every AMQP client can read it.
 
 The mark is the durable exchange `jobs.system`, through which nothing is published. Its content is
 the name of its alternate exchange, which does not exist: `<id>.<generation>.<name>`. A broker tells
-that one argument when it refuses to declare the exchange with another. The exchange outlives
-restarts, and is part of exported definitions. To ask changes nothing, and needs the right to
+that argument when it refuses to redeclare the exchange with another. The exchange outlives
+restarts, and is part of exported definitions. Reading changes nothing, and needs the right to
 configure `jobs.system`.
 """
 
@@ -28,7 +28,7 @@ from aiormq.exceptions import (
 from switchyard.broker.errors import BrokerError, BrokerUnavailable
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.wire.channel import open_channel
-from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.connection import close_quietly
 from switchyard.broker.wire.failures import library_calls, time_limit
 
 ALTERNATE = "alternate-exchange"
@@ -36,9 +36,9 @@ _UNKNOWN = "?"
 _CURRENT = re.compile(r"current is '([0-9a-f]{12})\.([0-9]{1,12})(?:\.([A-Za-z0-9@_-]{1,40}))?")
 _TRIES = 5
 _LOCK: Final[dict[str, Any]] = {"x-queue-type": "classic"}
-"""Whatever kind of queue the virtual host prefers."""
-_TURN, _LOOK = 5.0, 0.05
-"""Seconds to wait for somebody else who marks the broker, and between looks."""
+"""Arguments of the lock's queue: classic, whatever type the virtual host prefers."""
+_LOCK_TIMEOUT, _LOCK_POLL_INTERVAL = 5.0, 0.05
+"""Seconds to wait for another process that marks the broker, and between tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class SystemMarker:
 
 
 class MarkHidden(BrokerError):
-    """Whose broker it is can't be told: our user may not ask, or the mark is none of ours."""
+    """The broker's system can't be read: our user may not, or the mark has another form."""
 
 
 async def read_mark(connection: Connection) -> SystemMarker | None:
-    """Whose broker it is; None where nobody has marked it.
+    """Read the broker's mark; None where it has none.
 
     Raises MarkHidden, or one of CHANNEL_ERRORS.
     """
@@ -70,8 +70,8 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
                 await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
                 # Refused, whatever the mark is: the refusal tells its value.
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_arguments(_UNKNOWN))
-        # The mark went between the two calls, and the second made this one: it is removed, unless
-        # somebody has marked the broker meanwhile.
+        # The mark was deleted between the two calls, and the second made a new one. Remove that,
+        # unless another process has marked the broker meanwhile.
         async with marking_alone(connection), time_limit():
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_arguments(_UNKNOWN))
@@ -84,20 +84,20 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
         if (match := _CURRENT.search(str(error))) is None:
             raise MarkHidden(f"the exchange {SYSTEM_EXCHANGE} does not say whose it is") from error
         return SystemMarker(match[1], int(match[2]), match[3] or "unnamed")
-    await closed(channel)
+    await close_quietly(channel)
     return None
 
 
 @asynccontextmanager
 async def marking_alone(connection: Connection) -> AsyncIterator[None]:
     """Lock the mark against all other connections: the mark that is read within this context is
-    still there when the next one is written. The lock is an exclusive queue, which goes with its
+    still there when the next one is written. The lock is an exclusive queue, deleted with its
     connection.
 
-    Raises MarkHidden where our user may not, BrokerUnavailable when somebody else has it for too
+    Raises MarkHidden where our user may not, BrokerUnavailable when another process has it for too
     long.
     """
-    until = time.monotonic() + _TURN
+    until = time.monotonic() + _LOCK_TIMEOUT
     while True:
         channel = await open_channel(connection, confirms=False)
         try:
@@ -113,18 +113,18 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
                 ) from error
         except ChannelAccessRefused as error:
             raise _not_permitted("mark the broker") from error
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_LOCK_POLL_INTERVAL)
     try:
         yield
     finally:
         async with time_limit():
             with library_calls():
                 await channel.queue_delete(SYSTEM_EXCHANGE)
-        await closed(channel)
+        await close_quietly(channel)
 
 
 async def write_mark(connection: Connection, mark: SystemMarker) -> None:
-    """Mark the broker, in the place of whatever mark it has: within `marking_alone`.
+    """Write the broker's mark, replacing any other. Call it within `marking_alone`.
 
     Raises MarkHidden where our user may not, or one of CHANNEL_ERRORS.
     """
@@ -139,10 +139,10 @@ async def write_mark(connection: Connection, mark: SystemMarker) -> None:
         except ChannelPreconditionFailed:
             if attempt == _TRIES - 1:
                 raise
-            continue  # somebody else has marked it between the two
+            continue  # another process has marked it between the two calls
         except ChannelAccessRefused as error:
             raise _not_permitted("mark the broker") from error
-        await closed(channel)
+        await close_quietly(channel)
         return
 
 

@@ -1,15 +1,15 @@
 """An AMQP channel for many small messages: pipelined publishes, acks and plain callbacks.
 
 aiormq keeps the protocol: handshake, heartbeats, calls and their answers, closing. This channel
-replaces its per-message paths, which take locks, tasks and drains:
+replaces its code for single messages, which takes locks, tasks and drains:
 
 - a publish is encoded by hand and answered by one future (aiormq: 75-100 µs, here about 10 µs);
 - deliveries and confirms come from `broker.wire.frame_tap`, and go to plain functions, without a
   task (aiormq: 40 µs a message, here about 10 µs);
 - everything written in one turn of the event loop leaves as one write.
 
-It stands on inner parts of aiormq 7.2, which is why that version is pinned;
-tests/integration/test_wire.py proves each of them.
+It relies on private parts of aiormq 7.2, which is why that version is pinned;
+tests/integration/test_wire.py tests each of them.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _MULTIPLE = 1
 _REQUEUE = 2
 _ack_frame = struct.Struct(">BHIHHQBc").pack
 _FLUSH_AGAIN = 0.001
-"""Seconds until the next try to hand frames to a writer that is behind."""
+"""Seconds until frames are offered again to a writer whose queue is full."""
 _END_LIMIT = 1.0
-"""Seconds to wait until aiormq has noticed that a connection is ended."""
+"""Seconds to wait for aiormq to notice that its connection was cut."""
 _class_and_method = struct.Struct(">HH").unpack_from
 _tag_and_bits = struct.Struct(">QB").unpack_from
 DeliveryCallback = Callable[[Incoming], None]
 
 
 class PipelinedChannel(Channel):
-    """A channel whose publishes and settlements never wait; see the module's text.
+    """A channel whose publishes and settlements never wait; see the module's docstring.
 
     Do not mix it with aiormq's own `basic_publish`: both count delivery tags.
     """
@@ -68,14 +68,14 @@ class PipelinedChannel(Channel):
         )
         self._outgoing: list[bytes] = []
         self._unconfirmed: Unconfirmed[asyncio.Future[None]] = Unconfirmed()
-        self._room: asyncio.Future[None] | None = None
-        self._room_at = 0
+        self._window_waiter: asyncio.Future[None] | None = None
+        self._wake_at = 0
         self._callbacks: dict[str, DeliveryCallback] = {}
         self._assembler = Assembler()
         self.closed: asyncio.Future[str] = self.loop.create_future()
         """Done, with the reason, as soon as the channel or its connection is gone; never fails."""
-        self.answered = False
-        """The broker has opened it."""
+        self.was_opened = False
+        """Whether the broker has opened the channel."""
         self._closing.add_done_callback(self._on_closed)
 
     # --- publishing -------------------------------------------------------------------------
@@ -111,30 +111,30 @@ class PipelinedChannel(Channel):
         )
         confirm: asyncio.Future[None] = self.loop.create_future()
         size = len(envelope.body)
-        self._unconfirmed.sent(confirm, envelope.message_id, exchange, routing_key, size)
+        self._unconfirmed.add(confirm, envelope.message_id, exchange, routing_key, size)
         self._write(frames)
         return confirm
 
-    async def room(self, window: int) -> None:
+    async def wait_for_window(self, window: int) -> None:
         """Wait until fewer than `window` publishes are unconfirmed.
 
         Wakes at half the window, so that publishes leave in groups and not one by one.
         """
         while len(self._unconfirmed) >= window and not self.closed.done():
-            if self._room is None or self._room.done():
-                self._room = self.loop.create_future()
-                self._room_at = max(window // 2, 1)
-            await asyncio.shield(self._room)
+            if self._window_waiter is None or self._window_waiter.done():
+                self._window_waiter = self.loop.create_future()
+                self._wake_at = max(window // 2, 1)
+            await asyncio.shield(self._window_waiter)
 
     def _on_confirm(self, frame: memoryview, *, accepted: bool) -> None:
         tag, bits = _tag_and_bits(frame, 4)
-        for confirm, error in self._unconfirmed.confirmed(
+        for confirm, error in self._unconfirmed.pop_confirmed(
             tag, multiple=bool(bits & 1), accepted=accepted
         ):
             _settle(confirm, error)
-        room = self._room
-        if room is not None and not room.done() and len(self._unconfirmed) <= self._room_at:
-            room.set_result(None)
+        waiter = self._window_waiter
+        if waiter is not None and not waiter.done() and len(self._unconfirmed) <= self._wake_at:
+            waiter.set_result(None)
 
     # --- consuming --------------------------------------------------------------------------
 
@@ -186,14 +186,15 @@ class PipelinedChannel(Channel):
             try:
                 callback(message)
             except Exception:
-                # A defect of that consumer. Further up it would end the connection, and with it
-                # the process, which would get the same message again at its next start.
+                # A defect of that consumer. Raised further, it would end the connection, and with
+                # it the process, which would get the same message again at its next start.
                 _log().exception("a delivery could not be taken", consumer=message.consumer_tag)
         else:
-            self._unconfirmed.returned(message.message_id, message.exchange, message.routing_key)
+            self._unconfirmed.note_return(message.message_id, message.exchange, message.routing_key)
 
     def ack(self, delivery_tag: int) -> bool:
-        """Acknowledge. False when the channel is closed: the broker delivers it again."""
+        """Acknowledge a delivery. False when the channel is closed: the broker delivers it
+        again."""
         return self._settle_delivery(ACK, delivery_tag, 0, 13)
 
     def requeue(self, delivery_tag: int, *, multiple: bool = False) -> bool:
@@ -225,8 +226,8 @@ class PipelinedChannel(Channel):
         try:
             self.write_queue.put_nowait(frame)
         except asyncio.QueueFull:
-            # What is written until then joins in behind: the broker numbers publishes in the
-            # order in which they reach it.
+            # Frames written until then are appended and sent with these, in order: the broker
+            # numbers publishes as they reach it.
             self.loop.call_later(_FLUSH_AGAIN, self._flush)
         else:
             self._outgoing.clear()
@@ -242,10 +243,10 @@ class PipelinedChannel(Channel):
         reason = _reason(closing)
         if not self.closed.done():
             self.closed.set_result(reason)
-        for confirm, error in self._unconfirmed.lost(reason):
+        for confirm, error in self._unconfirmed.pop_all(reason):
             _settle(confirm, error)
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._window_waiter is not None and not self._window_waiter.done():
+            self._window_waiter.set_result(None)
 
 
 def _log() -> FilteringBoundLogger:
@@ -271,18 +272,18 @@ def _reason(closing: asyncio.Future[Any]) -> str:
 async def open_channel(
     connection: Connection, *, confirms: bool, limit: float = ANSWER_TIMEOUT
 ) -> PipelinedChannel:
-    """Open such a channel on an aiormq connection, with publisher confirms or without.
+    """Open a PipelinedChannel on an aiormq connection, with publisher confirms or without.
 
     Raises one of CHANNEL_ERRORS, after `limit` seconds at the latest. A connection on which no
-    channel could be opened yet is ended then: its peer is no broker, or none that answers, and
-    whoever tries again does so on another one.
+    channel could be opened yet is cut then: its peer is no broker, or none that answers, and the
+    next try needs another connection.
     """
     try:
         async with time_limit(limit):
             return await _open(connection, confirms)
     except TimeoutError:
-        if not any(getattr(each, "answered", False) for each in connection.channels.values()):
-            await _give_up(connection)
+        if not any(getattr(each, "was_opened", False) for each in connection.channels.values()):
+            await _cut(connection)
         raise
 
 
@@ -296,18 +297,18 @@ async def _open(connection: Connection, confirms: bool) -> PipelinedChannel:
             tap.attach(number, channel)
             channel.closed.add_done_callback(lambda _: tap.detach(number, channel))
         await channel.open()
-    channel.answered = True
+    channel.was_opened = True
     return channel
 
 
-async def leave(channel: PipelinedChannel) -> None:
+async def cut_connection(channel: PipelinedChannel) -> None:
     """Cut the channel's connection: what waits for a confirm on it fails with BrokerUnavailable,
-    and whoever goes on connects anew."""
+    and the next use connects anew."""
     if isinstance(channel.connection, Connection) and not channel.closed.done():
-        await _give_up(channel.connection)
+        await _cut(channel.connection)
 
 
-async def _give_up(connection: Connection) -> None:
-    """End a connection without waiting for its peer."""
+async def _cut(connection: Connection) -> None:
+    """Cut a connection without waiting for its peer."""
     tap_of(connection).end()
     await asyncio.wait((connection.closing,), timeout=_END_LIMIT)

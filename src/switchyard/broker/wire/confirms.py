@@ -1,4 +1,4 @@
-"""What ends a publish: a confirm, a return, the end of its channel."""
+"""Match publishes with what ends them: a confirm, a return, the end of their channel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from switchyard.broker.wire.failures import Loss
 
 W = TypeVar("W")
 _Key = tuple[str, str, str]
-"""Message id, exchange and routing key: all that a returned message says of itself."""
+"""Message id, exchange and routing key: all that identifies a returned message."""
 
 
 class Unconfirmed(Generic[W]):
-    """The publishes of one channel that wait for their confirm, and what ends each of them.
+    """The publishes of one channel that wait for their confirm.
 
-    `W` is whatever waits. Both publishers decide here what a return, an ack, a nack and the end
-    of the channel mean; how frames arrive is theirs.
+    `W` is the type of the waiter. The meaning of a return, an ack, a nack and the end of the
+    channel is decided here for both publishers; how frames arrive is left to them.
     """
 
     def __init__(self) -> None:
@@ -30,22 +30,24 @@ class Unconfirmed(Generic[W]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def sent(
+    def add(
         self, waiter: W, message_id: str, exchange: str, routing_key: str, size: int = 0
     ) -> None:
-        """Count the next publish, which has left with a body of `size` bytes. The broker counts
-        them too, from 1: that is its tag."""
+        """Add the publish that was just sent, with a body of `size` bytes. Its tag is its number on
+        the channel, from 1, as the broker counts too."""
         self._last_tag += 1
         self._waiting[self._last_tag] = (waiter, (message_id, exchange, routing_key), size)
 
-    def returned(self, message_id: str, exchange: str, routing_key: str) -> None:
-        """basic.return: no queue took it. It comes before the confirm, without a tag."""
+    def note_return(self, message_id: str, exchange: str, routing_key: str) -> None:
+        """Note a basic.return: no queue took the message. It comes before the confirm, without a
+        tag."""
         self._returned[message_id, exchange, routing_key] += 1
 
-    def confirmed(
+    def pop_confirmed(
         self, tag: int, *, multiple: bool, accepted: bool
     ) -> list[tuple[W, PublishError | None]]:
-        """basic.ack or basic.nack: who waits no longer, and the error if there is one.
+        """Handle basic.ack or basic.nack: remove and return the waiters that it ends, with their
+        errors.
 
         `multiple` means every tag up to this one.
         """
@@ -64,8 +66,8 @@ class Unconfirmed(Generic[W]):
             if (ended := self._waiting.pop(each, None)) is not None
         ]
 
-    def lost(self, reason: str) -> list[tuple[W, PublishError | None]]:
-        """End all that wait, as the channel or its connection is gone; return each with its
+    def pop_all(self, reason: str) -> list[tuple[W, PublishError | None]]:
+        """Remove all waiters, as the channel or its connection is gone; return each with its
         error."""
         loss = Loss(reason)
         waiting = list(self._waiting.values())

@@ -1,4 +1,4 @@
-"""Open and close connections to a broker, all of them. Reconnecting: `broker.wire.reconnector`."""
+"""Open and close connections to a broker. Reconnecting: `broker.wire.reconnector`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from yarl import URL
 
 from switchyard.broker.addresses import address_of, nodes_of
 from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
-from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, first_connected
+from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, connect_first
 from switchyard.broker.wire.failures import away, library_calls, raising_broker_unavailable
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds for TCP, TLS and the AMQP handshake together, of all nodes together."""
+"""Seconds for TCP, TLS and the AMQP handshake together, and for all nodes together."""
 HEARTBEAT = 10
-"""Seconds between heartbeats; a peer that says nothing for three of them is gone."""
+"""Seconds between heartbeats; a peer that is silent for three of them counts as gone."""
 _NOT_ALLOWED = "NOT_ALLOWED"
 _CANT_CONNECT = "can't connect to the broker at "
 
@@ -39,12 +39,12 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     """Open one connection, shown on the broker as `name`, to any of the address's nodes.
 
     Raises BrokerUnavailable when none can be reached or answers within `timeout` seconds,
-    LimitReached when one takes no more connections and none takes this one, BrokerAuthError when
-    one refuses the credentials or the vhost and none takes them.
+    LimitReached when a node takes no more connections and no other takes this one, BrokerAuthError
+    when a node refuses the credentials or the vhost and no other takes them.
 
-    The nodes are tried in random order, so that clients spread over a cluster; the next one
-    as soon as one fails, or after ATTEMPT_DELAY seconds beside it: one that is switched off, or
-    frozen behind an open port, costs no more than that.
+    The nodes are tried in random order, so that clients spread over a cluster; the next one as soon
+    as one fails, or after ATTEMPT_DELAY seconds beside it: a node that is switched off, or frozen
+    behind an open port, costs no more than that.
     """
     nodes = list(nodes_of(url))
     random.shuffle(nodes)
@@ -57,14 +57,14 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
         return lambda: _connect_to(node, name, deadline - loop.time())
 
     try:
-        return await first_connected(
+        return await connect_first(
             [attempt(node) for node in nodes],
             head_start=min(ATTEMPT_DELAY, timeout / (len(nodes) + 1)),
             failures=BrokerUnavailable,
-            close=closed,
+            close=close_quietly,
         )
     except AllAttemptsFailed as error:
-        raise _why_none(error.errors) from error
+        raise _combine_errors(error.errors) from error
 
 
 async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection:
@@ -78,7 +78,7 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
             async with asyncio.timeout(timeout):
                 await connection.connect()
     except BrokerUnavailable as error:
-        await closed(connection)
+        await close_quietly(connection)
         close_reason = transport.tap.close_reason if transport.tap is not None else ""
         if (refused := _refusal_of(error.__cause__, close_reason)) is not None:
             raise BrokerAuthError(
@@ -89,13 +89,13 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
             raise away(f"{_CANT_CONNECT}{address_of(url)}: {close_reason}") from error
         raise
     except asyncio.CancelledError:
-        # aio-pika would close it when it is collected, for which there may be no loop any more.
-        await closed(connection)
+        # aio-pika would close it when it is garbage-collected, perhaps without a loop.
+        await close_quietly(connection)
         raise
     return connection
 
 
-def _why_none(failed: Sequence[Exception]) -> BrokerUnavailable:
+def _combine_errors(failed: Sequence[Exception]) -> BrokerUnavailable:
     for error in failed:
         if isinstance(error, BrokerAuthError):
             return error
@@ -106,12 +106,12 @@ def _why_none(failed: Sequence[Exception]) -> BrokerUnavailable:
 
 
 def _refusal_of(error: BaseException | None, close_reason: str) -> str | None:
-    """Return what the broker has refused, credentials or vhost; None if it was neither.
+    """Return which of credentials and vhost the broker has refused; None if it refused neither.
     `close_reason` is what it said when it closed the connection."""
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
         return "user or password"
-    # A close in answer to the opening. A limit has the same code; and a broker that is stopping, or
-    # whose vhost is down, has others.
+    # The broker closed the connection in answer to its opening. A limit has the same code as a
+    # wrong vhost; a broker that is stopping, or whose vhost is down, has others.
     is_at_opening = isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)
     if is_at_opening and close_reason.startswith(_NOT_ALLOWED):
         return None if isinstance(away(close_reason), LimitReached) else "the vhost"
@@ -128,7 +128,8 @@ def underlying(connection: AbstractConnection) -> Connection:
 
 def is_blocked(connection: AiormqConnection) -> bool:
     """Tell whether the broker has said `connection.blocked` (a memory or disk alarm)."""
-    # `ready()` ends at once unless the connection is blocked: one step tells, without waiting.
+    # `ready()` returns at once unless the connection is blocked: one step shows it, without
+    # waiting.
     ready = connection.ready()
     try:
         ready.send(None)
@@ -139,13 +140,13 @@ def is_blocked(connection: AiormqConnection) -> bool:
         return True
 
 
-async def closed(open_one: AbstractConnection | AbstractChannel) -> None:
+async def close_quietly(connection: AbstractConnection | AbstractChannel) -> None:
     """Close a connection or channel, in whatever state it is; never fails."""
     # A task of its own: aiormq may answer with a cancellation that is not ours.
-    closing = asyncio.ensure_future(open_one.close())
+    closing = asyncio.ensure_future(connection.close())
     await asyncio.wait((closing,))
     if not closing.cancelled():
-        closing.exception()  # it is gone either way
+        closing.exception()  # retrieved: the connection is gone either way
 
 
 @asynccontextmanager
@@ -156,4 +157,4 @@ async def connected(url: str, name: str, **options: Any) -> AsyncIterator[Abstra
     try:
         yield connection
     finally:
-        await closed(connection)
+        await close_quietly(connection)

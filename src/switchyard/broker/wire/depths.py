@@ -25,7 +25,7 @@ from switchyard.broker.errors import BrokerUnavailable, ManagementError
 from switchyard.broker.lanes import STAND_IN_PREFIX, UNBOUND_SUFFIX
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
-from switchyard.broker.wire.connection import closed, connected, underlying
+from switchyard.broker.wire.connection import close_quietly, connected, underlying
 from switchyard.broker.wire.failures import (
     ANSWER_TIMEOUT,
     library_calls,
@@ -67,7 +67,7 @@ async def ask_queue(connection: Connection, queue: str) -> QueueSize | None:
         waiting = await read_queue_size(channel, queue)
     except (ChannelNotFoundEntity, ChannelLockedResource):
         return None
-    await closed(channel)
+    await close_quietly(channel)
     return waiting
 
 
@@ -81,7 +81,7 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
                 await channel.exchange_declare(queue + UNBOUND_SUFFIX, passive=True)
     except (ChannelNotFoundEntity, ChannelAccessRefused):
         return False
-    await closed(channel)
+    await close_quietly(channel)
     return True
 
 

@@ -1,4 +1,4 @@
-"""A message as it leaves: its properties, and the frames of its publish."""
+"""Encode outgoing messages: their properties, and the frames of a publish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchyard.broker.errors import NeverTaken
 _MANDATORY = 1
 _PERSISTENT = 2
 _UNENCODABLE = (ValueError, TypeError, OverflowError, RecursionError, struct.error)
-"""What encoding fails with: too long a name, a number without room, a header of no AMQP type."""
+"""Errors of encoding: a name or number is too large, or a header has no AMQP type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Envelope:
     content_type: str = "application/json"
 
     def properties(self) -> bytes:
-        """As they travel: the flags, then what they announce."""
+        """Return the encoded properties: the flags, then the values of those that are set."""
         flags = CONTENT_TYPE | DELIVERY_MODE | PRIORITY | MESSAGE_ID | TIMESTAMP | TYPE
         headers = b""
         if self.headers:
@@ -52,7 +52,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A message that goes on as it came, whatever properties somebody has given it."""
+    """A message that is passed on unchanged, with whatever properties it came with."""
 
     body: bytes
     message_id: str
@@ -78,10 +78,10 @@ def encode_head(
     *,
     mandatory: bool = True,
 ) -> tuple[bytes, bytes]:
-    """Encode a publish but for its body: what its method frame and its header frame carry.
+    """Encode a publish without its body: the payloads of its method frame and its header frame.
 
     Raises NeverTaken when a name, id or header does not fit into AMQP: names and ids have at most
-    255 bytes, all properties together fit into one frame. Sent nevertheless, a broker would close
+    255 bytes, all properties together one frame. Sent nevertheless, the broker would close
     the connection.
     """
     try:
@@ -136,7 +136,7 @@ FRAME_OVERHEAD = 8
 """Bytes of a frame around its payload."""
 
 BASIC = 60
-"""The class of all methods that concern a single message, which are:"""
+"""AMQP class of the methods for single messages, which are:"""
 PUBLISH, RETURN, DELIVER, ACK, NACK = 40, 50, 60, 80, 120
 
 # Flags of a message's properties, in the order in which the values are encoded.

@@ -1,13 +1,13 @@
-"""What "the broker is away" can look like, whatever the AMQP library makes of it.
+"""Turn the errors of AMQP libraries into this package's own.
 
-A broker that is there, and closes the channel because it refuses what it was sent, is told apart
-from that by `Loss`, for both publishers.
+A broker that is there, and closes the channel because it refuses a message, is told apart from one
+that is away by `Loss`, for both publishers.
 
 aiormq fails with its own errors, and while a connection goes down with whatever its inner parts
-have raised: `StopAsyncIteration` where the peer closes at once (under uvloop), a bare `Exception`
+raise: `StopAsyncIteration` where the peer closes at once (under uvloop), a bare `Exception`
 where a channel is opened on a connection that has just ended, `ValueError` where the peer knows
-no confirms, a cancellation that nobody has asked for. Who calls aiormq does so within
-`library_calls`, and then needs to know CHANNEL_ERRORS alone.
+no confirms, a cancellation that nobody has asked for. So aiormq is called within
+`library_calls`, after which CHANNEL_ERRORS are all errors that a caller need handle.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from switchyard.broker.errors import (
 )
 
 CHANNEL_ERRORS = (AMQPError, ChannelInvalidStateError, OSError)
-"""What a call fails with whose channel or connection fails, is refused, or is gone already."""
+"""Errors of a call whose channel or connection fails, is refused, or is gone already."""
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds for a broker to open a channel, or to tell of a queue. Missing heartbeats tell of a peer
-that has fallen silent, too, and take half a minute."""
+"""Seconds that a broker may take to open a channel or describe a queue. Missing heartbeats also
+reveal a silent peer, but take half a minute."""
 
 
 @contextmanager
 def library_calls() -> Iterator[None]:
-    """Wrap calls of aiormq, and nothing else: what they raise is one of CHANNEL_ERRORS.
+    """Wrap calls of aiormq, and nothing else: they raise one of CHANNEL_ERRORS, and no other error.
 
     A cancellation of the task goes through; one that aiormq made up does not.
     """
@@ -50,8 +50,8 @@ def library_calls() -> Iterator[None]:
     except (BrokerError, *CHANNEL_ERRORS):
         raise
     except asyncio.CancelledError as error:
-        # aiormq cancels what waits on a connection whose heartbeats stopped. Nobody has
-        # cancelled the caller's task, so it must not end as if somebody had.
+        # aiormq cancels calls that wait on a connection whose heartbeats stopped. The caller's task
+        # was not cancelled, so it must not end as if it had been.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -63,9 +63,9 @@ def library_calls() -> Iterator[None]:
 
 @asynccontextmanager
 async def time_limit(seconds: float | None = ANSWER_TIMEOUT) -> AsyncIterator[None]:
-    """Wrap calls that a broker answers at once, however much it has to do.
+    """Wrap calls that a broker answers at once, however busy it is.
 
-    Raises TimeoutError, which is one of CHANNEL_ERRORS, where it does not within so many
+    Raises TimeoutError, one of CHANNEL_ERRORS, where it does not within so many
     seconds; None waits for as long as the connection lasts.
     """
     try:
@@ -76,21 +76,21 @@ async def time_limit(seconds: float | None = ANSWER_TIMEOUT) -> AsyncIterator[No
 
 
 _LIMIT = re.compile(r"NOT_ALLOWED - .*(?:limit \(\d+\) is reached|has reached the maximum allowed)")
-"""RabbitMQ's texts of a limit: of a vhost, a user or a node; of connections or channels. Measured
-on 3.10 and 4.3. It closes the connection with the code that it has for a vhost that is not
-there."""
+"""RabbitMQ's texts for a reached limit: of a vhost, a user or a node; of connections or channels.
+Measured on 3.10 and 4.3. It then closes the connection with the same code as for a missing
+vhost."""
 
 
 def away(text: str) -> BrokerUnavailable:
-    """Return the error of a connection that could not be made or used, by what is known of the
-    reason; nothing was published."""
+    """Return the error for a connection that could not be made or used, LimitReached where the text
+    says so; nothing was published."""
     kind = LimitReached if _LIMIT.search(text) else BrokerUnavailable
     return kind(text, maybe_accepted=False)
 
 
 @contextmanager
 def raising_broker_unavailable(what: str) -> Iterator[None]:
-    """Let CHANNEL_ERRORS mean BrokerUnavailable: "`what`: the reason". Nothing was published."""
+    """Turn CHANNEL_ERRORS into BrokerUnavailable: "`what`: the reason". Nothing was published."""
     try:
         yield
     except CHANNEL_ERRORS as error:
@@ -99,7 +99,7 @@ def raising_broker_unavailable(what: str) -> Iterator[None]:
         raise away(f"{what}: {reason}") from error
 
 
-_NAMES = {
+_REPLY_CODES = {
     "ACCESS_REFUSED": 403,
     "NOT_FOUND": 404,
     "PRECONDITION_FAILED": 406,
@@ -110,10 +110,10 @@ _NAMES = {
     "UNEXPECTED_FRAME": 505,
     "NOT_IMPLEMENTED": 540,
 }
-"""AMQP 0-9-1's reply codes for what a publish may have done wrong, as RabbitMQ's texts begin. All
-others say how the broker is: forced, out of resources, broken inside."""
+"""AMQP 0-9-1's reply codes for errors of a publish, by the beginning of RabbitMQ's text. All other
+codes concern the broker's state: forced, out of resources, internal error."""
 _CONSUMING = re.compile(r"unknown delivery tag|delivery acknowledgement|consumer")
-"""What the broker closes a channel for, and no publish has done."""
+"""Texts of a closed channel of which no publish is the cause."""
 _SIZES = re.compile(r"message size (\d+).* max(?:imum)? (?:message )?size (\d+)")
 """RabbitMQ's text of a message that is too large: its bytes, and the most that are taken."""
 _TOPIC = re.compile(r"access to topic '(.*)' in exchange '(.*)' in vhost")
@@ -122,7 +122,8 @@ _EXCHANGE = re.compile(r"(?:access to|no|to internal) exchange '(.*?)' in vhost"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The end of a channel or its connection, as the broker or the library has told it."""
+    """The end of a channel or its connection, with the reason that the broker or the library
+    gave."""
 
     reason: str
 
@@ -130,30 +131,30 @@ class Loss:
         """Return what the loss means for one of the publishes that waited for their confirm;
         `alone`: it was the only one. `size` is that of its body in bytes.
 
-        The broker does not say which message it has refused, but what it was: its size, where it
-        went. Of others, whichever was alone is to blame; if several were, any of them may be.
+        The broker does not say which message it refused, but gives its size, or its exchange and
+        topic. Where it gives neither, a message that was alone is to blame; of several, any may be.
         """
         text = f"{routing_key!r} was not confirmed: {self.reason}"
-        code = next((code for name, code in _NAMES.items() if name in self.reason), None)
+        code = next((code for name, code in _REPLY_CODES.items() if name in self.reason), None)
         if code is None or _CONSUMING.search(self.reason) is not None:
             return BrokerUnavailable(
                 f"the connection was lost before {routing_key!r} was confirmed: {self.reason}",
                 maybe_accepted=True,
             )
         if (sizes := _SIZES.search(self.reason)) is not None:
-            is_it = size > int(sizes[2])
+            is_to_blame = size > int(sizes[2])
         elif (topic := _TOPIC.search(self.reason)) is not None:
-            is_it = topic.groups() == (routing_key, exchange)
+            is_to_blame = topic.groups() == (routing_key, exchange)
         elif (named := _EXCHANGE.search(self.reason)) is not None:
-            is_it = named[1] == exchange
+            is_to_blame = named[1] == exchange
         else:
-            is_it = alone
-        if not is_it:
+            is_to_blame = alone
+        if not is_to_blame:
             return BrokerUnavailable(text, maybe_accepted=True, closed_by_some_message=True)
         if sizes is not None:
             return MessageTooLarge(size, int(sizes[2]))
-        if code == _NAMES["ACCESS_REFUSED"]:
+        if code == _REPLY_CODES["ACCESS_REFUSED"]:
             return NotPermitted(exchange, routing_key, self.reason)
-        if code == _NAMES["NOT_FOUND"]:
+        if code == _REPLY_CODES["NOT_FOUND"]:
             return Unroutable(exchange, routing_key)
         return NeverTaken(f"the broker refuses the message: {self.reason}")

@@ -1,8 +1,8 @@
-"""Header tables of messages as they come in, whoever has written them.
+"""Read the header tables of incoming messages, whoever has written them.
 
-A broker passes on whatever a publisher has put there: keys that are no text, times beyond the
+A broker passes on whatever a publisher has sent: keys that are no text, times beyond the
 calendar, tables in tables by the thousand. pamqp's decoder fails on these in several ways, and
-copies the rest of the table for each value: a frame of 128 KiB costs it seconds. This one goes
+copies the rest of the table for each value: a frame of 128 KiB takes it seconds. This decoder goes
 through the bytes once, to a limited depth, and has one error.
 """
 
@@ -15,13 +15,13 @@ from decimal import Decimal
 from typing import Any
 
 MAX_DEPTH = 32
-"""Tables and lists in one another. The broker's own headers need three."""
+"""Levels of nested tables and lists. The broker's own headers need three."""
 MILLISECONDS_FROM = 0xFFFFFFFF
 """A time above this (the year 2106) was written in milliseconds, as some clients do."""
 
 
 class Unreadable(ValueError):
-    """The bytes are no table that can be read; the text says why."""
+    """The bytes can't be read as a table; the text says why."""
 
 
 _Read = Callable[[bytes, int, int], tuple[Any, int]]

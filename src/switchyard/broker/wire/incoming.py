@@ -1,7 +1,7 @@
-"""Messages as they come in: the frames of one channel, put together again.
+"""Assemble incoming messages from the frames of one channel.
 
-Whatever a publisher has written, a message comes out that can be settled. Where its properties
-can't be read, the message says so and has their bytes: its receiver decides what becomes of it.
+Whatever a publisher has written, the result is a message that can be settled. Where its properties
+can't be read, the message has the reason and their bytes, and its receiver decides about it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Incoming:
     unreadable: str = ""
     """Why its properties could not be read; empty where they could."""
     properties: bytes = b""
-    """All properties as they came, flags first, those that were not read, too."""
+    """All properties as they came, flags first, with those that are not parsed."""
 
 
 class Assembler:
@@ -64,7 +64,8 @@ class Assembler:
         return self._message is not None
 
     def start(self, method: int, frame: memoryview) -> None:
-        """basic.deliver or basic.return; `frame` starts with class and method."""
+        """Begin a message by its basic.deliver or basic.return; `frame` starts with class and
+        method."""
         raw = bytes(frame)
         if method == DELIVER:
             consumer_tag, at = _short(raw, 4)
@@ -105,7 +106,7 @@ class Assembler:
 
 
 def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None:
-    """Read the properties that this system uses; those behind the message id are not looked at."""
+    """Read the properties that this system uses, and none behind the message id."""
     if flags & CONTENT_TYPE:
         at += 1 + raw[at]
     if flags & CONTENT_ENCODING:
@@ -125,10 +126,10 @@ def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None
 
 
 def _short(raw: bytes, at: int) -> tuple[str, int]:
-    """Return a short string, and where the next value begins.
+    """Return a short string, and the offset of the next value.
 
-    With question marks for what is no UTF-8. It must not become longer than it was: what came in
-    as a name or id has to fit where it goes out again, into 255 bytes.
+    Bytes that are no UTF-8 become question marks, one for each, so that the text does not grow: a
+    name or id that came in must fit where it is sent again, into 255 bytes.
     """
     end = at + 1 + raw[at]
     data = raw[at + 1 : end]

@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerUnavailable, LimitReached
-from switchyard.broker.wire.connection import closed, connect, underlying
+from switchyard.broker.wire.connection import close_quietly, connect, underlying
 
 Guard = Callable[[Connection], Awaitable[None]]
 """Checks a new connection before it is used; raises BrokerUnavailable to refuse it."""
@@ -22,7 +22,7 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
 """Seconds between attempts at something other than connecting (a consumer, a publish): doubled from
 the first to the last."""
 MAX_RECONNECT_INTERVAL = 0.5
-"""Seconds at most between attempts to connect: a port that refuses costs next to nothing, and the
+"""Seconds at most between attempts to connect: a refused attempt costs next to nothing, and the
 first job after an outage waits no longer than this."""
 LOG_REPEAT_INTERVAL = 5.0
 """Seconds between log lines about one outage."""
@@ -42,7 +42,8 @@ class Reconnector:
         self._log = log
         self._lock = asyncio.Lock()
         self._next_log_at = 0.0
-        """When the outage may be logged again, on the monotonic clock: once for all who wait."""
+        """When the outage may be logged again, on the monotonic clock: once for all waiting
+        calls."""
         self._connection: Connection | None = None
         self._owner: AbstractConnection | None = None
 
@@ -62,7 +63,7 @@ class Reconnector:
                     is_limit = isinstance(error, LimitReached)
                     event = "broker limit reached" if is_limit else "broker unreachable"
                     self._log.warning(event, error=str(error), looks_every=MAX_RECONNECT_INTERVAL)
-                # Not all clients of a broker that has come back at the same moment.
+                # Random, so that not all clients of a broker come back to it at the same moment.
                 await asyncio.sleep(delay * random.uniform(0.5, 1))
                 delay = min(delay * 2, MAX_RECONNECT_INTERVAL)
 
@@ -89,4 +90,4 @@ class Reconnector:
     async def _drop(self) -> None:
         owner, self._owner, self._connection = self._owner, None, None
         if owner is not None:
-            await closed(owner)
+            await close_quietly(owner)

@@ -24,7 +24,7 @@ TCP_OPTIONS: Mapping[str, int] = MappingProxyType(
         "TCP_USER_TIMEOUT": SILENCE_TIMEOUT * 1000,
     }
 )
-"""As the socket module names them, and as pika takes them."""
+"""Options by their names in the socket module, as pika takes them."""
 
 
 class _Socket(Protocol):
@@ -34,13 +34,13 @@ class _Socket(Protocol):
     def setsockopt(self, level: int, option: int, value: int, /) -> object: ...
 
 
-def set_tcp_user_timeout(connected: _Socket | None) -> None:
+def set_tcp_user_timeout(sock: _Socket | None) -> None:
     """Have the kernel notice within SILENCE_TIMEOUT seconds that the peer is cut off, as far as
     this system can."""
-    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return  # a socket of this machine, as PostgreSQL may have
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in TCP_OPTIONS.items():
         option = getattr(socket, name, None)  # Linux has all of them
         if option is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

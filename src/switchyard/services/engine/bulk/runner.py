@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from switchyard.broker.consume.listening import until_event
+from switchyard.broker.consume.listening import run_until_event
 from switchyard.broker.errors import PublishError
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.instance_ids import new_instance_id
@@ -79,7 +79,7 @@ class BulkRunner:
                     continue
                 await asyncio.wait({stopped}, timeout=CLAIM_POLL_INTERVAL)
                 if self._when_due is not None:
-                    await until_event(
+                    await run_until_event(
                         self._when_due,
                         asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED),
                     )

@@ -12,7 +12,7 @@ import structlog
 from aiormq.connection import Connection
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.consume.listening import end_of, keep_listening, until_event
+from switchyard.broker.consume.listening import event_at_end, keep_listening, run_until_event
 from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter, scanning
 from switchyard.broker.lanes import (
@@ -25,7 +25,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.broker.times import moment_of
 from switchyard.broker.wire.channel import open_channel
-from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.connection import close_quietly
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.displaced import PAUSED, classify_displaced
@@ -248,7 +248,7 @@ class DeadLetterIndexer:
 
     async def _follow(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         channel = await open_channel(connection, confirms=False)
-        over = end_of(channel)
+        over = event_at_end(channel)
         try:
             await channel.basic_qos(prefetch_count=BATCH)
             self._arrived = asyncio.Queue()
@@ -260,7 +260,7 @@ class DeadLetterIndexer:
                     Delivery.from_incoming(message, DEAD_LOG_QUEUE, channel)
                 ),
             )
-            while (first := await until_event(over, arrived.get())) is not None:
+            while (first := await run_until_event(over, arrived.get())) is not None:
                 batch = [QueuedDeadLetter.from_delivery(first)]
                 while not arrived.empty() and len(batch) < BATCH:
                     batch.append(QueuedDeadLetter.from_delivery(arrived.get_nowait()))
@@ -268,7 +268,7 @@ class DeadLetterIndexer:
                 reset_backoff()  # only now: with the ledger away, pauses grow
             reset_backoff()
         finally:
-            await closed(channel)
+            await close_quietly(channel)
 
 
 def _headers(letter: QueuedDeadLetter) -> dict[str, Any]:

@@ -327,7 +327,7 @@ class FollowUpPublisher:
         self, envelope: Envelope, routing_key: str, certificate: DeadLetterInfo
     ) -> None:
         """Publish a dead letter, with as much of its certificate as fits into a frame."""
-        for each in (certificate, *certificate.shorter()):
+        for each in (certificate, *certificate.shortened()):
             try:
                 whole = replace(envelope, headers=each.headers())
                 await self._send(DEAD_EXCHANGE, routing_key, whole)

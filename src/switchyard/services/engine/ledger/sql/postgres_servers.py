@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from switchyard.broker.addresses import checked, nodes_of
-from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, first_connected
+from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, connect_first
 from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 from switchyard.services.engine.records.errors import LedgerMisconfigured
 
@@ -98,7 +98,7 @@ async def open_one(address: str, **options: Any) -> Any:
 
 async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
     """Return a connection of asyncpg to that of the hosts that takes writes; `options` are those of
-    `asyncpg.connect`. One that does not answer is not waited for: see `first_connected`.
+    `asyncpg.connect`. One that does not answer is not waited for: see `connect_first`.
 
     Raises what refuses us (a password, a database, one connection too many), else ConnectionError,
     also where all are standbys.
@@ -118,7 +118,7 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
         )
 
     try:
-        return await first_connected(
+        return await connect_first(
             [attempt(*each) for each in hosts],
             head_start=ATTEMPT_DELAY,
             failures=(OSError, asyncpg.PostgresError, asyncpg.InternalClientError),
