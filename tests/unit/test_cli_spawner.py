@@ -184,7 +184,11 @@ from switchyard.cli.system.spawner import load_shared_modules
 load_shared_modules(postgres=bool(sys.argv[1]))
 from switchyard.services.engine.jobs.registered_types import _schema_of
 schemas = _schema_of.cache_info().currsize
-print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task")), schemas]))
+threads = len(os.listdir("/proc/self/task"))
+from switchyard.cli.main import shared_commands
+worker = shared_commands().commands["worker"].loaded
+read = {each.name for each in worker.params if each._runtime_param is not None}
+print(json.dumps([sorted(sys.modules), threads, schemas, sorted(read)]))
 """
 
 
@@ -220,9 +224,9 @@ def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(l
     done = subprocess.run(
         [sys.executable, "-c", LOADED, ledger], capture_output=True, text=True, check=True
     )
-    modules, threads, schemas = json.loads(done.stdout)
+    modules, threads, schemas, options = json.loads(done.stdout)
     assert threads == 1
-    heavy = {"lancedb", "numpy", "pyarrow", "openai", "pymupdf", "rich", "pygments"}
+    heavy = {"lancedb", "numpy", "pyarrow", "openai", "pymupdf", "rich", "pygments", "trio"}
     assert not heavy.intersection(modules)
     of_postgresql = {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"}
     assert of_postgresql.intersection(modules) == (of_postgresql if ledger else set())
@@ -238,3 +242,4 @@ def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(l
         "switchyard.services.pipeline.sources.backfill_stored",
     } <= set(modules)
     assert schemas > 20  # of the built-in job types
+    assert {"kinds", "concurrency"} <= set(options)  # or each process would work them out

@@ -19,7 +19,7 @@ from tests.support.command_tree import command_tree
 HEAVY = (
     "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "numpy",
     "pika", "pydantic_settings", "pymupdf", "rich", "safetensors", "sqlalchemy", "structlog",
-    "tokenizers", "wordllama",
+    "tokenizers", "trio", "wordllama",
 )  # fmt: skip
 PROBE = """
 import json, sys

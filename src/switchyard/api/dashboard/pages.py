@@ -104,6 +104,17 @@ class DashboardPage(Response):
         self.title = title
 
 
+class Macros:
+    """The macros of all templates, compiled when the first page is written: 4 MB that an API whose
+    dashboard nobody opens has no use for."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment.get_template("macros.html").module, name)
+
+
 class Renderer:
     """Writes pages."""
 
@@ -119,7 +130,7 @@ class Renderer:
         self._environment.filters.update(formats.FILTERS)
         self.assets = Assets()
         self._environment.globals.update(asset=self.assets.address, Chart=Chart)
-        self._environment.globals["ui"] = self._environment.get_template("macros.html").module
+        self._environment.globals["ui"] = Macros(self._environment)
 
     def html(self, page: DashboardPage, frame: dict[str, Any]) -> str:
         """Write the whole page."""

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
 from types import MappingProxyType
 
-UNUSED: Mapping[str, str] = MappingProxyType({"rich": "structlog", "httpx._main": "httpx"})
+UNUSED: Mapping[str, str] = MappingProxyType(
+    {"rich": "structlog", "httpx._main": "httpx", "trio": "httpcore"}
+)
 """Module → package that does without it where it is not installed. structlog wants rich for
-tracebacks that our logs do not have, and httpx its own command, with click, rich and pygments: 80
-modules, and as much time as the rest of either takes."""
+tracebacks that our logs do not have, httpx its own command, with click, rich and pygments: 80
+modules, and as much time as the rest of either takes. httpcore looks for another kind of event loop
+than ours: 80 modules, 4 MB."""
 
 
 class _Refused(MetaPathFinder):

@@ -24,7 +24,8 @@ _M_ARENA_MAX: Final = -8
 
 def settle_memory() -> None:
     """Call once everything is imported, and before threads start."""
-    gc.collect()
+    if not gc.get_freeze_count():  # else it was forked from a process that has seen to it
+        gc.collect()
     gc.freeze()  # what is there now is not looked at again
     gc.set_threshold(ALLOCATIONS, 20, 50)
     _share_one_heap()

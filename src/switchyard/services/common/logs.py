@@ -126,8 +126,16 @@ def configure(level: str = "info", form: str = "auto") -> None:
     logging.basicConfig(level=max(threshold, logging.WARNING), stream=stream)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_PrintableFormatter(logging.BASIC_FORMAT))
-    for noisy in ("aiormq", "aio_pika", "pika"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Keep back the lines of libraries whose errors this system reports itself; again does
+    nothing."""
+    for name in ("aiormq", "aio_pika", "pika"):
+        logger = logging.getLogger(name)
+        if logger.level != logging.CRITICAL:  # to set it visits all loggers there are
+            logger.setLevel(logging.CRITICAL)
 
 
 class _PrintableFormatter(logging.Formatter):

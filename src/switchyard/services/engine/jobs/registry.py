@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
+from functools import cache
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ValidationError
@@ -319,6 +320,17 @@ def job_type_of(handler: Handler) -> JobType:
     return declared
 
 
+@cache  # to look at all that a module has touches as many pages, in each forked process anew
+def _declared_in(module: ModuleType) -> tuple[JobType, ...]:
+    """Return the job types that a module declares itself, by the names of their handlers."""
+    declared = (
+        getattr(handler, _MARK, None)
+        for _, handler in inspect.getmembers(module, inspect.isfunction)
+        if handler.__module__ == module.__name__
+    )
+    return tuple(each for each in declared if isinstance(each, JobType))
+
+
 class Registry:
     """The job types that this process knows: those of modules that it has loaded, which it can run,
     and those that others have registered in the ledger, which it can only publish."""
@@ -352,10 +364,8 @@ class Registry:
                     f"can't import the job module {name!r}: {type(error).__name__}: {error}"
                     f"{_where(error)}"
                 ) from error
-            for _, handler in inspect.getmembers(module, inspect.isfunction):
-                declared = getattr(handler, _MARK, None)
-                if isinstance(declared, JobType) and handler.__module__ == module.__name__:
-                    registry.add(declared)
+            for declared in _declared_in(module):
+                registry.add(declared)
         return registry
 
     def add(self, job_type: JobType) -> None:
