@@ -91,6 +91,8 @@ class _System:
     broker_files: Path
     series: dict[str, _Series] = field(default_factory=dict)
     published: int = 0
+    published_before: int = 0
+    """Until the last look."""
     waited: float = 0.0
     """Seconds for which publishing waited for the worker."""
 
@@ -145,6 +147,8 @@ class _System:
     async def look(self, processes: dict[str, int]) -> None:
         """Note how large everything is now."""
         usage = await measure_usage(self.settings, self.ledger, timeout=None)
+        self._note("jobs published in the day", "", self.published - self.published_before)
+        self.published_before = self.published
         assert usage.ledger is not None, usage.missing
         assert usage.files is not None, usage.missing
         assert usage.queues is not None, usage.missing

@@ -15,7 +15,7 @@ from sqlalchemy import update
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.archive.archiver import ArchiveFileDamaged, JobArchiver
-from switchyard.services.engine.archive.contents import forget_missing, read_contents
+from switchyard.services.engine.archive.contents import forget_missing, read_contents, remove_old
 from switchyard.services.engine.archive.parquet import hiding_secrets
 from switchyard.services.engine.archive.query import (
     ArchiveRange,
@@ -254,6 +254,25 @@ async def test_a_file_that_is_gone_stops_queries_until_it_is_forgotten(archive: 
     assert await forget_missing(archive.ledger, archive.storage) == (file,)
     with pytest.raises(ArchiveFileDamaged, match="is not what was written"):
         await archive.ids()
+
+
+async def test_files_go_when_their_age_is_over_and_not_before_their_jobs(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, storage = archive.ledger, archive.storage
+    await ended(ledger, "first")
+    await archive.prune()
+    with monkeypatch.context() as patched:
+        patched.setattr(JobArchiver, "settle", killed)
+        await ended(ledger, "second")
+        with pytest.raises(Killed):
+            await archive.prune()
+    assert await remove_old(ledger, storage, 3600) == ()
+    at = ledger.clock.time() + 7200
+    monkeypatch.setattr(ledger.clock, "time", lambda: at)
+    (removed,) = await remove_old(ledger, storage, 3600)
+    assert not await storage.exists_async(removed.key)
+    assert await archive.ids() == ["second"]
 
 
 async def test_the_jobs_of_an_interrupted_file_that_is_gone_stay_in_the_ledger(

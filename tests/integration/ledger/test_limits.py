@@ -26,6 +26,7 @@ from switchyard.services.engine.records.limits import (
 )
 from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
+from tests.support.small_steps import removed
 
 NUMBERS = count(1)
 LIFE = 15.0
@@ -273,10 +274,22 @@ async def test_limits_that_nobody_uses_are_forgotten(ledger: Ledger) -> None:
     first = request("first")
     await ledger.limits.take_permits(first)
     await change(ledger, "UPDATE limits SET updated_at = 1")
-    assert await ledger.limits.forget_idle_limits() == 0
+    assert (await ledger.limits.forget_idle_limits(limit=9)).rows == {}
     await ledger.limits.release_permits("worker-1")
-    assert await ledger.limits.forget_idle_limits() == 1
+    assert (await ledger.limits.forget_idle_limits(limit=9)).rows == {"limits": 1}
     assert await ledger.limits.limit_reports() == []
+
+
+async def test_many_limits_are_forgotten_in_steps(ledger: Ledger) -> None:
+    keys = ("a", "b", "c")
+    for key in keys:
+        need = replace(ONE, key=key)
+        assert isinstance(await take(ledger, f"of {key}", need), PermitGranted)
+        assert isinstance(await take(ledger, f"waits for {key}", need), PermitRefused)
+    for table in ("limits SET updated_at", "limit_holds SET expires_at", "limit_waits SET back_at"):
+        await change(ledger, f"UPDATE {table} = 1")
+    rows = await removed(lambda limit: ledger.limits.forget_idle_limits(limit=limit))
+    assert rows == dict.fromkeys(("limits", "limit_holds", "limit_waits"), 3)
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])

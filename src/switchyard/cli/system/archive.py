@@ -157,7 +157,8 @@ def query(
 def forget(yes: YesOption = False, as_json: JsonOption = False) -> None:
     """Forget files that are not in the storage any more, so that queries go on without them.
 
-    Delete folders of `archive/` in the storage first, for days that are no longer needed.
+    Delete folders of `archive/` in the storage first, for days that are no longer needed; or set
+    JOBS_KEEP_ARCHIVE, and the scheduler removes what is older by itself.
     """
     quiet_logs()
     settings = load_settings()

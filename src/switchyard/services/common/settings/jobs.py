@@ -117,6 +117,11 @@ class RetentionSettings(BaseSettings, defer_build=True):
         "into Parquet files in the storage. Needs the extra `archive`, where the scheduler runs "
         "(docs/retention.md#archive).",
     )
+    keep_archive: Age = Field(
+        default=None,
+        description="How long files of the archive are kept, since they were written; `off`, the "
+        "default: until somebody deletes them.",
+    )
     keep_openai_files: Age = Field(
         default=30 * DAY,
         description="How long files of the OpenAI-compatible API are kept, and ended batches "

@@ -38,6 +38,22 @@ async def read_contents(ledger: Ledger, storage: Storage) -> ArchiveContents:
     return ArchiveContents(tuple(files), tuple(missing), tuple(leftovers))
 
 
+async def remove_old(ledger: Ledger, storage: Storage, age: float) -> tuple[ArchiveFile, ...]:
+    """Remove the files that were written more than `age` seconds ago, and return them; but for one
+    whose jobs are not yet removed from the ledger. Whatever is killed in between, the next call
+    goes on. Raises LedgerError, StorageUnavailable."""
+    oldest = ledger.clock.time() - age
+    old = [
+        file
+        for file in await ledger.archive.files()
+        if file.created_at < oldest and file.settled_at is not None
+    ]
+    for file in old:
+        await storage.delete_async(file.key)
+        await ledger.archive.forget([file.number])
+    return tuple(old)
+
+
 async def forget_missing(ledger: Ledger, storage: Storage) -> tuple[ArchiveFile, ...]:
     """Delete what the ledger knows of files that are not in the storage, and return them. Raises
     LedgerError, StorageUnavailable."""

@@ -6,15 +6,17 @@ by itself. All times are the database's own. What happens within a transaction: 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
 
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.job_operations import JobChange
 from switchyard.services.engine.ledger.sql.permit_batch import PermitChange, wake_waiting
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.records.limits import (
     LimitReport,
@@ -28,6 +30,7 @@ from switchyard.services.engine.records.limits import (
     RateWindow,
     WokenJob,
 )
+from switchyard.services.engine.records.retention import Removal
 
 FORGOTTEN_AFTER = 600.0
 """Seconds after which a job that has not come back has lost its place."""
@@ -107,22 +110,30 @@ class LimitRepository(Repository):
         return await self._database.read(lambda connection: _reports(connection, at_most))
 
     @write
-    def forget_idle_limits(self, connection: Connection) -> int:
-        """Drop limits that are neither used nor waited for; return how many."""
+    def forget_idle_limits(self, connection: Connection, *, limit: int) -> Removal:
+        """Drop permits that have run out, places of jobs that have not come back, and limits that
+        are neither used nor waited for; of each, `limit` at most."""
+        watch = Stopwatch(connection)
         now = db_now(connection)
-        connection.execute(delete(limit_holds).where(limit_holds.c.expires_at <= now))
-        lost = limit_waits.c.back_at <= now - FORGOTTEN_AFTER
-        connection.execute(delete(limit_waits).where(lost))
         used = [
             select(table.c.hold if table is limit_holds else table.c.job_id)
             .where(table.c.name == limits.c.name, table.c.key == limits.c.key)
             .exists()
             for table in (limit_holds, limit_waits)
         ]
-        idle = delete(limits).where(
-            limits.c.updated_at <= now - IDLE_LIMIT_TTL, *(~each for each in used)
-        )
-        return connection.execute(idle).rowcount
+        idle = and_(limits.c.updated_at <= now - IDLE_LIMIT_TTL, *(~each for each in used))
+        removed: Counter[str] = Counter()
+        for table, over in (
+            (limit_holds, limit_holds.c.expires_at <= now),
+            (limit_waits, limit_waits.c.back_at <= now - FORGOTTEN_AFTER),
+            (limits, idle),
+        ):
+            key = tuple(table.primary_key.columns)
+            some = select(*key).where(over).limit(limit)
+            gone = connection.execute(delete(table).where(tuple_(*key).in_(some), over))
+            removed[table.name] = gone.rowcount
+        is_complete = max(removed.values()) < limit
+        return Removal(+removed, is_complete, watch.seconds())
 
 
 def _reports(connection: Connection, at_most: int) -> list[LimitReport]:

@@ -16,10 +16,12 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.files.errors import StorageError
+from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.actions.handler import action_handlers
 from switchyard.services.engine.alerts.alerter import Alerter
 from switchyard.services.engine.archive.archiver import JobArchiver
+from switchyard.services.engine.archive.contents import remove_old
 from switchyard.services.engine.backfill.handler import BackfillHandler
 from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
@@ -40,7 +42,8 @@ from switchyard.services.engine.redrive.displaced_returner import (
 )
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.runtime.permits import wake
-from switchyard.services.engine.scheduler.retention import Pruner
+from switchyard.services.engine.scheduler.retention import ARCHIVE_INTERVAL, Pruner
+from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 
@@ -182,6 +185,9 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     archiver = JobArchiver(settings, ledger, registry) if settings.archive_jobs else None
     pruner = Pruner(ledger, RetentionAges.of(settings), removed=context.pruned, archiver=archiver)
     yield PeriodicDuty("retention", pruner.run, intervals.prune)
+    if settings.keep_archive is not None:
+        remove_files = partial(_remove_old_archive, context, settings.keep_archive)
+        yield PeriodicDuty("age of the archive", remove_files, ARCHIVE_INTERVAL)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
 
@@ -243,7 +249,16 @@ async def _wake_waiting(context: DutyContext) -> None:
 
 
 async def _forget_limits(context: DutyContext) -> None:
-    await context.ledger.limits.forget_idle_limits()
+    limits = context.ledger.limits
+    await SmallSteps.beside_jobs_of(context.ledger).remove_all(
+        lambda limit: limits.forget_idle_limits(limit=limit)
+    )
+
+
+async def _remove_old_archive(context: DutyContext, age: float) -> None:
+    files = await remove_old(context.ledger, Storage(context.settings.files_url), age)
+    if files:
+        structlog.get_logger("scheduler").info("old files of the archive removed", files=len(files))
 
 
 def bulk_handlers(
