@@ -81,7 +81,7 @@ def test_every_status_has_one_meaning(status: int) -> None:
 
 def test_only_what_another_server_may_have_is_asked_elsewhere() -> None:
     refusals = [translate(status_error(openai.APIStatusError, each)) for each in (400, 401, 404)]
-    assert [each.elsewhere for each in refusals if isinstance(each, LlmRefused)] == [
+    assert [each.is_server_specific for each in refusals if isinstance(each, LlmRefused)] == [
         False,
         True,
         True,

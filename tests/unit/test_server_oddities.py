@@ -151,14 +151,14 @@ BROKEN: dict[str, tuple[bytes, type[Exception], str]] = {
 }
 
 
-async def read(body: bytes, *, keeps_all: bool = False) -> Completion:
-    return await CompletionReader("asked", keeps_all=keeps_all).read(Response(body))
+async def read(body: bytes, *, keep_all: bool = False) -> Completion:
+    return await CompletionReader("asked", keep_all=keep_all).read(Response(body))
 
 
-@pytest.mark.parametrize("keeps_all", [False, True])
+@pytest.mark.parametrize("keep_all", [False, True])
 @pytest.mark.parametrize("body", TEXTS.values(), ids=TEXTS)
-async def test_a_text_is_read(body: bytes, keeps_all: bool) -> None:
-    answer = await read(body, keeps_all=keeps_all)
+async def test_a_text_is_read(body: bytes, keep_all: bool) -> None:
+    answer = await read(body, keep_all=keep_all)
     assert (answer.text, answer.finish_reason) == ("The tide rises.", "stop")
     assert answer.usage == {"prompt_tokens": 9, "completion_tokens": 3}
     assert answer.body is None or answer.body["choices"][0]["message"]["content"] == answer.text
@@ -166,7 +166,7 @@ async def test_a_text_is_read(body: bytes, keeps_all: bool) -> None:
 
 @pytest.mark.parametrize("body", TOOLS.values(), ids=TOOLS)
 async def test_calls_of_tools_are_read(body: bytes) -> None:
-    answer = await read(body, keeps_all=True)
+    answer = await read(body, keep_all=True)
     assert answer.body is not None
     made = [
         (x["id"], x["function"]["name"], x["function"]["arguments"])
@@ -197,7 +197,7 @@ async def test_signs_of_life_after_the_end_do_not_keep_the_answer(
                 yield life
 
     whole = stream(delta("The tide rises.", reason), {"choices": [], "usage": USAGE})
-    reader = CompletionReader("asked", keeps_all=True, end_timeout=0.05)
+    reader = CompletionReader("asked", keep_all=True, end_timeout=0.05)
     answer = await asyncio.wait_for(reader.read(Endless(whole)), 20)
     assert (answer.text, answer.finish_reason) == ("The tide rises.", reason)
     assert answer.usage == {"prompt_tokens": 9, "completion_tokens": 3}

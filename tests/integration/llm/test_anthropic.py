@@ -58,13 +58,13 @@ def provider(claude: AnthropicServer, **more: Any) -> Provider:
 
 
 async def ask(
-    claude: AnthropicServer, *, keeps_all: bool = False, told: list[str] | None = None, **chat: Any
+    claude: AnthropicServer, *, keep_all: bool = False, told: list[str] | None = None, **chat: Any
 ) -> Completion:
     server = provider(claude, stream=chat.pop("streams", None))
     on_text = None if told is None else told.append
     async with ServerClient.connect(server, 5) as client:
         asked = {"messages": CHAT, **chat}
-        response = await client.ask(asked, timeout=10, on_text=on_text, keeps_all=keeps_all)
+        response = await client.ask(asked, timeout=10, on_text=on_text, keep_all=keep_all)
     return response.answer
 
 
@@ -85,7 +85,7 @@ async def test_calls_of_tools_and_reasoning_are_part_of_the_whole(
 ) -> None:
     blocks = (thinking("Look."), tool_use("t1", "tide_at", port="Brest"), tool_use("t2", "now"))
     claude.next(answers(*blocks, stop_reason="tool_use"))
-    answer = await ask(claude, streams=streamed, keeps_all=True, tools=[TOOL])
+    answer = await ask(claude, streams=streamed, keep_all=True, tools=[TOOL])
     assert answer.body is not None
     (choice,) = answer.body["choices"]
     assert choice["finish_reason"] == "tool_calls"

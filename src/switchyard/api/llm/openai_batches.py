@@ -217,7 +217,7 @@ async def create_batch(
         completion_window=body.completion_window,
         metadata=body.metadata,
         source=source_of(request, None),
-        key=own_key(request, idempotency_key),
+        idempotency_key=own_key(request, idempotency_key),
     )
     return view_batch(batch)
 

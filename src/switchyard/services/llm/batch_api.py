@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Reply = TypeVar("Reply")
 
 METADATA_KEY = "switchyard_batch"
-"""In the metadata of a batch: our id of it."""
+"""Key of our id in the metadata of a server's batch."""
 REQUEST_TIMEOUT = 120.0
 """Seconds for one request."""
 MAX_LISTED_PAGES = 20
-"""Of 100 batches or files each: so many are looked through for one of ours."""
+"""Pages, of 100 batches or files each, that are searched for one of ours."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 MAX_LINE_BYTES = 2 * MAX_ANSWER
 """Bytes of a line with an answer."""
@@ -43,7 +43,7 @@ class RemoteBatch:
     id: str
     status: str
     files: tuple[str, ...]
-    """Of its answers, and of its errors."""
+    """Ids of the files with its answers and with its errors."""
     input_file: str | None
     error: str | None
 
@@ -81,11 +81,11 @@ class BatchApi:
         async with open_api(server.base_url, secret, REQUEST_TIMEOUT) as api:
             yield cls(api)
 
-    async def find_created(self, ours: str) -> RemoteBatch | None:
+    async def find_created(self, batch_id: str) -> RemoteBatch | None:
         """Find the batch that has our id in its metadata."""
         async for each in self._list_entries("/batches", {}):
-            marks = field_of(each, "metadata")
-            if isinstance(marks, Mapping) and marks.get(METADATA_KEY) == ours:
+            metadata = field_of(each, "metadata")
+            if isinstance(metadata, Mapping) and metadata.get(METADATA_KEY) == batch_id:
                 return RemoteBatch.from_response(each)
         return None
 
@@ -94,28 +94,28 @@ class BatchApi:
         MAX_LISTED_PAGES pages."""
         after: dict[str, str] = {}
         for _ in range(MAX_LISTED_PAGES):
-            page = await self._page(path, {"limit": 100, **params, **after})
+            page = await self._get_page(path, {"limit": 100, **params, **after})
             entries = field_of(page, "data")
             if not isinstance(entries, list):
                 raise InvalidLlmResponse(f"the model server returned an invalid list of {path[1:]}")
             for each in entries[:1000]:
                 yield each
-            last = _checked_id(entries[-1], "id") if entries else None
-            if last is None or field_of(page, "has_more") is not True:
+            last_id = _checked_id(entries[-1], "id") if entries else None
+            if last_id is None or field_of(page, "has_more") is not True:
                 return
-            after = {"after": last}
+            after = {"after": last_id}
 
-    async def _page(self, path: str, params: Mapping[str, object]) -> Any:
+    async def _get_page(self, path: str, params: Mapping[str, object]) -> Any:
         return await _call_api(
             lambda: self._api.get(path, options={"params": params}, cast_to=object)
         )
 
-    async def upload(self, ours: str, content: bytes) -> str:
+    async def upload(self, batch_id: str, content: bytes) -> str:
         """Upload the file with a batch's questions. Returns the file's id."""
 
         async def create() -> Any:
             files = self._api.files.with_raw_response
-            file = (_upload_name(ours), content)
+            file = (_upload_name(batch_id), content)
             return (await files.create(file=file, purpose="batch")).http_response.json()
 
         file_id = _checked_id(await _call_api(create), "id")
@@ -123,16 +123,16 @@ class BatchApi:
             raise InvalidLlmResponse("the model server's file has no id")
         return file_id
 
-    async def uploads(self, ours: str) -> list[str]:
+    async def uploads(self, batch_id: str) -> list[str]:
         """List the files with a batch's questions that were uploaded before."""
         return [
             file_id
             async for each in self._list_entries("/files", {"purpose": "batch"})
-            if field_of(each, "filename") == _upload_name(ours)
+            if field_of(each, "filename") == _upload_name(batch_id)
             and (file_id := _checked_id(each, "id"))
         ]
 
-    async def create(self, ours: str, file_id: str) -> RemoteBatch:
+    async def create(self, batch_id: str, file_id: str) -> RemoteBatch:
         """Create the batch. A network error is not retried here, as the server may have created
         it."""
         return RemoteBatch.from_response(
@@ -143,30 +143,33 @@ class BatchApi:
                         "input_file_id": file_id,
                         "endpoint": "/v1/chat/completions",
                         "completion_window": "24h",
-                        "metadata": {METADATA_KEY: ours},
+                        "metadata": {METADATA_KEY: batch_id},
                     },
-                    options={"headers": {"Idempotency-Key": ours}},
+                    options={"headers": {"Idempotency-Key": batch_id}},
                     cast_to=object,
                 ),
                 timeout=REQUEST_TIMEOUT,
-                again=lambda: False,
+                may_retry=lambda: False,
             )
         )
 
     async def get(self, remote_id: str) -> RemoteBatch:
+        """Read a batch by the server's id."""
         path = f"/batches/{remote_id}"
         return RemoteBatch.from_response(
             await _call_api(lambda: self._api.get(path, cast_to=object))
         )
 
     async def cancel(self, remote_id: str) -> None:
+        """Cancel a batch by the server's id."""
         await _call_api(lambda: self._api.post(f"/batches/{remote_id}/cancel", cast_to=object))
 
     async def delete(self, file_id: str) -> None:
+        """Delete a file by the server's id."""
         await _call_api(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
 
     async def lines(self, file_id: str, *, most: int) -> Iterator[Any]:
-        """Yield the first lines of a file of answers, read as JSON one by one: all of them at once
+        """Yield the first `most` lines of a file of answers, read as JSON one by one: all at once
         would take twenty times the memory. A line that is not JSON, or too long for one answer, is
         None."""
 
@@ -176,9 +179,8 @@ class BatchApi:
         return _json_lines(await _call_api(read), most)
 
 
-def _upload_name(ours: str) -> str:
-    """Return the name of the file with a batch's questions."""
-    return f"switchyard-{ours}.jsonl"
+def _upload_name(batch_id: str) -> str:
+    return f"switchyard-{batch_id}.jsonl"
 
 
 async def _call_api(create: Callable[[], Awaitable[Reply]]) -> Reply:

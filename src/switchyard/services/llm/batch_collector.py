@@ -31,21 +31,22 @@ the API promises."""
 CANCEL_TIMEOUT = 2 * 3600.0
 """Seconds that a server gets to end a batch that is late; then its jobs ask live."""
 MAX_BATCH_WAIT = BATCH_TIMEOUT + CANCEL_TIMEOUT
-"""Seconds for which anybody waits for a batch: a job whose end date is nearer asks live."""
+"""Seconds for which a job waits for a batch at most: one that expires sooner asks live."""
 RECHECK_INTERVAL = 3600.0
-"""Seconds after which a job that was not called looks for its answer by itself."""
+"""Seconds after which a job that was not woken looks for its answer by itself."""
 
 
 class WaitingForBatch(RetryableError):
-    """The question goes through a Batch API: its job waits for the answer, and grows no older."""
+    """The question goes through a Batch API: its job waits for the answer, and this time does not
+    count towards its maximum age."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, after=RECHECK_INTERVAL, counts=False, ages=False)
 
 
 def batch_servers(settings: Settings) -> list[LlmServer]:
-    """Return the servers whose Batch API is used: only those of the lowest order, for which the
-    others are substitutes."""
+    """Return the servers whose Batch API is used: only those of the lowest order, as servers of a
+    higher order are substitutes."""
     servers = settings.llm_servers
     first = min((each.order for each in servers), default=0)
     return [each for each in servers if each.batch and each.order == first]
@@ -83,8 +84,8 @@ class BatchCollector:
         return None if ledger is None or not servers else cls(ledger, servers[0], account)
 
     async def collect(self, question: Mapping[str, Any], by: Requester) -> None:
-        """Add a question to a provider batch, and raise WaitingForBatch until the batch has ended;
-        return where the question is to be asked live. Raises NoBudget, LedgerError."""
+        """Collect a question for a batch, and raise WaitingForBatch until that has ended. Returns
+        if the question is to be asked live. Raises NoBudget, LedgerError."""
         if by.job_id is None:
             return
         key = content_hash(question)
@@ -93,7 +94,7 @@ class BatchCollector:
             return
         if state is None:
             call = self._account.estimate(self._server, question["asked"], by, batch=True)
-            # The id follows from the question: collected again after a crash, it is reserved once.
+            # The id is made of the question: collected again after a crash, it is reserved once.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
             await self._account.reserve(call, ttl=2 * BATCH_TIMEOUT)
@@ -105,7 +106,8 @@ class BatchCollector:
         )
 
     async def finish_wait(self, question: Mapping[str, Any], by: Requester) -> bool:
-        """End this job's wait. Returns True if a batch answered the question."""
+        """End this job's wait. Returns whether a batch answered the question, and this job was the
+        first to ask it."""
         if by.job_id is None:
             return False
         return await self._batches.end_llm_wait(content_hash(question), by.job_id)
@@ -125,6 +127,5 @@ def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
 
 
 def freed_call(item: BatchItem) -> LlmCall:
-    """Return the question's call as one that has cost nothing, so that its reserve is given
-    back."""
+    """Return the question's call as one that has cost nothing, so that its reservation ends."""
     return replace(item.call, state=CallState.FREE)

@@ -2,10 +2,10 @@
 
 Nothing is lost and nothing sent twice, wherever the process is killed: the questions of a batch are
 chosen in the ledger before the server hears of it; our id is in the batch's metadata, and before a
-batch is created that may have been, it is looked for at the server. One process sends at a time
-(a fence in the ledger, longer than all that it waits for). Each step of a conclusion can be done
-again: the answer is kept, its cost noted under an id of its own, the question concluded; then its
-jobs are called, again and again until they have come.
+batch is created, the server is searched for it, as an earlier process may have created it. One
+process sends at a time (a fence in the ledger, which outlasts all of its requests). Each step of a
+conclusion can be done again: the answer is stored, its cost recorded under an id of its own, the
+question concluded; then its jobs are woken, again and again until they have read the answer.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from switchyard.services.llm.stored_answers import StoredAnswers
 TURN_INTERVAL = 5.0
 """Seconds between turns."""
 BATCH_POLL_INTERVAL = 60.0
-"""Seconds between looks at a batch that the server works on."""
+"""Seconds between requests for the state of a batch that the server works on."""
 FENCE_TTL = 600.0
-"""Seconds for which one process alone may send a batch; all that it does ends before. After an
-error it stays: the server may be creating the batch all the same."""
+"""Seconds for which one process alone may send a batch; sending ends before. The fence stays after
+an error: the server may be creating the batch all the same."""
 SENDING_TIMEOUT = FENCE_TTL - 120.0
 MAX_SENDING_AGE = 6 * 3600.0
-"""Seconds for which a batch is tried to be sent; then its jobs ask live."""
+"""Age of a batch, in seconds, up to which its sending is tried again; then its jobs ask live."""
 MAX_FILE_BYTES = 48 * 1024 * 1024
 """Size of a batch's file of questions."""
 _MAX_LINES_PER_QUESTION = 2
-"""Lines for each question that are looked at in a file of answers: of one that has more, the rest
-is asked live."""
+"""Lines for each question that are read of a file of answers. If it has more, questions answered
+only there are asked live."""
 CLEANUP_INTERVAL = 600.0
 RETENTION = 7 * 24 * 3600.0
 """Seconds after which batches that are done, and questions that no job asks for, are deleted."""
@@ -74,19 +74,19 @@ MODEL_SERVER_ERRORS = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
 
 
 class BatchRunner:
-    """Sends and concludes the batches of one system; a duty of the active scheduler."""
+    """Send and conclude the batches of one system; a duty of the active scheduler."""
 
     def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
         self._settings = settings
         self._ledger = ledger
         self._batches = LlmLedger(ledger).batches
         self._publisher = publisher
-        self._servers = {each.name: each for each in batch_servers(settings)}
-        self._known = {each.name: each for each in settings.llm_servers}
+        self._batch_servers = {each.name: each for each in batch_servers(settings)}
+        self._servers = {each.name: each for each in settings.llm_servers}
         self._account = BudgetAccount.from_settings(settings, ledger)
         self._answers = StoredAnswers.from_settings(settings, ledger)
-        self._steps = SmallSteps.beside_jobs_of(ledger)
-        self._looked_at: dict[str, float] = {}
+        self._steps = SmallSteps.yielding_to_hot_jobs(ledger)
+        self._checked_at: dict[str, float] = {}
         self._log = structlog.get_logger("llm")
 
     async def run(self) -> None:
@@ -101,27 +101,28 @@ class BatchRunner:
                     tidied_at = time.monotonic()
             except (LedgerError, StorageError) as error:
                 self._log.warning("batch turn failed; it is tried again", error=str(error))
-            await asyncio.sleep(TURN_INTERVAL if self._servers else BATCH_POLL_INTERVAL)
+            await asyncio.sleep(TURN_INTERVAL if self._batch_servers else BATCH_POLL_INTERVAL)
 
     async def delete_old(self) -> None:
-        """Delete what no job has come for. Raises LedgerError."""
+        """Delete old questions that no job waits for, and old batches that are done. Raises
+        LedgerError."""
         calls: list[LlmCall] = []
 
-        async def tidy(limit: int) -> Removal:
+        async def delete_some(limit: int) -> Removal:
             calls[:], removal = await self._batches.tidy_llm_batches(max_age=RETENTION, limit=limit)
             return removal
 
         is_complete = False
         while not is_complete:
-            is_complete = (await self._steps.make(tidy)).is_complete
+            is_complete = (await self._steps.make(delete_some)).is_complete
             for call in calls:
                 await self._account.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
-        """Open batches, advance them, and wake the jobs of those that have ended. A batch that
+        """Open batches, advance each, and wake the jobs of batches that have ended. A batch that
         can't be advanced holds up no other. Raises LedgerError."""
-        await self._release()
-        for server in self._servers.values():
+        await self._release_unfit_questions()
+        for server in self._batch_servers.values():
             await self._batches.open_llm_batch(
                 uuid4().hex,
                 server.name,
@@ -141,11 +142,12 @@ class BatchRunner:
                 await self._batches.note_llm_batch(batch, state=batch.state, note=str(error))
         await self._wake_jobs()
 
-    async def _release(self) -> None:
-        """Release collected questions whose provider gets no batches any more, or whose job ends
-        soon: their jobs ask live. The reserve is freed first: a second time does no harm."""
+    async def _release_unfit_questions(self) -> None:
+        """Release collected questions whose provider gets no batches any more, or whose job
+        expires soon: their jobs ask live. The reservation ends first: a crash repeats that at
+        most, which does no harm."""
         while items := await self._batches.unfit_llm_questions(
-            list(self._servers), ends_within=MAX_BATCH_WAIT
+            list(self._batch_servers), expires_within=MAX_BATCH_WAIT
         ):
             for item in items:
                 await self._account.settle(freed_call(item))
@@ -153,49 +155,52 @@ class BatchRunner:
             self._log.info("collected questions released", questions=len(items))
 
     async def _advance(self, batch: LlmBatch) -> None:
-        server = self._known.get(batch.provider)
+        server = self._servers.get(batch.provider)
         age = self._ledger.clock.time() - batch.created_at
         if server is None:
-            await self._give_up(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
+            await self._end_batch(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
         elif batch.state is BatchState.SENDING:
             if await self._batches.fence_llm_batch(batch.id, FENCE_TTL):
                 try:
                     async with asyncio.timeout(SENDING_TIMEOUT):
-                        is_disabled = server.name not in self._servers  # the settings say so
-                        late = is_disabled or age > MAX_SENDING_AGE
-                        await self._send(batch, server, late=late, over=age > BATCH_TIMEOUT)
+                        is_enabled = server.name in self._batch_servers
+                        may_create = is_enabled and age <= MAX_SENDING_AGE
+                        past = age > BATCH_TIMEOUT
+                        await self._send(batch, server, may_create=may_create, is_past_timeout=past)
                 except TimeoutError as error:
                     raise LlmTimeout("the batch could not be sent in time") from error
-        elif self._is_due(batch):
+        elif self._take_check_turn(batch):
             async with BatchApi.connect(server) as api:
-                await self._check_remote(batch, api, server, late=age > BATCH_TIMEOUT)
+                await self._check_remote(batch, api, server, is_past_timeout=age > BATCH_TIMEOUT)
 
-    def _is_due(self, batch: LlmBatch) -> bool:
+    def _take_check_turn(self, batch: LlmBatch) -> bool:
         now = self._ledger.clock.time()
-        if now - self._looked_at.get(batch.id, 0.0) < BATCH_POLL_INTERVAL:
+        if now - self._checked_at.get(batch.id, 0.0) < BATCH_POLL_INTERVAL:
             return False
-        self._looked_at[batch.id] = now
+        self._checked_at[batch.id] = now
         return True
 
     # --- sending ------------------------------------------------------------------------------
 
-    async def _send(self, batch: LlmBatch, server: LlmServer, *, late: bool, over: bool) -> None:
-        """Send a batch, unless the server has it already; within the fence. `over`: the server
-        would have ended it by now, had it got it."""
+    async def _send(
+        self, batch: LlmBatch, server: LlmServer, *, may_create: bool, is_past_timeout: bool
+    ) -> None:
+        """Send a batch, unless the server has it already; within the fence. With `is_past_timeout`,
+        the server would have ended the batch by now if it had got it."""
         try:
             async with BatchApi.connect(server) as api:
                 remote = await api.find_created(batch.id) or await self._create(
-                    batch, api, server, late
+                    batch, api, server, may_create
                 )
         except LlmRefused as error:
-            if error.elsewhere and not error.missing and not late:
+            if error.is_server_specific and not error.missing and may_create:
                 raise  # a key or a right, which somebody may correct
-            await self._give_up(batch, str(error))
+            await self._end_batch(batch, str(error))
             return
         except (LlmUnavailable, InvalidLlmResponse) as error:
-            if not over:
+            if not is_past_timeout:
                 raise  # the server may have the batch all the same, and charge for it
-            await self._give_up(batch, f"it could not be sent: {error}")
+            await self._end_batch(batch, f"it could not be sent: {error}")
             return
         if remote is None:
             return
@@ -203,29 +208,30 @@ class BatchRunner:
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
         if not noted:
-            await self._give_way(batch, server, remote.id)
+            await self._cancel_if_double(batch, server, remote.id)
             return
         self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
 
     async def _create(
-        self, batch: LlmBatch, api: BatchApi, server: LlmServer, late: bool
+        self, batch: LlmBatch, api: BatchApi, server: LlmServer, may_create: bool
     ) -> RemoteBatch | None:
-        """Create a batch that the server does not have; give it up where that is too late."""
-        await self._remove_uploads(api, batch)
-        items = {} if late else await self._batches.llm_batch_items(batch)
+        """Create a batch at the server; end it, and return None, if it has no questions any more or
+        `may_create` is false."""
+        await self._delete_uploads(api, batch)
+        items = await self._batches.llm_batch_items(batch) if may_create else {}
         if not items:
-            why = f"it could not be sent: {batch.note}" if late else "there is nothing left in it"
-            await self._give_up(batch, why)
+            unsent = f"it could not be sent: {batch.note}"
+            await self._end_batch(batch, "there is nothing left in it" if may_create else unsent)
             return None
         try:
             return await api.create(
                 batch.id, await api.upload(batch.id, self._file_content(items, server))
             )
         except LlmRefused:
-            await self._remove_uploads(api, batch)
+            await self._delete_uploads(api, batch)
             raise
 
-    async def _remove_uploads(self, api: BatchApi, batch: LlmBatch) -> None:
+    async def _delete_uploads(self, api: BatchApi, batch: LlmBatch) -> None:
         """Delete files that were uploaded for the batch before its sender was killed or got no
         answer: they may be cut off, or made with other settings."""
         try:
@@ -233,11 +239,11 @@ class BatchRunner:
         except MODEL_SERVER_ERRORS as error:
             self._log.warning("uploads not listed", batch=batch.id, error=str(error))
             return
-        await self._remove(api, file_ids)
+        await self._delete_files(api, file_ids)
 
-    async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
-        """Cancel the batch that this process has sent, where another sent it while this one was
-        frozen."""
+    async def _cancel_if_double(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
+        """Cancel a batch that this process has created, if another process created it, too, while
+        this one was frozen."""
         remote_ids = {each.id: each.remote_id for each in await self._batches.llm_batches()}
         self._log.warning("batch sent by another process", batch=batch.id, remote=remote_id)
         if remote_ids.get(batch.id) != remote_id:
@@ -251,42 +257,40 @@ class BatchRunner:
     # --- concluding ---------------------------------------------------------------------------
 
     async def _check_remote(
-        self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, late: bool
+        self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, is_past_timeout: bool
     ) -> None:
+        """Ask for the state of a sent batch, and conclude its questions when it has ended."""
         assert batch.remote_id is not None
         try:
             remote = await api.get(batch.remote_id)
         except MODEL_SERVER_ERRORS as error:
-            if not late:
+            if not is_past_timeout:
                 raise
-            await self._give_up(batch, f"nothing is known of it after its time: {error}")
+            await self._end_batch(batch, f"its state is unknown after its time-out: {error}")
             return
         if remote.status not in ENDED_STATUSES:
-            if (
-                late
-                and self._ledger.clock.time() - batch.created_at > BATCH_TIMEOUT + CANCEL_TIMEOUT
-            ):
-                await self._give_up(batch, f"{remote.status}, long after its time")
+            if self._ledger.clock.time() - batch.created_at > BATCH_TIMEOUT + CANCEL_TIMEOUT:
+                await self._end_batch(batch, f"{remote.status}, long after its time-out")
                 return
-            if late:
+            if is_past_timeout:
                 await self._cancel(api, batch.remote_id)
             await self._batches.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
             return
         items = await self._batches.llm_batch_items(batch)
-        files = remote.files if items else ()  # all are concluded: the files may be gone
+        files = remote.files if items else ()  # without open items, the files may be gone
         for file_id in files:
             try:
                 lines = await api.lines(file_id, most=_MAX_LINES_PER_QUESTION * batch.questions)
             except (InvalidLlmResponse, LlmRefused) as error:
-                if not late:
+                if not is_past_timeout:
                     raise
                 self._log.error("batch answers unreadable", batch=batch.id, error=str(error))
                 continue
             await self._conclude_all(batch, server, lines, items)
-        await self._release_items(batch)
-        # Before the batch is done: whoever follows a process that is killed here repeats this.
-        await self._remove(api, filter(None, [*remote.files, remote.input_file]))
-        await self._give_up(batch, _end_note(remote))
+        await self._release_open_items(batch)
+        # Before the batch is done: after a process that is killed here, the next one repeats this.
+        await self._delete_files(api, filter(None, [*remote.files, remote.input_file]))
+        await self._end_batch(batch, _end_note(remote))
 
     async def _conclude_all(
         self,
@@ -306,15 +310,15 @@ class BatchRunner:
     async def _conclude(
         self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any
     ) -> None:
-        """Keep an answer; where there is none, the job asks live, and hears what is wrong."""
+        """Store an answer; without one, the job asks live, and gets the error."""
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
             await self._account.settle(freed_call(item))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
-            keeps_all = bool(item.question.get("keeps_all"))
-            reader = CompletionReader(server.model, keeps_all=keeps_all)
+            keep_all = bool(item.question.get("keeps_all"))
+            reader = CompletionReader(server.model, keep_all=keep_all)
             answer = reader.read_whole(body)
         except MODEL_SERVER_ERRORS:
             await self._account.settle(replace(item.call, state=CallState.UNSURE))
@@ -324,15 +328,15 @@ class BatchRunner:
         await self._account.settle(self._account.settled_call(item.call, answer))
         await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
-    async def _give_up(self, batch: LlmBatch, note: str) -> None:
+    async def _end_batch(self, batch: LlmBatch, note: str) -> None:
         """End a batch: questions that it has not answered are asked live."""
-        await self._release_items(batch)
+        await self._release_open_items(batch)
         noted = await self._batches.note_llm_batch(batch, state=BatchState.DONE, note=note)
-        self._looked_at.pop(batch.id, None)
+        self._checked_at.pop(batch.id, None)
         if noted:
             self._log.info("batch done", batch=batch.id, note=note)
 
-    async def _release_items(self, batch: LlmBatch) -> None:
+    async def _release_open_items(self, batch: LlmBatch) -> None:
         for item in (items := await self._batches.llm_batch_items(batch)).values():
             await self._account.settle(freed_call(item))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
@@ -345,8 +349,8 @@ class BatchRunner:
         except MODEL_SERVER_ERRORS as error:
             self._log.warning("batch not cancelled", remote=remote_id, error=str(error))
 
-    async def _remove(self, api: BatchApi, files: Iterable[str]) -> None:
-        """Delete files at the server, which need not be kept there."""
+    async def _delete_files(self, api: BatchApi, files: Iterable[str]) -> None:
+        """Delete files at the server; a failure is only logged."""
         for file_id in files:
             try:
                 await api.delete(file_id)
@@ -354,7 +358,7 @@ class BatchRunner:
                 self._log.warning("batch file not deleted", file=file_id, error=str(error))
 
     async def _wake_jobs(self) -> None:
-        while job_ids := await self._batches.call_llm_waits():
+        while job_ids := await self._batches.claim_jobs_to_wake():
             records = [await self._ledger.job_reads.get(each) for each in job_ids]
             waiting = [each for each in records if each and each.state is State.RETRYING]
             await publish_recorded(self._publisher, self._ledger, waiting)

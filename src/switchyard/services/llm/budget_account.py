@@ -305,7 +305,7 @@ def _may_have_cost(error: BaseException) -> bool:
 async def clean_up_spending(settings: Settings, ledger: Ledger) -> int:
     """Count calls whose process has died by their estimate, and forget those beyond the settings'
     age, in small steps. Returns how many these were. Raises LedgerError."""
-    repository, steps = LlmLedger(ledger).spending, SmallSteps.beside_jobs_of(ledger)
+    repository, steps = LlmLedger(ledger).spending, SmallSteps.yielding_to_hot_jobs(ledger)
     await steps.remove_all(repository.settle_lost_llm_calls)
     max_age = settings.llm_spend_days * DAY
     rows = await steps.remove_all(

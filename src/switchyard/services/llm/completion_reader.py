@@ -28,17 +28,19 @@ from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 MAX_ANSWER = 2_000_000
-"""Bytes or characters of an answer."""
+"""Bytes or characters of an answer to a chat."""
 END_TIMEOUT = 10.0
-"""Seconds that a stream may go on, without more of the answer, after the answer has ended: some
-servers send signs of life for ever."""
+"""Seconds that a stream may stay open after the answer has ended: some servers send keep-alives for
+ever."""
 MAX_ENDPOINT_ANSWER = 8 * 1024 * 1024
-"""Bytes of an answer of vectors, or of several texts: it is also the result of a job."""
+"""Bytes of an answer of another endpoint, such as vectors: it is also the result of a job."""
 PROMPT_TOKENS_PER_TOKEN = 20
-"""Tokens of a prompt that take a server about as long as one of the answer."""
-_NOT_GIVEN = frozenset({"", "null", "none", "unknown"})
-"""Values of `finish_reason` by which servers mean that there is none yet."""
-_LENGTH = frozenset(
+"""Tokens of a prompt that take a server about as long as one token of an answer."""
+_NO_REASONS = frozenset({"", "null", "none", "unknown"})
+"""Values of `finish_reason` that stand for none: the answer goes on."""
+# The values of `finish_reason` that servers use for `length`, for `content_filter`, and for an
+# answer that the server has broken off.
+_CUT_REASONS = frozenset(
     {
         "length",
         "max_tokens",
@@ -48,7 +50,7 @@ _LENGTH = frozenset(
         "model_context_window_exceeded",
     }
 )
-_DECLINED = frozenset(
+_DECLINED_REASONS = frozenset(
     {
         "content_filter",
         "content_filtered",
@@ -61,7 +63,7 @@ _DECLINED = frozenset(
         "sensitive",
     }
 )
-_BROKEN_OFF = frozenset(
+_BREAK_REASONS = frozenset(
     {
         "error",
         "abort",
@@ -74,14 +76,14 @@ _BROKEN_OFF = frozenset(
         "insufficient_system_resource",
     }
 )
-_LIMITED = frozenset({"overloaded_error", "rate_limit_error"})
-"""Types of an error that stands for 429 or 529, in a stream that has begun."""
+_LIMIT_ERROR_TYPES = frozenset({"overloaded_error", "rate_limit_error"})
+"""Types of errors in a stream that has begun which stand for the statuses 429 and 529."""
 _TEXT_PARTS = frozenset({"text", "output_text"})
-_THOUGHTS = ("reasoning_content", "reasoning")
-"""Fields with the reasoning of a model, where the server separates it."""
-_COUNTS = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
-"""Counts by their names here; with those of OpenAI's Responses API."""
-_CALLS = ("tool_calls", "function_call", "audio")
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Fields with the reasoning of a model, of servers that separate it from the answer."""
+_USAGE_NAMES = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
+"""Names of counts in `usage`, with their other names in OpenAI's Responses API."""
+_TEXTLESS_ANSWERS = ("tool_calls", "function_call", "audio")
 """Fields of a message that are an answer without text."""
 
 
@@ -93,19 +95,19 @@ class Completion:
     model: str
     """The model that answered, as the server names it."""
     finish_reason: str | None
-    """`stop`, or `length` when the answer was cut at its limit; None where the server gives none
-    with an answer that has come to its regular end."""
+    """`stop`, `length` when the answer was cut at its limit, or another one of the API; None where
+    the server gave none with an answer that ended regularly."""
     usage: Mapping[str, int]
-    """Tokens: prompt_tokens, completion_tokens, and cached_tokens of the prompt where the server
-    tells; empty when it does not count."""
+    """Tokens by `prompt_tokens`, `completion_tokens`, and `cached_tokens` of the prompt; without
+    those that the server does not tell."""
     chunks: int = 0
-    """Pieces in which the answer came, about a token each; 0 where it came whole."""
+    """Pieces in which the answer came, about a token each; 0 where it was not streamed."""
     body: Mapping[str, Any] | None = None
-    """The whole answer as the API has it, for a request that wanted all of it."""
+    """The server's answer with all of its fields, for a request with `keep_all`."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the model has come to its end, and not to `max_tokens`."""
+        """Whether the model has ended its answer, and `max_tokens` has not cut it."""
         return self.finish_reason != "length"
 
 
@@ -114,12 +116,14 @@ class Timing:
     """How quickly the answer came, in seconds."""
 
     seconds: float
-    """From the request to its end."""
-    tokens: float
-    """Of the answer, and those of the prompt by what they cost."""
+    """From the request to the end of the answer."""
+    work: float
+    """Tokens of the answer, plus those of the prompt / PROMPT_TOKENS_PER_TOKEN, as they take a
+    server less time."""
     first_token: float | None = None
-    """None where the answer came whole."""
+    """From the request to the first token; None where the answer was not streamed."""
     per_token: float | None = None
+    """Mean from one token to the next; None where the answer was not streamed."""
 
 
 @dataclass(slots=True)
@@ -127,19 +131,19 @@ class CompletionReader:
     """Reads an answer as it comes in; `on_text` gets each piece of text."""
 
     requested_model: str
-    """The model that was asked; the answer gets this name where the server gives none."""
+    """The model that was asked: its name is used where the server's answer names no model."""
     on_text: Callable[[str], None] | None = None
     restart: Callable[[], None] = lambda: None
-    """Called when what `on_text` got turns out to be reasoning that had no opening mark: the answer
-    begins anew."""
-    begins_within: bool = False
-    """Whether this model is known to begin with reasoning without such a mark: `on_text` then gets
-    nothing before the end of the reasoning."""
-    keeps_all: bool = False
-    """Whether the answer keeps all that the server sends: further choices, tool calls, … An answer
-    without text is one then, too."""
+    """Called when the text that `on_text` got turns out to be reasoning that had no opening mark:
+    the answer begins anew."""
+    starts_in_reasoning: bool = False
+    """Whether this model is known to begin with reasoning that has no opening mark: `on_text` then
+    gets nothing before the end of the reasoning."""
+    keep_all: bool = False
+    """Whether to keep the whole answer as `Completion.body`: further choices, tool calls, … It may
+    then be without text, too."""
     model_api: ModelApi = field(default_factory=ModelApi)
-    """What the server speaks."""
+    """The API of the server."""
     end_timeout: float = END_TIMEOUT
     _passed_on: bool = False
     _filter: ThoughtFilter = field(init=False)
@@ -147,19 +151,19 @@ class CompletionReader:
     _refusals: list[str] = field(default_factory=list)
     _length: int = 0
     _chunks: int = 0
-    _began: float = field(default_factory=time.monotonic)
-    _first: float | None = None
-    _last: float = 0.0
+    _began_at: float = field(default_factory=time.monotonic)
+    _first_token_at: float | None = None
+    _last_token_at: float = 0.0
     _finish_reason: str | None = None
-    _is_ended: bool = False
+    _has_end_mark: bool = False
     _model: str | None = None
     _usage: dict[str, int] = field(default_factory=dict)
     _assembler: CompletionAssembler | None = None
 
     def __post_init__(self) -> None:
         self._filter = ThoughtFilter(self._pass_on, self._begin_anew)
-        if self.keeps_all:
-            # Text is counted twice: here, and as part of the whole.
+        if self.keep_all:
+            # Text is counted twice: by itself, and as part of the whole answer.
             self._assembler = CompletionAssembler(self._count_length)
 
     async def read(self, response: Any) -> Completion:
@@ -167,7 +171,7 @@ class CompletionReader:
         LlmRefused, LlmCut."""
         parts = response.aiter_bytes()
         if "event-stream" not in response.headers.get("content-type", ""):
-            # Not every server streams, and not every one that does says so.
+            # Not every server streams, and some that do send another content type.
             body = await _bounded_body(parts)
             if not body.lstrip().startswith(b"data:"):
                 return self.read_whole(_parse_json(body))
@@ -186,13 +190,13 @@ class CompletionReader:
                 async for event in event_data(parts):
                     before = self._progress
                     if event.startswith(b"[DONE]"):
-                        self._is_ended = True
+                        self._has_end_mark = True
                     elif event.strip():
                         for chunk in chunks_of(_parse_json(event)):
                             self._read_chunk(chunk)
-                    is_over = self._is_ended or self._finish_reason is not None
+                    is_over = self._has_end_mark or self._finish_reason is not None
                     if is_over and self._progress != before:
-                        # Its usage may follow, and the rest of other choices.
+                        # The usage may follow, and more of other choices.
                         limit.reschedule(asyncio.get_running_loop().time() + self.end_timeout)
         except TimeoutError:
             if not limit.expired():  # the caller's own
@@ -204,43 +208,44 @@ class CompletionReader:
         if self._finish_reason is None:
             if not (self._chunks or self._refusals):
                 raise EmptyLlmAnswer("the model server's answer is empty")
-            if not self._is_ended:
+            if not self._has_end_mark:
                 raise LlmCut("the model server's answer ends in the middle")
         return self._completion()
 
     @property
     def _progress(self) -> tuple[object, ...]:
         """What changes with each piece of the answer."""
-        return self._length, self._chunks, self._finish_reason, self._is_ended
+        return self._length, self._chunks, self._finish_reason, self._has_end_mark
 
     async def read_body(self, response: Any) -> Any:
         """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
         return _parse_json(await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER))
 
     @property
-    def began_within(self) -> bool:
+    def started_in_reasoning(self) -> bool:
         """Whether the answer began with reasoning, without a mark at its beginning."""
-        return self._filter.began_within
+        return self._filter.started_in_reasoning
 
     @property
     def timing(self) -> Timing:
         """How quickly the answer came that has just been read."""
         tokens = self._usage.get("completion_tokens") or self._chunks or self._length // 4
         work = tokens + self._usage.get("prompt_tokens", 0) / PROMPT_TOKENS_PER_TOKEN
-        seconds = time.monotonic() - self._began
-        if self._first is None or tokens < 2:
+        seconds = time.monotonic() - self._began_at
+        if self._first_token_at is None or tokens < 2:
             return Timing(seconds, work)
-        per_token = (self._last - self._first) / (tokens - 1)
-        return Timing(seconds, work, self._first - self._began, per_token)
+        per_token = (self._last_token_at - self._first_token_at) / (tokens - 1)
+        return Timing(seconds, work, self._first_token_at - self._began_at, per_token)
 
     def _read_chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
             raise _without_choices(chunk)
         # Older releases of vLLM send the error itself as the chunk.
+        """Take one chunk of a stream."""
         if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
-            if field_of(error, "type") in _LIMITED:
+            if field_of(error, "type") in _LIMIT_ERROR_TYPES:
                 limited = LlmLimited(f"the model server broke off: {reason}")
                 limited.may_cost = self._chunks > 0
                 raise limited
@@ -251,16 +256,16 @@ class CompletionReader:
             return  # usage, a filter's report, or a sign of life
         if not isinstance(choices, list):
             raise _without_choices(chunk)
-        self._keep(CompletionAssembler.add_chunk, chunk)
+        self._assemble(CompletionAssembler.add_chunk, chunk)
         choice = self._first_choice(choices)
         delta = field_of(choice, "delta")
         if delta is None and not self._chunks:  # a whole answer, in a single event
             delta = field_of(choice, "message")
         self._note_finish_reason(field_of(choice, "finish_reason"))
-        text = self._text_of(delta)
-        if text or self._note_thoughts(delta) or self._has_calls(delta):
-            self._last = time.monotonic()
-            self._first = self._first or self._last
+        text = self._take_message(delta)
+        if text or self._note_thoughts(delta) or self._has_textless_answer(delta):
+            self._last_token_at = time.monotonic()
+            self._first_token_at = self._first_token_at or self._last_token_at
             self._chunks += 1
         self._filter.take(text)
 
@@ -272,21 +277,21 @@ class CompletionReader:
         if not isinstance(choices, list) or not choices:
             raise _without_choices(completion)
         self._read_metadata(field_of(completion, "model"), field_of(completion, "usage"))
-        self._keep(CompletionAssembler.add_whole, completion)
+        self._assemble(CompletionAssembler.add_whole, completion)
         choice = self._first_choice(choices)
         message = field_of(choice, "message")
         self._note_finish_reason(field_of(choice, "finish_reason"))
         self._note_thoughts(message)
-        self._filter.take(self._text_of(message))
+        self._filter.take(self._take_message(message))
         return self._completion()
 
     def _first_choice(self, choices: list[Any]) -> Any:
-        """Return the choice whose text is the answer; None where a chunk is of others alone."""
-        if not self.keeps_all:
+        """Return the choice whose text is the answer; None where a chunk has only other choices."""
+        if not self.keep_all:
             return choices[0]
         return next((each for each in choices if field_of(each, "index") in (0, None)), None)
 
-    def _keep(
+    def _assemble(
         self, add: Callable[[CompletionAssembler, dict[str, Any]], None], part: dict[str, Any]
     ) -> None:
         if self._assembler is None:
@@ -296,11 +301,12 @@ class CompletionReader:
         except ValueError as error:
             raise InvalidLlmResponse(f"the model server's answer makes no sense: {error}") from None
 
-    def _has_calls(self, message: Any) -> bool:
-        return self.keeps_all and any(field_of(message, name) for name in _CALLS)
+    def _has_textless_answer(self, message: Any) -> bool:
+        return self.keep_all and any(field_of(message, name) for name in _TEXTLESS_ANSWERS)
 
-    def _text_of(self, message: Any) -> str:
-        """Return the text of a message or of a piece of one: a string, or a list of parts."""
+    def _take_message(self, message: Any) -> str:
+        """Return the text of a message or of a chunk's delta, counted; keep a refusal in it, and
+        note whether it has parts of other kinds, which are taken for reasoning."""
         content, refusal = field_of(message, "content"), field_of(message, "refusal")
         texts = []
         for part in content if isinstance(content, list) else [content]:
@@ -323,38 +329,39 @@ class CompletionReader:
         return whole_text
 
     def _note_thoughts(self, message: Any) -> bool:
-        has_thought = any(field_of(message, name) for name in _THOUGHTS)
+        """Note whether a message has reasoning in a field of its own, and return it."""
+        has_thought = any(field_of(message, name) for name in _REASONING_FIELDS)
         self._has_thoughts = self._has_thoughts or has_thought
         return has_thought
 
     def _note_finish_reason(self, reason: object) -> None:
-        """Note why the model has stopped, in the API's own words."""
+        """Note why the model has stopped, by the API's own name for it. Raises LlmCut."""
         if not isinstance(reason, str):
             return
         reason_text = reason[:100].strip().lower()
-        if reason_text in _NOT_GIVEN:
+        if reason_text in _NO_REASONS:
             return
-        if reason_text in _BROKEN_OFF:
+        if reason_text in _BREAK_REASONS:
             raise LlmCut(f"the model server broke off: finish_reason {readable(reason_text)}")
-        if reason_text in _LENGTH:
+        if reason_text in _CUT_REASONS:
             reason_text = "length"
-        elif reason_text in _DECLINED:
+        elif reason_text in _DECLINED_REASONS:
             reason_text = "content_filter"
         self._finish_reason = readable(reason_text)
 
     def _pass_on(self, text: str) -> None:
-        if self.on_text is not None and not self.begins_within:
+        if self.on_text is not None and not self.starts_in_reasoning:
             self._passed_on = True
             self.on_text(text)
 
     def _begin_anew(self) -> None:
-        self.begins_within = False
+        self.starts_in_reasoning = False
         if self._passed_on:
             self._passed_on = False
             self.restart()
 
     def completion_without_text(self, answer: object) -> Completion:
-        """Return model and usage of an answer without text, such as one of vectors."""
+        """Return model and usage of an answer without text, such as vectors."""
         self._read_metadata(field_of(answer, "model"), field_of(answer, "usage"))
         return Completion("", self._model or self.requested_model, None, dict(self._usage))
 
@@ -383,7 +390,7 @@ class CompletionReader:
         whole = self._assembler.completion(self._finish_choice)
         if self._usage and "usage" not in whole:
             whole["usage"] = dict(self._usage)
-        if not any(_is_answer(each) for each in whole["choices"]):
+        if not any(_has_answer(each) for each in whole["choices"]):
             raise EmptyLlmAnswer("the model server's answer is empty")
         model = whole["model"] = self._model or self.requested_model
         if text and self.on_text is not None and not self._passed_on:
@@ -392,7 +399,8 @@ class CompletionReader:
         return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
-        """Give a choice the API's own reason for its end, and take reasoning out of its text."""
+        """Give a choice the API's own name for its `finish_reason`, and take reasoning out of its
+        text."""
         message, reason = choice["message"], choice["finish_reason"]
         content = message["content"]
         if isinstance(content, str):
@@ -400,17 +408,17 @@ class CompletionReader:
             if answer != content.strip():
                 message["content"] = answer
         reason_text = reason.strip().lower() if isinstance(reason, str) else ""
-        if reason_text in _NOT_GIVEN:
+        if reason_text in _NO_REASONS:
             choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
-        elif reason_text in _LENGTH:
+        elif reason_text in _CUT_REASONS:
             choice["finish_reason"] = "length"
-        elif reason_text in _DECLINED:
+        elif reason_text in _DECLINED_REASONS:
             choice["finish_reason"] = "content_filter"
 
     def _empty_error(self) -> InvalidLlmResponse | LlmRefused:
         if not (self._filter.had_thoughts or self._has_thoughts):
             return EmptyLlmAnswer("the model server's answer is empty")
-        if self._finish_reason == "length":  # as it would be again
+        if self._finish_reason == "length":  # another try would end the same
             return LlmRefused(
                 "the model used up max_tokens for its reasoning, and gave no answer: raise "
                 "max_tokens, or let the model reason less",
@@ -421,7 +429,7 @@ class CompletionReader:
     def _read_metadata(self, model: object, usage: object) -> None:
         if isinstance(model, str) and model:
             self._model = readable(model[:200])
-        for name, other_name in _COUNTS.items():
+        for name, other_name in _USAGE_NAMES.items():
             self._set_usage(name, field_of(usage, other_name))
             self._set_usage(name, field_of(usage, name))
         for name in ("input_tokens_details", "prompt_tokens_details"):
@@ -440,8 +448,8 @@ class CompletionReader:
 
 
 def readable(text: str) -> str:
-    """Return text that can be encoded: halves of surrogate pairs are joined, where JSON or a stream
-    has cut between them, and those without the other half replaced."""
+    """Return text that can be encoded: the halves of a surrogate pair are joined, as JSON or a
+    stream may have cut between them, and single halves are replaced."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -456,11 +464,10 @@ def _readable_json(value: Any) -> Any:
     return [_readable_json(each) for each in value] if isinstance(value, list) else value
 
 
-def _is_answer(choice: dict[str, Any]) -> bool:
-    """Return whether a choice has something for whoever asked: a refusal, or reasoning that was
-    cut, is something, too."""
+def _has_answer(choice: dict[str, Any]) -> bool:
+    """Return whether a choice has an answer: a refusal and reasoning that was cut count, too."""
     message = choice["message"]
-    fields = ("content", "refusal", *_CALLS, *_THOUGHTS)
+    fields = ("content", "refusal", *_TEXTLESS_ANSWERS, *_REASONING_FIELDS)
     return any(message.get(name) for name in fields) or choice["finish_reason"] != "stop"
 
 
@@ -470,14 +477,13 @@ def field_of(value: object, name: str) -> Any:
 
 
 def is_cut(error: Exception) -> bool:
-    """Return whether an error is one of the HTTP client that the SDK brings: the connection
-    ended."""
+    """Return whether an error says that the connection ended: a TransportError of httpx."""
     return "TransportError" in {each.__name__ for each in type(error).__mro__}
 
 
 async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of each event of a stream (server-sent events of WHATWG HTML). A last event
-    needs no empty line behind it where it is whole, as some servers end."""
+    """Yield the data of each event of a stream (server-sent events of WHATWG HTML). The last event
+    needs no empty line behind it if its JSON is complete: some servers end so."""
     data, pieces, ended_with_cr = bytearray(), list[bytes](), False
     async for part in parts:
         if ended_with_cr and part.startswith(b"\n"):

@@ -405,7 +405,7 @@ def state_after_call(
         outcome.ended,
         call.in_flight,
         timing.seconds,
-        timing.tokens,
+        timing.work,
         timing.first_token,
         timing.per_token,
         call.is_awaited,

@@ -1,6 +1,6 @@
 """Jobs that ask one question each: from the question to an answer that fits its schema.
 
-Answers that fit no schema are kept for whoever wants to know why the job failed.
+Answers that do not fit are stored, to show why the job failed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ MAX_SHOWN = 300
 async def answer_request(
     request: LlmRequest, ctx: JobContext, *, timeout: float, batch: bool = False
 ) -> dict[str, Any]:
-    """Return the result of a job that asks: `text`, `value` where there is a schema, `model`,
-    `usage`, ….
+    """Ask a question, and return the job's result: `text`, `value` if there is a schema, `model`,
+    `complete` (not cut by `max_tokens`), `usage`, `answer_reused`, `completion` (the body of the
+    answer, with `keep_all`) and `repaired` (the second answer is the one that fits).
 
-    With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
-    when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
+    With `batch`, a job that asks nothing else may wait for a Batch API. `timeout` is seconds.
+    Raises Expired when the job has expired, LlmUnusable, and what `ModelClient.answer` raises.
     """
     left = _time_left(ctx, timeout)
     with _raise_expired(ctx):
@@ -62,8 +63,8 @@ async def answer_endpoint_request(
     *,
     timeout: float,
 ) -> dict[str, Any]:
-    """Return the result of a job that asks another endpoint than that of chats: the server's
-    answer as `completion`. Raises as `answer_request`."""
+    """Ask an endpoint that answers no chat, and return the job's result, with the server's answer
+    as `completion`. Raises Expired, and what `ModelClient.answer` raises."""
     left = _time_left(ctx, timeout)
     with _raise_expired(ctx):
         async with _client_for(ctx, request.model, endpoint) as client:
@@ -74,14 +75,14 @@ async def answer_endpoint_request(
                 fresh=request.fresh,
                 by=requester_of(ctx),
                 model=request.model,
-                keeps_all=True,
+                keep_all=True,
                 endpoint=endpoint,
             )
             return _job_result(answer, reused)
 
 
 class EmbeddingModel(ModelClient):
-    """The client of the server of JOBS_EMBED_BASE_URL, which is paced by itself."""
+    """The client of the server of JOBS_EMBED_BASE_URL, which has a limit of its own."""
 
 
 def _client_for(
@@ -96,12 +97,12 @@ def _client_for(
 
 @contextmanager
 def _raise_expired(ctx: JobContext) -> Iterator[None]:
-    """Raise Expired for a job that can't be tried again before its time is over."""
+    """Raise Expired if the job would expire before another try."""
     try:
         yield
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
-        # A job that goes back is away for the shortest delay at least: it would come back expired.
+        # A retry takes the shortest delay at least: the job would come back expired.
         delay = max(error.after or 0.0, ctx.settings.retry_delays[0])
         if expires_at is not None and _now(ctx) + timedelta(seconds=delay) >= expires_at:
             raise Expired(f"no answer in time: {error}") from error
@@ -141,7 +142,7 @@ async def _ask_with_repair(
             batch=batch and not request.stream,  # somebody reads along
             output=ctx.output if request.stream else None,
             model=question.model,
-            keeps_all=question.wants_all,
+            keep_all=question.keep_all,
         )
 
     answer, reused = await ask()
@@ -161,8 +162,8 @@ async def _ask_with_repair(
         storage = Storage(ctx.settings.files_url)
         await keep_raw(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
-            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}, "
-            f"all of it and of the one before: jobctl llm show {ctx.job_id}"
+            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}; "
+            f"both answers in full: jobctl llm show {ctx.job_id}"
         ) from error
     return _job_result(second, reused) | {"value": value, "repaired": True}
 
@@ -201,14 +202,14 @@ class LlmUnusable(PermanentError):
 
 
 async def keep_raw(storage: Storage, job_id: str, answers: Sequence[str]) -> None:
-    """Keep what the model answered to a job. Raises StorageError."""
+    """Store the model's answers to a job. Raises StorageError."""
     body = json.dumps({"answers": list(answers)}, ensure_ascii=False).encode()
     await storage.put_async(raw_answers_key(job_id), body)
 
 
 async def raw_answers(storage: Storage, record: JobRecord) -> list[str] | None:
-    """Return what the model answered to a job that is dead because neither answer fits; None for
-    any other job, and where the answers are not stored any more. Raises StorageError."""
+    """Return the model's answers to a job that is dead because neither answer fits; None for any
+    other job, and if they are not stored any more. Raises StorageError."""
     if record.error_type != LlmUnusable.__name__:
         return None
     try:

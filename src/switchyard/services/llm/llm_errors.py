@@ -1,10 +1,10 @@
 """Errors of a model server, by what they mean for a job.
 
-Of no concern to the job, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't
-be connected to (LlmUnreachable), no room to ask (LlmSaturated), answers that are cut or empty while
-the server has more calls than it bears (LlmOverloaded). Tried again, with an attempt: 408, 409,
-425, every other 5xx, cut connections, time-outs, and answers that make no sense (a server that is
-starting up, a proxy's error page). Not tried again: what the server will say again.
+Tried again, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't be connected
+to (LlmUnreachable), no slot in time (LlmSaturated), answers that are cut or empty while the server
+has more calls than it can serve (LlmOverloaded). Tried again, with an attempt: 408, 409, 425, every
+other 5xx, cut connections, time-outs, and answers that make no sense (a server that is starting up,
+a proxy's error page). Not tried again: refusals that the server would repeat (LlmRefused).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 _RETRYABLE = frozenset({408, 409, 425})
 _LIMITED = frozenset({429, 503, 529})
 _ELSEWHERE = frozenset({401, 403, 404})
-"""A key, a right or a model that this server lacks; another may have it."""
+"""Statuses that tell of a wrong key, a missing right or an unknown model: another server may take
+the request."""
 _NO_MONEY = 600.0
-"""Seconds until a server is asked again that says that its account is empty."""
+"""Seconds until a server whose account is empty is asked again."""
 _TOO_LONG = re.compile(
     r"context (?:length|window|size|limit)|(?:input|prompt|request)\b.{0,40} too (?:long|large)"
     r"|maximum (?:context|input|prompt|sequence|model) length|max_model_len|maximum.{0,40} tokens",
@@ -44,7 +45,8 @@ class LlmUnavailable(RetryableError):
 
 
 class LlmLimited(DependencyUnavailable, LlmUnavailable):
-    """The server asks for patience; `after` seconds, where it says for how long."""
+    """The server has a limit on requests, which is reached; `after` is the seconds that it asks
+    to be left alone, None where it does not say."""
 
     may_cost = False
 
@@ -56,7 +58,7 @@ class LlmUnreachable(DependencyUnavailable, LlmUnavailable):
 
 
 class LlmSaturated(DependencyUnavailable, LlmUnavailable):
-    """The servers get as many requests as they may; `after` seconds there may be room."""
+    """No slot at a server was free in time; `after` is the seconds until there may be one."""
 
     may_cost = False
 
@@ -69,7 +71,8 @@ class LlmCut(LlmUnavailable):
     """The server broke off an answer that had begun, or the connection."""
 
     in_stream = False
-    """Without a stream, the server may say why."""
+    """Whether it happened in a stream: the request is sent again without one, as the server may
+    then say why."""
 
 
 class LlmTimeout(LlmUnavailable):
@@ -86,7 +89,7 @@ class EmptyLlmAnswer(InvalidLlmResponse):
     """There is no text in the answer, and no reasoning either."""
 
     in_stream = False
-    """Without a stream, the server may say why."""
+    """As of `LlmCut`."""
 
 
 class LlmRefused(PermanentError):
@@ -96,19 +99,20 @@ class LlmRefused(PermanentError):
         self,
         message: str,
         *,
-        elsewhere: bool = False,
+        is_server_specific: bool = False,
         may_cost: bool = False,
         missing: bool = False,
         status: int | None = None,
     ) -> None:
-        self.elsewhere = elsewhere
-        """Another server may not refuse it."""
+        self.is_server_specific = is_server_specific
+        """Whether the reason lies in this server (its key, rights, models), so that another server
+        may take the request."""
         self.missing = missing
-        """The server has no such model or endpoint."""
+        """Whether the server has no such model or endpoint."""
         self.status = status
-        """Of the server's HTTP answer, where it is one that refuses."""
+        """HTTP status of the refusal; None where the server answered 200 or was not asked."""
         self.may_cost = may_cost
-        """It was refused after an answer had begun."""
+        """Whether it was refused after an answer had begun, which the server may charge."""
         super().__init__(message)
 
 
@@ -125,7 +129,7 @@ class LlmDeclined(LlmRefused):
 
 
 def add_server_name(error: Exception, server: str) -> None:
-    """Say which of several servers it was."""
+    """Put the name of the server, one of several, before the error's text."""
     error.args = (f"{server}: {error}",)
 
 
@@ -169,7 +173,7 @@ def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
         failed.may_cost = False  # nobody charges for an error of their own
         return failed
     if status in _ELSEWHERE:
-        return LlmRefused(text, elsewhere=True, missing=status == 404, status=status)
+        return LlmRefused(text, is_server_specific=True, missing=status == 404, status=status)
     return _refusal_class(error)(text, status=status)
 
 

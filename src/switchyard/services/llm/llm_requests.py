@@ -1,7 +1,7 @@
 """What can be asked of a language model: the payloads of the LLM worker's job types.
 
-Each payload makes one question: messages, and the schema that the answer must fit where there is
-one. Documents' texts are framed, and the model is told to follow no instructions in them.
+Each payload makes one question: messages, and perhaps a schema that the answer must fit. Documents'
+texts are framed, and the model is told to follow no instructions in them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
 from switchyard.services.llm.structured_answers import check_schema
 
 MAX_TEXT = 400_000
-"""Characters of a text; a message's body has a limit of its own."""
+"""Characters of a text; the job's message has a limit of its own, in bytes."""
 
 _FRAME = re.compile(r"<\s*+/?\s*+document\s*+>", re.IGNORECASE)
 
@@ -40,11 +40,11 @@ class LlmQuestion:
     temperature: float | None
     schema: Schema | None = None
     model: str | None = None
-    """Of the models in the settings; None for any that is asked first."""
+    """A model of the settings; None for that of the servers of the lowest order."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further parameters of the API."""
-    wants_all: bool = False
-    """Whether the answer is to have all that the server sends, and not its text alone."""
+    keep_all: bool = False
+    """Whether the answer is to have all fields that the server sends, and not its text alone."""
 
     def request_body(self, *more: Mapping[str, str]) -> dict[str, Any]:
         """Return the parameters of the API, with further messages."""
@@ -62,8 +62,8 @@ class LlmQuestion:
         return body
 
     def _with_schema(self) -> list[Mapping[str, Any]]:
-        """Return the messages with the schema in the last one of the user: servers that are told a
-        schema otherwise often show their model nothing of it, and some know no other way."""
+        """Return the messages with the schema in the user's last one: many servers enforce
+        `response_format` without showing the schema to the model, and some do not support it."""
         messages = list(self.messages)
         if self.schema is None:
             return messages
@@ -170,8 +170,8 @@ class ChatRequest(_WithSchema):
     def _refuse_schema_with_extra(self) -> Self:
         if self.json_schema is not None and (self.extra or self.keep_all):
             raise ValueError(
-                "json_schema is for answers that are validated here: without it, ask with "
-                "`extra.response_format`"
+                "json_schema can't be combined with extra or keep_all: use extra.response_format "
+                "instead; then the answer is not validated here"
             )
         return self
 
@@ -184,7 +184,7 @@ class ChatRequest(_WithSchema):
             self.json_schema,
             model=self.model,
             extra=self.extra,
-            wants_all=self.keep_all or bool(self.extra),
+            keep_all=self.keep_all or bool(self.extra),
         )
 
 
@@ -215,7 +215,7 @@ class FactsRequest(_OfText, _WithSchema):
 
 
 class AskedField(BaseModel):
-    """One field that is looked for."""
+    """A field whose value is to be found in a text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -278,7 +278,7 @@ REQUESTS: Mapping[str, type[LlmRequest]] = {
     "extract_entities": EntitiesRequest,
     "classify": ClassifyRequest,
 }
-"""By job type."""
+"""Payload models by job type."""
 
 
 def _object(**properties: Schema) -> Schema:
@@ -291,5 +291,6 @@ def _object(**properties: Schema) -> Schema:
 
 
 def framed(text: str) -> str:
-    """Put a text from outside between lines that it can't close itself."""
+    """Put a text from outside between the lines <document> and </document>, which it can't
+    contain itself."""
     return f"<document>\n{_FRAME.sub('[document]', text)}\n</document>"

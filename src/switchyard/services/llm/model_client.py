@@ -53,23 +53,23 @@ SLOT_TIMEOUT = 30.0
 HEDGE_SLOT_TIMEOUT = 1.0
 """Seconds that a second request waits for room."""
 MAX_ROUNDS = 10
-"""How often one call is taken up again after a 429 or 503."""
+"""How often a request is sent again after a 429 or 503."""
 NO_REQUESTER = Requester()
 
 
 @dataclass(frozen=True, slots=True)
-class _ServerQuestion:
-    """What is asked, whichever server gets it."""
+class _ModelRequest:
+    """A request, whichever server gets it."""
 
     chat: Mapping[str, Any]
     by: Requester
-    keeps_all: bool
+    keep_all: bool
     endpoint: Endpoint | None
 
 
 @dataclass(frozen=True, slots=True)
-class _AdmittedCall:
-    """A call that a server has room for, and the most that it can cost."""
+class _GateAnswer:
+    """The gate's answer to a call, and what the call may cost at that server."""
 
     admission: Admission | BudgetRefusal
     call: LlmCall
@@ -103,8 +103,8 @@ class ModelClient:
     def _servers_for(
         self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
     ) -> list[LlmServer]:
-        """Return the servers that have a model, and whose API can be asked for that. Raises
-        LlmRefused where there is none."""
+        """Return the servers that have a model, and whose API can take the request. Raises
+        LlmRefused if there is none."""
         serving = [each for each in self._servers if each.serves(model)]
         if not serving:
             raise LlmRefused(
@@ -116,22 +116,23 @@ class ModelClient:
             raise LlmBadRequest(f"{serving[0].name}: {refusals[0]}")
         return able
 
-    def _stored_question(
+    def answer_key_fields(
         self,
         chat: Mapping[str, Any],
         model: str | None,
-        keeps_all: bool,
+        keep_all: bool,
         endpoint: Endpoint | None = None,
     ) -> dict[str, Any]:
-        """Return what an answer depends on: the chat, and address and model of the servers that
-        are asked while nothing is wrong."""
+        """Return the fields of which the key of a stored answer is made: the chat as `asked`, and
+        address and model of the servers of the lowest order. Keys of stored answers and questions
+        of batches have these names."""
         serving = self._servers_for(chat, model, endpoint)
         first = min(each.order for each in serving)
         servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
         question: dict[str, Any] = {"servers": servers, "asked": chat}
         if endpoint is not None:
             question["endpoint"] = endpoint.path
-        return question | {"keeps_all": True} if keeps_all else question
+        return question | {"keeps_all": True} if keep_all else question
 
     @classmethod
     @asynccontextmanager
@@ -139,7 +140,7 @@ class ModelClient:
         cls, settings: Settings, ledger: Ledger | None, *, rule: ConcurrencyPolicy | None = None
     ) -> AsyncIterator[ModelClient]:
         """Open a client; its connections end with the context. Without a ledger, only this process
-        knows of its calls. Raises LlmRefused when no server is set, or its address is none."""
+        knows of its calls. Raises LlmRefused when no server is set, or its address is invalid."""
         servers = settings.llm_servers
         if not servers:
             raise LlmRefused("no model server is set: JOBS_LLM_BASE_URL is empty")
@@ -169,21 +170,19 @@ class ModelClient:
         by: Requester = NO_REQUESTER,
         batch: bool = False,
         model: str | None = None,
-        keeps_all: bool = False,
+        keep_all: bool = False,
         endpoint: Endpoint | None = None,
     ) -> tuple[Completion, bool]:
-        """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was there
-        already: what was asked before, or is being asked, is not paid for again unless it is to be
-        `fresh`.
+        """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was reused:
+        unless `fresh`, a question that was asked before, or is being asked, is not paid for again.
 
-        `timeout` is in seconds, waiting for room included. `output` gets the text as it comes; the
-        cost is charged to `by`. With `batch`, the question is added to a provider batch and
+        `timeout` is in seconds, the wait for a slot included. `output` gets the text as it comes;
+        the cost is charged to `by`. With `batch`, the question is collected for a batch and
         WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
-        raises. With a `model`, only servers that have it are asked; with `keeps_all`, the answer
-        has all that the server sends. With an `endpoint`, that one is asked, and not for a chat.
+        raises. With a `model`, only servers that have it are asked; with `keep_all`, the answer
+        has a `body` with all fields. With an `endpoint`, `chat` is the body of its request.
         """
-
-        question = self._stored_question(chat, model, keeps_all, endpoint)
+        question = self.answer_key_fields(chat, model, keep_all, endpoint)
         collector = self._collector if batch and not fresh and model is None else None
 
         async def ask(left: float) -> Completion:
@@ -196,26 +195,26 @@ class ModelClient:
                 output=output,
                 by=by,
                 model=model,
-                keeps_all=keeps_all,
+                keep_all=keep_all,
                 endpoint=endpoint,
             )
 
         answer, reused = await self._answers.get(question, ask, timeout=timeout, fresh=fresh)
-        is_own = collector is not None and await collector.finish_wait(question, by)
-        if reused and not is_own:
+        came_from_batch = collector is not None and await collector.finish_wait(question, by)
+        if reused and not came_from_batch:
             await self._account.record_cache_saving(
                 answer, by, [each.model for each in self._servers]
             )
         return answer, reused
 
-    def shown(self) -> list[tuple[Metric, Samples]]:
+    def metric_samples(self) -> list[tuple[Metric, Samples]]:
         """Return the client's metrics."""
         counts = self._hedges.counts.items()
         return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
 
     async def forget(self, chat: Mapping[str, Any], *, model: str | None = None) -> None:
-        """Delete the kept answer to a question: it was of no use."""
-        await self._answers.forget(self._stored_question(chat, model, keeps_all=False))
+        """Delete the stored answer to a question: it was of no use."""
+        await self._answers.forget(self.answer_key_fields(chat, model, keep_all=False))
 
     async def ask(
         self,
@@ -226,31 +225,31 @@ class ModelClient:
         output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
         model: str | None = None,
-        keeps_all: bool = False,
+        keep_all: bool = False,
         endpoint: Endpoint | None = None,
     ) -> Completion:
-        """Ask the first server that can answer a chat, and pay for it in any case.
+        """Ask the first server that can answer a chat, whether or not an answer is stored.
 
-        `timeout` is in seconds, waiting for room included. Raises LlmUnavailable,
+        `timeout` is in seconds, the wait for a slot included. Raises LlmUnavailable,
         InvalidLlmResponse (try again later; `counts` says whether that is an attempt), LlmRefused,
         NoBudget, and LedgerError."""
         deadline = time.monotonic() + timeout
         serving = {each.name for each in self._servers_for(chat, model, endpoint)}
-        tried = set(self._clients) - serving
+        excluded = set(self._clients) - serving
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         declined: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
-            if len(tried) == len(self._clients) or left <= 0:
+            if len(excluded) == len(self._clients) or left <= 0:
                 break
-            request = _ServerQuestion(chat, by, keeps_all, endpoint)
+            request = _ModelRequest(chat, by, keep_all, endpoint)
             try:
-                # Half of its time is left for the call: one that began too late for an answer
-                # would be a time-out of the server, and an attempt of the job.
+                # Half of the time is left for the call: a call that begins too late for an answer
+                # would count as a time-out of the server, and use up an attempt of the job.
                 slot_timeout = min(SLOT_TIMEOUT, left / 2)
-                admitted = await self._take_slot(urgency, slot_timeout, tried, request)
+                admitted = await self._take_slot(urgency, slot_timeout, excluded, request)
             except LlmSaturated as error:
-                if declined is not None:  # asked again, it would be, and might cost, once more
+                if declined is not None:  # to ask again would be declined and charged again
                     raise declined from error
                 if isinstance(last_error, LlmRefused):  # another server may not refuse the request
                     raise
@@ -258,32 +257,33 @@ class ModelClient:
                 raise last_error or error from error
             try:
                 return await self._ask_hedged(
-                    admitted, request, deadline - time.monotonic(), output, urgency, tried
+                    admitted, request, deadline - time.monotonic(), output, urgency, excluded
                 )
             except (LlmLimited, LlmOverloaded) as error:
-                # This server is paused now, or gets fewer calls; the gate knows who has room.
+                # This server is paused now, or gets fewer calls; the gate chooses the next one.
                 last_error = error
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last_error = error
-                tried.add(admitted.server.name)
+                excluded.add(admitted.server.name)
             except LlmRefused as error:
                 last_error = error
-                tried.add(admitted.server.name)
+                excluded.add(admitted.server.name)
                 if isinstance(error, LlmDeclined):
                     declined = declined or error
-                if not error.elsewhere:
+                if not error.is_server_specific:
                     refuser = next(x for x in self._servers if x.name == admitted.server.name)
-                    tried |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
+                    excluded |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
         raise declined or last_error or LlmTimeout(f"no model server answered within {timeout:g} s")
 
     async def _take_slot(
-        self, urgency: Urgency, timeout: float, tried: set[str], request: _ServerQuestion
-    ) -> _AdmittedCall:
-        """Wait for room at a server, with what the call may cost there set aside."""
+        self, urgency: Urgency, timeout: float, excluded: set[str], request: _ModelRequest
+    ) -> _GateAnswer:
+        """Wait for a slot at a server that is not in `excluded`, and reserve what the call may cost
+        there."""
         estimates: dict[str, LlmCall] = {}
 
         def reservation(server: LlmServer) -> Reservation:
-            if server.name not in estimates:  # a call that waits looks for room again and again
+            if server.name not in estimates:  # a call that waits asks for a slot again and again
                 estimates[server.name] = self._account.estimate(
                     server, request.chat, request.by, has_answer=request.endpoint is not EMBEDDINGS
                 )
@@ -291,35 +291,35 @@ class ModelClient:
 
         if self._gate is not None:
             admission: Admission | BudgetRefusal = await self._gate.enter(
-                urgency, timeout=timeout, without=tried, reservation=reservation
+                urgency, timeout=timeout, without=excluded, reservation=reservation
             )
         else:
-            name = next(name for name in self._clients if name not in tried)
+            name = next(name for name in self._clients if name not in excluded)
             admission = Admission(LlmServer(name=name, base_url=""), "")
-        return _AdmittedCall(admission, reservation(admission.server).call)
+        return _GateAnswer(admission, reservation(admission.server).call)
 
     async def _ask_hedged(
         self,
-        admitted: _AdmittedCall,
-        request: _ServerQuestion,
+        admitted: _GateAnswer,
+        request: _ModelRequest,
         timeout: float,
         output: OutputStream | None,
         urgency: Urgency,
-        tried: set[str],
+        excluded: set[str],
     ) -> Completion:
-        """Call the server; a hot question that is late is sent again, and the request that begins
-        to answer first counts."""
+        """Call the server; a hot request that is late is sent again, and the answer that begins
+        first counts."""
         hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
             return await self._call(admitted, request, timeout, output)
         deadline = time.monotonic() + timeout
-        others = set(self._clients) - tried - {admitted.server.name}
+        others = set(self._clients) - excluded - {admitted.server.name}
 
         async def first(hedged_output: OutputStream) -> Completion:
             return await self._call(admitted, request, timeout, hedged_output)
 
         async def second(hedged_output: OutputStream) -> Completion:
-            without = tried | {admitted.server.name} if others else tried
+            without = excluded | {admitted.server.name} if others else excluded
             left = deadline - time.monotonic()
             slot_timeout = min(HEDGE_SLOT_TIMEOUT, left)
             another = await self._take_slot(urgency, slot_timeout, without, request)
@@ -329,8 +329,8 @@ class ModelClient:
 
     async def _call(
         self,
-        admitted: _AdmittedCall,
-        request: _ServerQuestion,
+        admitted: _GateAnswer,
+        request: _ModelRequest,
         timeout: float,
         output: OutputStream | None,
     ) -> Completion:
@@ -350,7 +350,7 @@ class ModelClient:
                 on_text=None if output is None else output.write,
                 restart=(output or OutputStream()).begin,
                 on_broken=charge.count_broken,
-                keeps_all=request.keeps_all,
+                keep_all=request.keep_all,
                 endpoint=request.endpoint,
             )
             charge.answer = response.answer
@@ -368,8 +368,8 @@ class ModelClient:
             raise
         finally:
             if self._gate is not None:
-                # Also when the job is cancelled: until then others wait for the slot, and what was
-                # set aside is missing in the budget.
+                # Also when the job is cancelled: until then others wait for the slot, and the
+                # reservation is missing in the budget.
                 calls = self._account.ended_calls(admitted.call, charge)
                 is_overload = await asyncio.shield(self._gate.leave(admission, outcome, calls))
                 if is_overload and failure is not None:
@@ -379,8 +379,8 @@ class ModelClient:
 
 
 def takes_over(server: LlmServer, error: LlmRefused, refuser: LlmServer) -> bool:
-    """Return whether a server may answer what another one has refused so: the same model would
-    refuse it again."""
+    """Return whether a server may answer what `refuser` has refused with `error`: the same model
+    would refuse it again."""
     is_other = server.model != refuser.model
     match error:
         case LlmContextTooLong():
@@ -399,7 +399,7 @@ def _outcome_of_response(response: ModelResponse, learned: str) -> CallOutcome:
 
 
 def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
-    """Return the outcome of a call, for the gate, from its error."""
+    """Return the outcome of a failed call, for the gate."""
     reason = str(error)[:200]
     match error:
         case LlmLimited():
@@ -410,7 +410,10 @@ def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) ->
         case LlmCut() | EmptyLlmAnswer():
             return CallOutcome(Ended.BROKEN, is_failure=True, reason=reason)
         case (
-            LlmUnreachable() | LlmUnavailable() | InvalidLlmResponse() | LlmRefused(elsewhere=True)
+            LlmUnreachable()
+            | LlmUnavailable()
+            | InvalidLlmResponse()
+            | LlmRefused(is_server_specific=True)
         ):
             return CallOutcome(Ended.FAILED, is_failure=True, reason=reason)
         case _:
@@ -423,8 +426,8 @@ async def model_client_of(
     settings: Settings | None = None,
     client_class: type[ModelClient] = ModelClient,
 ) -> AsyncIterator[ModelClient]:
-    """Give the client of that class of the process that runs the job; one of the job's own where
-    nothing is shared. It asks the servers of `settings`, of the job's where these are None."""
+    """Yield the client of `client_class` that the jobs of this process share, or a new one if they
+    share nothing. It asks the servers of `settings`, by default the job's."""
 
     def open_client() -> Any:
         return client_class.open(settings or ctx.settings, ctx.ledger)

@@ -1,8 +1,8 @@
 """The input of a batch of OpenAI's API: a file of requests, one JSON object a line.
 
-The file is foreign: its lines are read piece by piece, bounded in number and length. A line that is
-no request of the batch's endpoint makes the whole batch invalid, as at OpenAI; a request whose
-parameters are not valid fails alone.
+The file comes from outside: its lines are read piece by piece, bounded in number and length. A line
+that is no request to the batch's endpoint makes the whole batch invalid, as at OpenAI; a request
+with invalid parameters fails alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBa
 MAX_REQUESTS = 50_000
 """Lines of a batch's input, as of OpenAI's API."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
-"""Of one request: a job may have half as many."""
+"""Bytes of one request: a job may have half as many."""
 MAX_CUSTOM_ID = 512
 """Characters."""
 MAX_ERRORS = 100
@@ -52,12 +52,12 @@ class BatchLine:
     """Its line in the file, from 1."""
     custom_id: str
     body: Mapping[str, Any]
-    end: int
-    """The place in the file behind it, in bytes."""
+    next_offset: int
+    """Byte offset of the next line in the file."""
 
 
 class InvalidBatchLine(InvalidInput):
-    """A line is no request of the batch; the text says why."""
+    """A line is not a valid request; the text says why."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         self.code = code
@@ -68,25 +68,25 @@ class InvalidBatchLine(InvalidInput):
 async def raw_lines(
     storage: Storage, key: str, *, start: int = 0
 ) -> AsyncIterator[tuple[bytes | None, int]]:
-    """Yield the lines of a file, each with the place behind it; None for one that is longer than
-    MAX_LINE_BYTES. Raises StorageError."""
-    rest, end, is_long = bytearray(), start, False
+    """Yield the lines of a file, None instead of one that is longer than MAX_LINE_BYTES, each with
+    the byte offset of the next line. Raises StorageError."""
+    rest, next_offset, is_long = bytearray(), start, False
     async with aclosing(pieces_of(storage, key, start=start)) as pieces:
         async for piece in pieces:
             first, *others = piece.split(b"\n")
             rest += first
             for other in others:
-                end += len(rest) + 1
-                yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), end
+                next_offset += len(rest) + 1
+                yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), next_offset
                 rest, is_long = bytearray(other), False
             if len(rest) > MAX_LINE_BYTES:  # it is not kept
-                end, is_long = end + len(rest), True
+                next_offset, is_long = next_offset + len(rest), True
                 rest = bytearray()
     if rest or is_long:
-        yield (None if is_long else bytes(rest)), end + len(rest)
+        yield (None if is_long else bytes(rest)), next_offset + len(rest)
 
 
-def parse_line(line: bytes | None, number: int, end: int, endpoint: str) -> BatchLine:
+def parse_line(line: bytes | None, number: int, next_offset: int, endpoint: str) -> BatchLine:
     """Read one request. Raises InvalidBatchLine."""
     if line is None:
         raise InvalidBatchLine("line_too_long", f"a line has at most {MAX_LINE_BYTES:,} bytes")
@@ -109,14 +109,14 @@ def parse_line(line: bytes | None, number: int, end: int, endpoint: str) -> Batc
         raise InvalidBatchLine("invalid_body", "body must be a JSON object", "body")
     if body.get("stream"):
         raise InvalidBatchLine("invalid_body", "a batch does not stream", "body.stream")
-    return BatchLine(number, custom_id, body, end)
+    return BatchLine(number, custom_id, body, next_offset)
 
 
 def check_line_model(
     settings: Settings, line: BatchLine, endpoint: str, limits: KeyLimits | None = None
 ) -> None:
-    """Raise InvalidBatchLine where no server has the model of a request, or its key may not use
-    it."""
+    """Raise InvalidBatchLine if no server has the model of a request, or if the limits of the API
+    key do not allow the model."""
     model = line.body.get("model")
     if limits is not None and not limits.allows(str(model)):
         text = f"this key may not use the model {str(model)[:200]!r}"
@@ -131,17 +131,19 @@ def check_line_model(
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """What was found in a batch's input."""
+    """The result of checking a batch's input."""
 
     total: int
+    """Valid requests."""
     errors: tuple[Mapping[str, Any], ...]
-    """As OpenAI's API tells them: `code`, `message`, `param`, `line`. Empty: it is valid."""
+    """In the form of OpenAI's API: `code`, `message`, `param`, `line`. Empty if the input is
+    valid."""
 
 
 async def check_input(
     settings: Settings, storage: Storage, batch: OpenAiBatch, limits: KeyLimits | None = None
 ) -> InputReport:
-    """Read the whole input, and say what makes it invalid. Raises StorageError."""
+    """Read the whole input, and report what makes it invalid. Raises StorageError."""
     errors: list[Mapping[str, Any]] = []
     seen: dict[str, int] = {}
 
@@ -151,7 +153,7 @@ async def check_input(
     number = 0
     lines = raw_lines(storage, input_key(batch.input_file_id))
     async with aclosing(lines) as open_lines:  # type: ignore[type-var]
-        async for raw, end in open_lines:
+        async for raw, next_offset in open_lines:
             number += 1
             if number > MAX_REQUESTS:
                 complain("too_many_tasks", f"at most {MAX_REQUESTS:,} lines", None, None)
@@ -160,7 +162,7 @@ async def check_input(
             if raw is not None and not raw.strip():
                 continue
             try:
-                line = parse_line(raw, number, end, batch.endpoint)
+                line = parse_line(raw, number, next_offset, batch.endpoint)
                 check_line_model(settings, line, batch.endpoint, limits)
             except InvalidBatchLine as error:
                 complain(error.code, str(error), error.param, number)
@@ -174,7 +176,7 @@ async def check_input(
 
 
 def input_key(file_id: str) -> str:
-    """Return where the content of a file lies in the storage."""
+    """Return the storage key of a file's content."""
     return OpenAiFile(file_id, "", "", "", 0.0, None, None).storage_key
 
 
@@ -189,7 +191,8 @@ class BatchInputOptions(BaseModel):
 
 class BatchInputSource(Source):
     """Requests of a batch of the OpenAI-compatible API, which starts its backfill itself. The
-    cursor is the place in its input: `byte` and `line`."""
+    cursor has the `byte` offset of the next line in the input, and the number of the last
+    `line`."""
 
     name: ClassVar[str] = "openai_batch"
     Options = BatchInputOptions
@@ -208,13 +211,13 @@ class BatchInputSource(Source):
         try:
             lines = raw_lines(self.context.storage, input_key(batch.input_file_id), start=start)
             async with aclosing(lines) as open_lines:  # type: ignore[type-var]
-                async for raw, end in open_lines:
+                async for raw, next_offset in open_lines:
                     number += 1
                     if raw is not None and not raw.strip():
                         continue
-                    place = {"byte": end, "line": number}
+                    place = {"byte": next_offset, "line": number}
                     try:
-                        line = parse_line(raw, number, end, batch.endpoint)
+                        line = parse_line(raw, number, next_offset, batch.endpoint)
                     except InvalidBatchLine as error:  # the input has changed since it was checked
                         yield Unusable(f"line {number}", str(error), place)
                         continue

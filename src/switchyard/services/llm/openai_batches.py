@@ -1,9 +1,9 @@
 """Batches of the OpenAI-compatible API: made by clients, and worked off as backfills.
 
-A batch is valid or not as a whole. A valid one is a backfill of the source `openai_batch`, so it
-has what each has: room for hot jobs, fairness, budgets, and a provider's Batch API where one is
-used. Each step of a batch can be done again, so a crash repeats one at most; the active scheduler
-does them.
+A batch is valid or not as a whole. A valid batch becomes a backfill of the source `openai_batch`,
+so it yields to hot jobs, shares its queue fairly, keeps budgets, and goes through a provider's
+Batch API where one is used. The active scheduler takes each batch from step to step; a step can be
+done again, so a crash repeats one at most.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ from switchyard.services.llm.records.openai_batches import (
 )
 
 MAX_OPEN_PER_KEY = 50
-"""Batches of one key that have not ended."""
+"""Batches of one API key that have not ended."""
 MAX_WINDOW_HOURS = 7 * 24
 JOBS_AT_ONCE = 20
-"""Results that are read at once: each may have megabytes."""
+"""Jobs whose results are read at once: each may have megabytes."""
 MAX_OUTPUT_BYTES = 10 * 1024**3
 UNWRITTEN_KEPT_FOR = 24 * 3600.0
-"""Seconds after which an upload is deleted that never came to its end."""
+"""Seconds after which an unfinished upload is deleted."""
 DROPPED_AT_ONCE = 100
+"""Files that are deleted between two queries for more."""
 
 _S = OpenAiBatchState
 
@@ -69,7 +70,7 @@ class InvalidBatch(InvalidInput):
 
 
 class TooManyBatches(ConflictError):
-    """The key has as many open batches as one may have."""
+    """The API key has MAX_OPEN_PER_KEY open batches already."""
 
 
 class UnknownOpenAiBatch(NotFoundError):
@@ -102,7 +103,7 @@ class OpenAiBatches:
     # --- files --------------------------------------------------------------------------------
 
     def new_file(self, owner: str, filename: str, purpose: str) -> OpenAiFile:
-        """Return the record of a file that is to be written."""
+        """Make the record of a file that is to be written."""
         now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
         return OpenAiFile(
             id=f"file-{secrets.token_hex(12)}",
@@ -118,7 +119,7 @@ class OpenAiBatches:
         self, file: OpenAiFile, parts: AsyncIterator[bytes], *, max_bytes: int
     ) -> OpenAiFile:
         """Write a file; its owner sees it once `publish_file` is called. Raises FileTooLarge,
-        StorageError, and what `parts` raises: nothing is kept then."""
+        StorageError, and what `parts` raises: then nothing is kept."""
         await self._repository.add_file(file)
         try:
             received = await self._storage.put_stream_async(
@@ -130,14 +131,14 @@ class OpenAiBatches:
         return replace(file, size=received.size)
 
     async def publish_file(self, file: OpenAiFile) -> None:
-        """Show a file that was stored to its owner."""
+        """Make a stored file visible to its owner."""
         assert file.size is not None
         await self._repository.complete_file(file)
 
     async def files(
         self, owner: str, *, purpose: str | None, newest_first: bool, after: str | None, limit: int
     ) -> list[OpenAiFile]:
-        """Return files of that owner; with `after`, those that follow that one."""
+        """List files of an owner; with `after`, those that follow the file of this id."""
         return await self._repository.list_files(
             owner, purpose=purpose, newest_first=newest_first, after=after, limit=limit
         )
@@ -176,16 +177,18 @@ class OpenAiBatches:
         completion_window: str,
         metadata: Mapping[str, str] | None,
         source: str,
-        key: str | None,
+        idempotency_key: str | None,
     ) -> OpenAiBatch:
-        """Record a batch; a scheduler validates it and works it off. The same `key` is the same
-        batch. Raises InvalidBatch, UnknownOpenAiFile, TooManyBatches."""
+        """Record a batch; a scheduler validates it and works it off. A second call with the same
+        `idempotency_key` returns the first one's batch. Raises InvalidBatch, UnknownOpenAiFile,
+        TooManyBatches."""
         hours = window_hours(completion_window)
         if endpoint not in BATCH_URLS:
             raise InvalidBatch(f"endpoint must be one of {', '.join(BATCH_URLS)}")
         batch_id = f"batch_{secrets.token_hex(16)}"
-        if key is not None:
-            batch_id = f"batch_{hashlib.sha256(f'{owner}/{key}'.encode()).hexdigest()[:32]}"
+        if idempotency_key is not None:
+            digest = hashlib.sha256(f"{owner}/{idempotency_key}".encode()).hexdigest()
+            batch_id = f"batch_{digest[:32]}"
             known = await self._repository.batch(batch_id, owner)
             if known is not None:
                 if (known.endpoint, known.input_file_id) != (endpoint, input_file_id):
@@ -213,19 +216,20 @@ class OpenAiBatches:
         return await self._repository.add_batch(batch)
 
     async def batch(self, batch_id: str, owner: str) -> OpenAiBatch:
-        """Return a batch, counted as it stands. Raises UnknownOpenAiBatch."""
+        """Return a batch with its present counts. Raises UnknownOpenAiBatch."""
         batch = await self._repository.batch(batch_id, owner)
         if batch is None:
             raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
         return await self.with_counts(batch)
 
     async def batches(self, owner: str, *, after: str | None, limit: int) -> list[OpenAiBatch]:
-        """Return batches of that owner, newest first; with `after`, those that follow that one."""
+        """List batches of an owner, newest first; with `after`, those that follow the batch of this
+        id."""
         records = await self._repository.list_batches(owner, after=after, limit=limit)
         return [await self.with_counts(each) for each in records]
 
     async def with_counts(self, batch: OpenAiBatch) -> OpenAiBatch:
-        """Return the batch with its requests counted, where they have not all ended."""
+        """Return the batch with the present counts of its requests, unless it has ended."""
         if batch.state not in OPEN_STATES or not batch.total:
             return batch
         operation = await self._ledger.bulk.get_bulk(batch.operation_id)
@@ -238,7 +242,7 @@ class OpenAiBatches:
 
     async def cancel(self, batch_id: str, owner: str) -> OpenAiBatch:
         """Cancel a batch: requests that have not begun are not asked any more. Raises
-        UnknownOpenAiBatch, ConflictError for one that has ended."""
+        UnknownOpenAiBatch, and BatchEnded if it has ended."""
         batch = await self.batch(batch_id, owner)
         among = {_S.VALIDATING, _S.IN_PROGRESS}
         moved = await self._repository.move_batch(batch.id, _S.CANCELLING, among_states=among)
@@ -251,7 +255,7 @@ class OpenAiBatches:
     # --- its course ---------------------------------------------------------------------------
 
     async def turn(self) -> None:
-        """Take each open batch a step further, and delete what is too old. Raises LedgerError."""
+        """Take each open batch a step further. Raises LedgerError."""
         for batch in await self._repository.open_batches():
             try:
                 await self._advance(batch)
@@ -259,8 +263,8 @@ class OpenAiBatches:
                 self._log.warning("batch turn failed; it is tried again", error=str(error))
 
     async def delete_old(self) -> int:
-        """Delete files that have expired, and forget batches as old. Returns how many files.
-        Raises LedgerError, StorageError."""
+        """Delete files that have expired, and the records of ended batches as old as these. Returns
+        the number of files. Raises LedgerError, StorageError."""
         now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
         number = 0
         while old := await self._repository.old_files(
@@ -271,7 +275,7 @@ class OpenAiBatches:
             number += len(old)
         if kept_for is not None:
             before = now - kept_for
-            await SmallSteps.beside_jobs_of(self._ledger).remove_all(
+            await SmallSteps.yielding_to_hot_jobs(self._ledger).remove_all(
                 lambda limit: self._repository.drop_ended_batches(before, limit=limit)
             )
         return number
@@ -280,9 +284,9 @@ class OpenAiBatches:
         if batch.state is _S.VALIDATING:
             await self._validate(batch)
         elif batch.state is _S.FINALIZING:
-            await self._finish(batch, batch.outcome or _S.COMPLETED)
+            await self._write_files_and_close(batch, batch.outcome or _S.COMPLETED)
         else:
-            await self._follow(batch)
+            await self._follow_backfill(batch)
 
     async def _validate(self, batch: OpenAiBatch) -> None:
         try:
@@ -290,10 +294,10 @@ class OpenAiBatches:
             report = await check_input(self._settings, self._storage, batch, limits)
         except NotStored:
             error = {"code": "file_not_found", "message": "the input file is gone"}
-            await self._fail(batch, [error | {"param": None, "line": None}])
+            await self._refuse_input(batch, [error | {"param": None, "line": None}])
             return
         if report.errors:
-            await self._fail(batch, report.errors)
+            await self._refuse_input(batch, report.errors)
             return
         moved = await self._repository.move_batch(
             batch.id,
@@ -303,35 +307,35 @@ class OpenAiBatches:
         )
         if moved is not None and moved.state is _S.IN_PROGRESS:
             self._log.info("batch started", batch=batch.id, requests=report.total)
-            await self._follow(moved)
+            await self._follow_backfill(moved)
 
     async def _limits_of(self, batch: OpenAiBatch) -> KeyLimits | None:
         key = await self._ledger.api_keys.get_api_key(batch.owner)
         return None if key is None else key.limits
 
-    async def _fail(self, batch: OpenAiBatch, errors: Any) -> None:
+    async def _refuse_input(self, batch: OpenAiBatch, errors: Any) -> None:
         changes = {"errors": tuple(errors)}
         await self._repository.move_batch(
             batch.id, _S.FAILED, among_states={_S.VALIDATING}, changes=changes
         )
         self._log.info("batch invalid", batch=batch.id, errors=len(changes["errors"]))
 
-    async def _follow(self, batch: OpenAiBatch) -> None:
-        """See what has become of a batch's backfill, which is started where it is missing."""
+    async def _follow_backfill(self, batch: OpenAiBatch) -> None:
+        """Start a batch's backfill, or follow its state: end the batch when it has ended."""
         operation = await self._ledger.bulk.get_bulk(batch.operation_id)
         if batch.state is _S.CANCELLING:
-            await self._end(batch, operation, _S.CANCELLED)
+            await self._stop_early(batch, operation, _S.CANCELLED)
         elif operation is None:
             await self._start(batch)
         elif operation.state is BulkState.COMPLETED:
-            await self._finalize(batch, _S.COMPLETED)
+            await self._start_finalizing(batch, _S.COMPLETED)
         elif self._ledger.clock.time() >= batch.expires_at:
-            await self._end(batch, operation, _S.EXPIRED)
+            await self._stop_early(batch, operation, _S.EXPIRED)
         elif operation.state is BulkState.CANCELLED:  # by an operator
-            await self._end(batch, operation, _S.CANCELLED)
+            await self._stop_early(batch, operation, _S.CANCELLED)
         elif operation.state is BulkState.FAILED:
             error = {"code": "batch_failed", "message": operation.note, "param": None, "line": None}
-            await self._end(batch, operation, _S.FAILED, errors=(error,))
+            await self._stop_early(batch, operation, _S.FAILED, errors=(error,))
 
     async def _start(self, batch: OpenAiBatch) -> None:
         limits = await self._limits_of(batch)
@@ -351,14 +355,15 @@ class OpenAiBatches:
             counts={"total": batch.total},
         )
 
-    async def _end(
+    async def _stop_early(
         self,
         batch: OpenAiBatch,
         operation: BulkOperation | None,
         outcome: OpenAiBatchState,
         errors: tuple[Mapping[str, Any], ...] = (),
     ) -> None:
-        """End a batch early; what is being asked now is waited for, in further turns."""
+        """End a batch early: cancel its backfill, and once its last running job has ended, in a
+        later turn, finalize the batch."""
         if operation is not None:
             if operation.state is not BulkState.COMPLETED:
                 backfills = Backfills.from_settings(self._settings, self._registry, self._ledger)
@@ -369,16 +374,17 @@ class OpenAiBatches:
             states = {_S.CANCELLING}
             await self._repository.move_batch(batch.id, outcome, among_states=states)
             return
-        await self._finalize(batch, outcome, errors)
+        await self._start_finalizing(batch, outcome, errors)
 
-    async def _finalize(
+    async def _start_finalizing(
         self,
         batch: OpenAiBatch,
         outcome: OpenAiBatchState,
         errors: tuple[Mapping[str, Any], ...] = (),
     ) -> None:
-        if batch.state is _S.CANCELLING:  # as at OpenAI, it stays so until its files are written
-            await self._finish(batch, _S.CANCELLED)
+        """Record how a batch ends, whose requests have all ended, and write its files."""
+        if batch.state is _S.CANCELLING:  # as at OpenAI, until its files are written
+            await self._write_files_and_close(batch, _S.CANCELLED)
             return
         moved = await self._repository.move_batch(
             batch.id,
@@ -387,13 +393,15 @@ class OpenAiBatches:
             changes={"outcome": outcome, "errors": errors},
         )
         if moved is not None and moved.state is _S.FINALIZING:
-            await self._finish(moved, outcome)
+            await self._write_files_and_close(moved, outcome)
 
-    async def _finish(self, batch: OpenAiBatch, outcome: OpenAiBatchState) -> None:
-        """Write the files of a batch whose requests have all ended. Raises StorageError."""
+    async def _write_files_and_close(self, batch: OpenAiBatch, outcome: OpenAiBatchState) -> None:
+        """Write the files of a batch whose requests have all ended, and end the batch. Raises
+        StorageError."""
         counts = {"output": 0, "error": 0}
         written = {
-            kind: await self._write(batch, outcome, kind, counts) for kind in ("output", "error")
+            kind: await self._write_file(batch, outcome, kind, counts)
+            for kind in ("output", "error")
         }
         await self._repository.move_batch(
             batch.id,
@@ -408,21 +416,21 @@ class OpenAiBatches:
         )
         self._log.info("batch ended", batch=batch.id, state=outcome, **counts)
 
-    async def _write(
+    async def _write_file(
         self,
         batch: OpenAiBatch,
         outcome: OpenAiBatchState,
         kind: Literal["output", "error"],
         counts: dict[str, int],
     ) -> str | None:
-        """Write one of a batch's files, again the same after a crash. Returns its id; None where
-        it would be empty."""
+        """Write one of a batch's files, under the same id each time, and count its lines in
+        `counts`. Returns the id; None if the file would be empty."""
         file_id = f"file-{hashlib.sha256(f'{batch.id}/{kind}'.encode()).hexdigest()[:24]}"
         name = f"{batch.id}_{kind}.jsonl"
         file = replace(self.new_file(batch.owner, name, "batch_output"), id=file_id)
 
         async def lines() -> AsyncIterator[bytes]:
-            async for is_answer, line in self._results(batch, outcome):
+            async for is_answer, line in self._output_lines(batch, outcome):
                 if is_answer is (kind == "output"):
                     counts[kind] += 1
                     yield json.dumps(line, ensure_ascii=True).encode() + b"\n"
@@ -434,13 +442,13 @@ class OpenAiBatches:
         await self.publish_file(written)
         return file_id
 
-    async def _results(
+    async def _output_lines(
         self, batch: OpenAiBatch, outcome: OpenAiBatchState
     ) -> AsyncIterator[tuple[bool, dict[str, Any]]]:
-        """Yield the line of each request, in their order, and whether it has an answer. Nothing
-        where the input is gone: only whoever deletes it in the storage can do that."""
+        """Yield, for each request in order, whether it has an answer, and its line. Yields nothing
+        if somebody has deleted the input file in the storage."""
         ids = await self._ledger.system.job_ids()
-        async for group in self._in_groups(batch):
+        async for group in self._read_line_groups(batch):
             job_ids = {
                 line.custom_id: item_job_id(ids, batch.operation_id, line.custom_id)
                 for line in group
@@ -448,20 +456,20 @@ class OpenAiBatches:
             ends = await self._repository.job_ends(list(job_ids.values()))
             for line in group:
                 job_id = job_ids[line.custom_id]
-                yield self._result(batch, outcome, line, job_id, ends.get(job_id))
+                yield self._output_line(batch, outcome, line, job_id, ends.get(job_id))
 
-    async def _in_groups(self, batch: OpenAiBatch) -> AsyncIterator[list[BatchLine]]:
+    async def _read_line_groups(self, batch: OpenAiBatch) -> AsyncIterator[list[BatchLine]]:
         group: list[BatchLine] = []
         number = 0
         lines = raw_lines(self._storage, input_key(batch.input_file_id))
         async with aclosing(lines) as open_lines:  # type: ignore[type-var]
-            async for raw, end in open_lines:
+            async for raw, next_offset in open_lines:
                 number += 1
                 if raw is not None and not raw.strip():
                     continue
                 try:
-                    group.append(parse_line(raw, number, end, batch.endpoint))
-                except InvalidBatchLine as error:  # the input was valid
+                    group.append(parse_line(raw, number, next_offset, batch.endpoint))
+                except InvalidBatchLine as error:  # the input was valid when it was checked
                     self._log.error("batch input changed", batch=batch.id, error=str(error))
                 if len(group) == JOBS_AT_ONCE:
                     yield group
@@ -469,7 +477,7 @@ class OpenAiBatches:
         if group:
             yield group
 
-    def _result(
+    def _output_line(
         self,
         batch: OpenAiBatch,
         outcome: OpenAiBatchState,
@@ -490,16 +498,16 @@ class OpenAiBatches:
             status = 502 if code is None else 400
             text = end["error_message"] or "the request failed"
             return False, {**head, **_failure(job_id, status, code or "model_failed", text)}
-        complaint = None if end is not None else self._complaint(batch, line)
+        complaint = None if end is not None else self._why_no_job(batch, line)
         if complaint is not None:
             return False, {**head, **_failure(job_id, 400, "invalid", complaint)}
-        code, text = _UNASKED.get(outcome, _UNASKED[_S.COMPLETED])
+        code, text = _UNASKED_REASONS.get(outcome, _UNASKED_REASONS[_S.COMPLETED])
         if end is not None and end["state"] == State.DEAD:
-            code, text = _UNASKED[_S.EXPIRED]
+            code, text = _UNASKED_REASONS[_S.EXPIRED]
         return False, {**head, "response": None, "error": {"code": code, "message": text}}
 
-    def _complaint(self, batch: OpenAiBatch, line: BatchLine) -> str | None:
-        """Return why a request could not be made into a job; None where it could."""
+    def _why_no_job(self, batch: OpenAiBatch, line: BatchLine) -> str | None:
+        """Return why a request can't become a job; None if it can."""
         endpoint = ENDPOINTS[batch.endpoint]
         try:
             job_type = self._registry.described(endpoint.job_type)
@@ -509,7 +517,7 @@ class OpenAiBatches:
         return None
 
 
-_UNASKED: Mapping[OpenAiBatchState, tuple[str, str]] = {
+_UNASKED_REASONS: Mapping[OpenAiBatchState, tuple[str, str]] = {
     _S.EXPIRED: (
         "batch_expired",
         "This request could not be executed before the completion window expired.",
@@ -524,7 +532,7 @@ _UNASKED: Mapping[OpenAiBatchState, tuple[str, str]] = {
         "There is no result: the job was cancelled or too large, or its record is too old.",
     ),
 }
-"""What is said of a request that was not answered, by how its batch ended."""
+"""Code and message for a request that was not answered, by how its batch ended."""
 
 
 def _failure(job_id: str, status: int, code: str, message: str) -> dict[str, Any]:

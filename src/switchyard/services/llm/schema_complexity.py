@@ -1,8 +1,8 @@
-"""JSON Schemas from outside: what may be asked of an answer, and what would cost too much to ask.
+"""Refuse JSON Schemas from outside that would cost a validator too much.
 
 A schema of one kilobyte can take a validator longer than the world lasts: references to references,
-each followed twice, double its work with every line. Such a schema is refused before anybody
-compiles it. What an answer then costs is another matter: `services/llm/structured_answers.py`.
+each followed twice, double its work with every line. Such a schema is refused before it is
+compiled. What validating an answer may cost is bounded in `services/llm/structured_answers.py`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ MAX_SCHEMA = 64 * 1024
 MAX_PARTS = 5_000
 """Parts that may apply to one place of an answer, with all references followed."""
 MAX_UNEVALUATED = 5_000
-"""Such parts of all places where it asks for what is unevaluated: each is compiled for itself."""
+"""Sum of these parts over all subschemas with unevaluatedProperties or unevaluatedItems: the
+validator compiles each of those separately."""
 MAX_PATTERNS = 200
 MAX_LEVELS = 200
-"""Of a schema, and of references that lead to references."""
+"""Nested levels of a schema, each reference that is followed included."""
 
-_LISTS = ("allOf", "anyOf", "oneOf")
-_SINGLE = ("not", "if", "then", "else")
-_NAMED = ("dependentSchemas", "dependencies")
-# These apply to other places of the answer.
-_DEEPER = (
+_LIST_KEYWORDS = ("allOf", "anyOf", "oneOf")
+_SINGLE_KEYWORDS = ("not", "if", "then", "else")
+_MAPPING_KEYWORDS = ("dependentSchemas", "dependencies")
+# Keywords whose subschemas apply to deeper places of the answer.
+_DEEPER_KEYWORDS = (
     *("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"),
     *("additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"),
 )
-_NAMED_DEEPER = ("properties", "patternProperties")
-_DEFINED = ("$defs", "definitions")
-_FOREIGN = ("$dynamicRef", "$recursiveRef", "$id", "$anchor", "$dynamicAnchor")
+_DEEPER_MAPPINGS = ("properties", "patternProperties")
+_DEFINITIONS = ("$defs", "definitions")
+_TOP_ONLY = ("$dynamicRef", "$recursiveRef", "$id", "$anchor", "$dynamicAnchor")
 
 
 def refuse_costly(schema: Mapping[str, Any]) -> None:
-    """Refuse a schema that is too costly to check. Raises ValueError for one that is too large or
-    too deep, that refers to something else than a part of its own (`#/…`), or that applies too much
-    to one place of an answer."""
+    """Refuse a schema that is too costly to check: raise ValueError if it is too large or too deep,
+    has a reference that leads out of it (only `#/…` is followed), or applies too many parts to one
+    place of an answer."""
     try:
         written = json.dumps(schema)
     except RecursionError as error:
@@ -50,35 +51,38 @@ def refuse_costly(schema: Mapping[str, Any]) -> None:
     _SchemaComplexity(schema).count_all()
 
 
-def parts_of(schema: Mapping[str, Any]) -> int | None:
-    """Count the parts of a schema that `refuse_costly` lets pass, with its references followed;
-    None where they are endless, or nearly so."""
-    return _SchemaComplexity(schema).followed(schema, 0, {})
+def count_schema_parts(schema: Mapping[str, Any]) -> int | None:
+    """Count the parts of a schema that `refuse_costly` accepts, with its references followed; None
+    if a part contains itself, or the levels exceed MAX_LEVELS."""
+    return _SchemaComplexity(schema).count_with_references(schema, 0, {})
 
 
 class _SchemaComplexity:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         self._counted: dict[int, int | None] = {}
-        """By identity; None while it is being counted."""
+        """Counts of `_count` by the part's `id()`; None while the part is being counted."""
         self._left: list[tuple[Any, int]] = [(schema, 0)]
         self._unevaluated = 0
         self._patterns = 0
 
     def count_all(self) -> None:
-        # What is found deeper is counted for itself: it applies to another place.
+        # Deeper parts are counted separately: they apply to another place.
         while self._left:
             self._count(*self._left.pop())
 
-    def followed(self, part: Any, level: int, known: dict[int, int | None]) -> int | None:
-        """Count as `parts_of` does; `known` by identity, None while it is being counted."""
+    def count_with_references(
+        self, part: Any, level: int, known: dict[int, int | None]
+    ) -> int | None:
+        """Count a part and all parts below it, as `count_schema_parts` does. `known` has counts by
+        the part's `id()`, None while the part is being counted."""
         if not isinstance(part, dict):
             return 1
         if id(part) not in known and level <= MAX_LEVELS:
             known[id(part)] = None
             total: int | None = 1
-            for each in (*self._in_place(part), *_used_deeper_parts(part)):
-                more = self.followed(each, level + 1, known)
+            for each in (*self._parts_in_place(part), *_used_deeper_parts(part)):
+                more = self.count_with_references(each, level + 1, known)
                 if more is None or total is None:
                     return None
                 total += more
@@ -86,7 +90,7 @@ class _SchemaComplexity:
         return known.get(id(part))
 
     def _count(self, part: Any, level: int) -> int:
-        """Count the parts that apply where this one does."""
+        """Count the parts that apply to the same place of an answer as `part`, itself included."""
         if not isinstance(part, dict):
             return 1
         if level > MAX_LEVELS:
@@ -99,7 +103,7 @@ class _SchemaComplexity:
         if known:
             return known
         self._counted[id(part)] = None
-        parts = 1 + sum(self._count(each, level + 1) for each in self._in_place(part))
+        parts = 1 + sum(self._count(each, level + 1) for each in self._parts_in_place(part))
         if parts > MAX_PARTS:
             raise ValueError(
                 f"with its references followed, the JSON Schema applies more than {MAX_PARTS:,} "
@@ -124,25 +128,28 @@ class _SchemaComplexity:
         if self._patterns > MAX_PATTERNS:
             raise ValueError(f"a JSON Schema may have {MAX_PATTERNS} patterns")
 
-    def _in_place(self, part: Mapping[str, Any]) -> Iterator[Any]:
-        for name in _FOREIGN:
+    def _parts_in_place(self, part: Mapping[str, Any]) -> Iterator[Any]:
+        for name in _TOP_ONLY:
             if name in part and part is not self._schema:
-                raise ValueError(f"{name} is not taken: refer to parts of it as #/$defs/NAME")
+                raise ValueError(
+                    f"{name} is allowed only at the top of the JSON Schema: refer to its parts as "
+                    "#/$defs/NAME"
+                )
         if "$dynamicRef" in part or "$recursiveRef" in part:
-            raise ValueError("$dynamicRef is not taken: refer to parts of it as #/$defs/NAME")
-        for name in _LISTS:
+            raise ValueError("$dynamicRef is not followed: refer to parts as #/$defs/NAME")
+        for name in _LIST_KEYWORDS:
             yield from list_in(part.get(name))
-        for name in _SINGLE:
+        for name in _SINGLE_KEYWORDS:
             if name in part:
                 yield part[name]
-        for name in _NAMED:
+        for name in _MAPPING_KEYWORDS:
             yield from dict_in(part.get(name)).values()
         if "$ref" in part:
-            yield self._target(part["$ref"])
+            yield self._resolve(part["$ref"])
 
-    def _target(self, reference: Any) -> Any:
+    def _resolve(self, reference: Any) -> Any:
         if not isinstance(reference, str) or (reference != "#" and reference[:2] != "#/"):
-            raise ValueError("$ref leads to a part of the same schema: # or #/$defs/NAME")
+            raise ValueError("$ref must lead to a part of the same schema: # or #/$defs/NAME")
         target: Any = self._schema
         for step in unquote(reference[1:]).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -155,13 +162,13 @@ class _SchemaComplexity:
 
 def _deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
     yield from _used_deeper_parts(part)
-    for name in _DEFINED:
+    for name in _DEFINITIONS:
         yield from dict_in(part.get(name)).values()
 
 
 def _used_deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
-    for name in _DEEPER:
+    for name in _DEEPER_KEYWORDS:
         if name in part:
             yield from part[name] if isinstance(part[name], list) else [part[name]]
-    for name in _NAMED_DEEPER:
+    for name in _DEEPER_MAPPINGS:
         yield from dict_in(part.get(name)).values()

@@ -59,7 +59,7 @@ class ModelResponse:
     answer: Completion
     timing: Timing
     quota_wait: float
-    """Seconds until the server takes requests again, by its own limits; 0 while it does."""
+    """Seconds until the server takes requests again, by its own limits; 0 if it takes them now."""
 
 
 UNCLEAR_CHANGES = 3
@@ -85,13 +85,14 @@ class ServerClient:
         self._learned = ""
         """What the fleet knew of that at the last call."""
         self._unclear_changes = 0
-        """Calls in a row that were taken in another way, after an error without a clear cause."""
-        self._begins_within = False
+        """Calls in a row that the server took with changed parameters, after an error without a
+        clear cause."""
+        self._starts_in_reasoning = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
 
     @property
     def parameters(self) -> Parameters:
-        """How the server has taken the last question."""
+        """The parameters that the server took last."""
         return self._parameters
 
     @property
@@ -112,7 +113,7 @@ class ServerClient:
     @asynccontextmanager
     async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[ServerClient]:
         """Open a client of the server; its connections end with the context. `timeout` is seconds
-        for one request. Raises LlmRefused for an address that is none."""
+        for one request. Raises LlmRefused for an invalid address."""
         key = server.api_key
         async with open_api(
             server.base_url, key.get_secret_value() if key else None, timeout
@@ -120,7 +121,7 @@ class ServerClient:
             yield cls(api, server, timeout)
 
     def refusal(self, chat: Mapping[str, Any], endpoint: Endpoint | None) -> str | None:
-        """Return why the server's API can't be asked for that; None where it can."""
+        """Return why the server's API can't take the request; None if it can."""
         if endpoint is RESPONSES and not self._has_responses:
             return NEEDS_RESPONSES
         path = None if endpoint is None else endpoint.path
@@ -134,19 +135,18 @@ class ServerClient:
         on_text: Callable[[str], None] | None = None,
         restart: Callable[[], None] = lambda: None,
         on_broken: Callable[[], None] = lambda: None,
-        keeps_all: bool = False,
+        keep_all: bool = False,
         endpoint: Endpoint | None = None,
     ) -> ModelResponse:
-        """Return the model's answer to a chat: `messages`, and the parameters of the API; with
-        `keeps_all`, all that the server sends with it. With another `endpoint`, `chat` is what that
-        asks.
+        """Return the model's answer to a chat: `messages`, and the parameters of the API. With
+        `keep_all`, the answer has a `body` with all fields. With an `endpoint`, `chat` is the body
+        of its request.
 
         `timeout` is seconds for all tries together: keep it well under the job's time limit.
-        `on_text` gets the text piece by piece, of the last try; a try that fails after the first
-        piece is the last. `restart` is called when the text so far was not the answer, which begins
-        anew.
-        `on_broken` is called for each try but the last that may have been charged. Cancelling
-        closes the request, so that the server stops.
+        `on_text` gets the text of the last try piece by piece; no try follows one that fails after
+        its first piece. `restart` is called when the text so far was not the answer, which begins
+        anew. `on_broken` is called for each failed try, except the last, that the server may
+        charge. Cancelling closes the request, so that the server stops.
         Raises LlmUnavailable, InvalidLlmResponse (try again later) or LlmRefused (do not).
         """
         import openai
@@ -167,9 +167,9 @@ class ServerClient:
             try:
                 async with limit:
                     if endpoint is not None:
-                        return await self._send_whole(chat, endpoint)
+                        return await self._ask_endpoint(chat, endpoint)
                     return await self._ask_adapting(
-                        chat, pass_on, restart, keeps_all, lambda: has_text
+                        chat, pass_on, restart, keep_all, lambda: has_text
                     )
             except TimeoutError as error:
                 if limit.expired():
@@ -190,7 +190,10 @@ class ServerClient:
             switchyard__llm__server=self._server_name,
         ) as chat_span:
             response = await call_with_retries(
-                create, timeout=timeout, again=lambda: not (on_text and has_text), broken=on_broken
+                create,
+                timeout=timeout,
+                may_retry=lambda: not (on_text and has_text),
+                on_broken=on_broken,
             )
             chat_span.note(
                 gen_ai__usage__input_tokens=response.answer.usage.get("prompt_tokens"),
@@ -203,11 +206,11 @@ class ServerClient:
         chat: Mapping[str, Any],
         on_text: Callable[[str], None],
         restart: Callable[[], None],
-        keeps_all: bool,
+        keep_all: bool,
         has_text: Callable[[], bool],
     ) -> ModelResponse:
-        """Ask; where the server refuses a parameter that can be sent otherwise, ask again, and from
-        then on in the way that it took."""
+        """Ask; if the server refuses a parameter that can be sent otherwise, change it and ask
+        again, and keep the parameters that it took for later calls."""
         import openai
 
         parameters = self._parameters
@@ -216,12 +219,12 @@ class ServerClient:
         while True:
             try:
                 body = parameters.stream_body(chat)
-                response = await self._send(body, on_text, restart, keeps_all)
+                response = await self._send(body, on_text, restart, keep_all)
             except (EmptyLlmAnswer, LlmCut) as error:
                 if not error.in_stream or has_text():
                     raise
-                # Streams have no room for an error's status: without one, servers say what it is.
-                return await self._send_unstreamed(parameters.body(chat), keeps_all, error)
+                # A stream can't change its status to an error's; a plain answer says what it is.
+                return await self._send_unstreamed(parameters.body(chat), keep_all, error)
             except openai.APIStatusError as error:
                 changed = parameters.after(error, chat)
                 if changed is None or changed in tried or len(tried) > MAX_REPEATS:
@@ -234,8 +237,8 @@ class ServerClient:
                 return response
 
     def _remember(self, parameters: Parameters, is_clear: bool) -> None:
-        """Ask in the way that was taken from now on; where no error was clear about what was wrong
-        with the old one, only once that has happened in UNCLEAR_CHANGES calls in a row."""
+        """Send these parameters, which the server took, from now on; if an error on the way to them
+        did not say what was wrong, only after UNCLEAR_CHANGES such calls in a row."""
         is_other = parameters != self._parameters
         self._unclear_changes = self._unclear_changes + 1 if is_other else 0
         if is_clear or self._unclear_changes >= UNCLEAR_CHANGES:
@@ -244,15 +247,15 @@ class ServerClient:
     async def _send_unstreamed(
         self,
         body: Mapping[str, Any],
-        keeps_all: bool,
+        keep_all: bool,
         cause: EmptyLlmAnswer | LlmCut,
     ) -> ModelResponse:
-        """Ask once without a stream, after one that was of no use. Raises what that shows of the
-        request, or the stream's own error."""
+        """Ask once without a stream, after one that gave no answer. Raises the server's refusal of
+        the request, and otherwise the stream's error."""
         import openai
 
         try:
-            return await self._send(body, lambda _: None, lambda: None, keeps_all)
+            return await self._send(body, lambda _: None, lambda: None, keep_all)
         except openai.APIStatusError as error:
             if isinstance(translate(error), LlmRefused):
                 raise
@@ -265,12 +268,12 @@ class ServerClient:
         body: Mapping[str, Any],
         on_text: Callable[[str], None],
         restart: Callable[[], None],
-        keeps_all: bool,
+        keep_all: bool,
     ) -> ModelResponse:
         import openai
 
-        reading = CompletionReader(
-            self.model, on_text, restart, self._begins_within, keeps_all, self._model_api
+        reader = CompletionReader(
+            self.model, on_text, restart, self._starts_in_reasoning, keep_all, self._model_api
         )
         async with await self._api.post(
             self._model_api.path,
@@ -280,24 +283,24 @@ class ServerClient:
             stream=True,
             stream_cls=openai.AsyncStream[object],
         ) as stream:
-            answer = await reading.read(stream.response)
-            self._begins_within = self._begins_within or reading.began_within
+            answer = await reader.read(stream.response)
+            self._starts_in_reasoning = self._starts_in_reasoning or reader.started_in_reasoning
             wait = self._model_api.quota_wait(stream.response.headers)
-            return ModelResponse(answer, reading.timing, wait)
+            return ModelResponse(answer, reader.timing, wait)
 
-    async def _send_whole(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
-        """Ask an endpoint whose answer comes whole."""
+    async def _ask_endpoint(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
+        """Ask an endpoint that answers no chat, without a stream."""
         import httpx
 
-        reading = CompletionReader(self.model)
+        reader = CompletionReader(self.model)
         response = await self._api.post(
             endpoint.path, body={**body, "model": self.model}, cast_to=httpx.Response
         )
-        answer = await reading.read_body(response)
+        answer = await reader.read_body(response)
         endpoint.check(answer, count_inputs(body[endpoint.input_name]))
         wait = self._model_api.quota_wait(response.headers)
-        completion = reading.completion_without_text(answer)
-        return ModelResponse(replace(completion, body=answer), reading.timing, wait)
+        completion = reader.completion_without_text(answer)
+        return ModelResponse(replace(completion, body=answer), reader.timing, wait)
 
 
 @asynccontextmanager
@@ -306,7 +309,7 @@ async def open_api(
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     """Open the SDK's client with its own retries off. `timeout` is seconds for one request.
 
-    Raises LlmRefused when the address is none.
+    Raises LlmRefused for an invalid address.
     """
     await load("openai", "openai.resources.files", "switchyard.broker.tls")
     import httpx
@@ -321,7 +324,7 @@ async def open_api(
 
     # The SDK insists on a key and would take one from OPENAI_API_KEY; a server of one's own
     # often has none, and must not be sent another's.
-    # In a thread: to make it loads libraries and certificates.
+    # In a thread, as this loads libraries and certificates.
     http_client = await asyncio.to_thread(bounded_http, timeout)
     async with openai.AsyncOpenAI(
         base_url=base_url,
@@ -337,12 +340,12 @@ async def call_with_retries(
     create: Callable[[], Awaitable[Reply]],
     *,
     timeout: float,
-    again: Callable[[], bool] = lambda: True,
-    broken: Callable[[], None] = lambda: None,
+    may_retry: Callable[[], bool] = lambda: True,
+    on_broken: Callable[[], None] = lambda: None,
 ) -> Reply:
-    """Await `create()`, and repeat it after network errors while `again()` is true, at most
-    `timeout` seconds in all. `broken()` is called before each new try if the one before may have
-    cost.
+    """Await `create()`, and repeat it after network errors while `may_retry()` is true, at most
+    `timeout` seconds in all. `on_broken()` is called before each new try if the server may charge
+    the failed one.
 
     Raises what `services.llm.llm_errors.translate` makes of the SDK's errors.
     """
@@ -360,19 +363,19 @@ async def call_with_retries(
         return (
             isinstance(error, openai.APIConnectionError)
             and not isinstance(error, openai.APITimeoutError)
-            and again()
+            and may_retry()
         )
 
-    def tell_broken(state: RetryCallState) -> None:
+    def report_broken(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, openai.OpenAIError) and translate(error).may_cost:
-            broken()
+            on_broken()
 
     tries = AsyncRetrying(
         retry=retry_if_exception(is_network_error),
         stop=stop_after_attempt(NETWORK_TRIES),
         wait=wait_exponential_jitter(multiplier=FIRST_RETRY_DELAY, jitter=FIRST_RETRY_DELAY),
-        before_sleep=tell_broken,
+        before_sleep=report_broken,
         reraise=True,
     )
 

@@ -266,7 +266,10 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
     """Delete answers beyond the settings' age and size, in small steps. Returns how many. Raises
     LedgerError, StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
-    examining, removing = SmallSteps.beside_jobs_of(ledger), SmallSteps.beside_jobs_of(ledger)
+    examining, removing = (
+        SmallSteps.yielding_to_hot_jobs(ledger),
+        SmallSteps.yielding_to_hot_jobs(ledger),
+    )
     number, page = 0, None
     while page is None or page.last is not None:
         page = await examining.make(
@@ -290,7 +293,7 @@ async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
     writers died in between, and nobody has asked again. Returns how many. Raises LedgerError,
     StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
-    steps = SmallSteps.beside_jobs_of(ledger)
+    steps = SmallSteps.yielding_to_hot_jobs(ledger)
     # A clock that is wrong makes nothing old.
     oldest = min(time.time(), ledger.clock.time()) - DAY
     number = 0

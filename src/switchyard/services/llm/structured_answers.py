@@ -17,7 +17,7 @@ from typing import Any
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import InProcess, ProcessCrashed
-from switchyard.services.llm.schema_complexity import parts_of, refuse_costly
+from switchyard.services.llm.schema_complexity import count_schema_parts, refuse_costly
 
 MAX_INLINE_COST = 1_000_000
 """Characters of an answer times parts of its schema. Up to this, a tenth of a second is enough to
@@ -47,7 +47,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProcess) -> Any:
     """Parse an answer as `parse_answer_here` does; a check that takes long is made in a process of
     its own. Raises UncheckableAnswer besides."""
-    parts = parts_of(schema)
+    parts = count_schema_parts(schema)
     cost = None if parts is None else parts * len(text)
     if cost is not None and cost <= MAX_INLINE_COST:
         value = _parse_json(text)

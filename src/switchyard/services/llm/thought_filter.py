@@ -1,4 +1,4 @@
-"""Separating an answer from the reasoning that a model writes around it.
+"""Separate an answer from the reasoning that a model writes around it.
 
 Servers that know their model send its reasoning in a field of its own. Others send it as text,
 between marks that each family of models has of its own, and often without the opening one, which
@@ -11,19 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-_NAMES = (
+_TAG_NAMES = (
     "think|thinking|thought|thoughts|thought_process|reasoning|reasoning_content|reflection|"
     "analysis|scratchpad"
 )
-_END_OF_BARE = "assistantfinal"
+_BARE_CLOSE = "assistantfinal"
 _MAX_HELD = 128
-"""Characters that may be the beginning of a mark."""
+"""Characters that are held back because they may be the beginning of a mark."""
 _MAX_HEADER = 200
 """Characters between the marks of a message's head in OpenAI's harmony format."""
 _MARK = re.compile(
     rf"""
-    <(?:[a-z]{{1,8}}:)?(?P<open>{_NAMES})(?:\s[^<>]{{0,80}})?>
-    | </(?:[a-z]{{1,8}}:)?(?P<close>{_NAMES})\s{{0,8}}>
+    <(?:[a-z]{{1,8}}:)?(?P<open>{_TAG_NAMES})(?:\s[^<>]{{0,80}})?>
+    | </(?:[a-z]{{1,8}}:)?(?P<close>{_TAG_NAMES})\s{{0,8}}>
     | (?P<open_mistral>\[THINK\]) | (?P<close_mistral>\[/THINK\])
     | (?P<open_kimi>◁think▷) | (?P<close_kimi>◁/think▷)
     | (?P<open_cohere><\|START_THINKING\|>) | (?P<close_cohere><\|END_THINKING\|>)
@@ -31,7 +31,7 @@ _MARK = re.compile(
     | (?P<open_inner><\|inner_prefix\|>) | (?P<close_inner><\|inner_suffix\|>)
     | (?P<open_gemma><\|channel>thought) | (?P<close_gemma><channel\|>)
     | (?P<open_unused><unused94>) | (?P<close_unused><unused95>)
-    | (?P<open_bare>(?-i:analysis(?=[A-Z"“]))) | (?P<close_bare>(?-i:{_END_OF_BARE}))
+    | (?P<open_bare>(?-i:analysis(?=[A-Z"“]))) | (?P<close_bare>(?-i:{_BARE_CLOSE}))
     | (?P<start><\|start\|>) | (?P<channel><\|channel\|>) | (?P<message><\|message\|>)
     | (?P<end><\|(?:end|return|call)\|>)
     | (?P<frame></?answer>|<\|(?:START_RESPONSE|END_RESPONSE|begin_of_solution|end_of_solution
@@ -47,8 +47,8 @@ _MAY_BEGIN = re.compile(
     r"(?:<[^<>\n]{0,100}|<\|channel>[a-z]{0,6}|\[/?[a-z]{0,5}|◁/?[a-z]{0,5}|`{1,2})\Z",
     re.IGNORECASE,
 )
-_QUOTES = "`'\"“‘«("
-_MENTION_AFTER = "`'\"”’»)"
+_OPENING_QUOTES = "`'\"“‘«("
+_CLOSING_QUOTES = "`'\"”’»)"
 
 
 class ThoughtFilter:
@@ -56,29 +56,32 @@ class ThoughtFilter:
 
     def __init__(
         self,
-        tell: Callable[[str], None] = lambda text: None,
+        on_text: Callable[[str], None] = lambda text: None,
         restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell` gets each piece of the answer as soon as it is known to be one; `restart` is
-        called when what it got turns out to be reasoning, without a mark at its beginning."""
-        self._tell = tell
+        """`on_text` gets each piece of the answer as soon as it is known to be no reasoning;
+        `restart` is called when the text that it got turns out to be reasoning that had no opening
+        mark."""
+        self._pass_on = on_text
         self._restart = restart
         self._answer: list[str] = []
         self._held = ""
-        self._before = "\n"
-        """The last characters that were passed on, or dropped as a mark."""
-        self._within: str | None = None
-        """The mark that has opened the reasoning which is being read."""
+        self._text_before = "\n"
+        """The last characters that were passed on; a line break after a mark that was dropped."""
+        self._open_mark: str | None = None
+        """Name of the mark that has opened the reasoning which is being read; None in the
+        answer."""
         self._header: str | None = None
-        """What has been read of the head of a message, in harmony."""
+        """The head of a message of the harmony format, as far as it has been read; None outside of
+        one."""
         self._is_harmony = False
         self._is_fenced = False
         self._is_data = False
-        """The answer is JSON or code: marks in it are part of it."""
+        """The answer is JSON: marks in it are part of it."""
         self._is_framed = False
         self._mentioned: dict[str, int] = {}
         self.had_thoughts = False
-        self.began_within = False
+        self.started_in_reasoning = False
         """The reasoning had no opening mark."""
 
     def take(self, text: str) -> None:
@@ -86,42 +89,43 @@ class ThoughtFilter:
         self._read(self._held + text, is_last=False)
 
     def end(self) -> str:
-        """Return the answer; empty where there was nothing but reasoning."""
+        """Return the answer; empty if there was only reasoning."""
         self._read(self._held, is_last=True)
         if self._header is not None:  # no head of a message, but text that looks like one
             self._give_back_header()
         return "".join(self._answer).strip()
 
     def _read(self, text: str, *, is_last: bool) -> None:
-        at = 0
+        position = 0
         self._held = ""
         for mark in _MARK.finditer(text):
             if not is_last and mark.end() == len(text) and mark.lastgroup != "fence":
-                self._pass(text[at : mark.start()])
-                self._held = text[mark.start() :]  # whether it is quoted, the next character tells
+                self._take_text(text[position : mark.start()])
+                self._held = text[mark.start() :]  # the next character tells whether it is quoted
                 return
-            self._pass(text[at : mark.start()])
+            self._take_text(text[position : mark.start()])
             after = text[mark.end() : mark.end() + 1]
-            if not self._follow_mark(mark, after):
-                self._pass(mark[0])
-            at = mark.end()
-        rest = text[at:]
-        if self._within == "bare" and not is_last:
-            self._held = rest[-len(_END_OF_BARE) :]
+            if not self._take_mark(mark, after):
+                self._take_text(mark[0])
+            position = mark.end()
+        rest = text[position:]
+        if self._open_mark == "bare" and not is_last:
+            self._held = rest[-len(_BARE_CLOSE) :]
             return
         held = None if is_last else _MAY_BEGIN.search(rest, max(0, len(rest) - _MAX_HELD))
-        if held is None and not is_last and self._is_blank and _begins_bare(rest):
+        if held is None and not is_last and self._is_at_beginning and _may_begin_bare(rest):
             self._held = rest
             return
-        self._pass(rest if held is None else rest[: held.start()])
+        self._take_text(rest if held is None else rest[: held.start()])
         self._held = "" if held is None else held[0]
 
     @property
-    def _is_blank(self) -> bool:
-        """Nothing of the answer has come."""
-        return not self._answer and self._within is None and self._header is None
+    def _is_at_beginning(self) -> bool:
+        """Whether nothing of the answer or of reasoning has come."""
+        return not self._answer and self._open_mark is None and self._header is None
 
-    def _pass(self, text: str) -> None:
+    def _take_text(self, text: str) -> None:
+        """Add text without marks to what is being read: a message's head, reasoning, the answer."""
         if not text:
             return
         if self._header is not None:
@@ -129,7 +133,7 @@ class ThoughtFilter:
             if len(self._header) > _MAX_HEADER:
                 self._give_back_header()
             return
-        if self._within is not None:
+        if self._open_mark is not None:
             self.had_thoughts = self.had_thoughts or bool(text.strip())
             return
         if not self._answer:
@@ -137,29 +141,30 @@ class ThoughtFilter:
             if not text:
                 return
             self._is_data = text[0] in "{["
-        self._before = (self._before + text)[-80:]
+        self._text_before = (self._text_before + text)[-80:]
         self._answer.append(text)
-        self._tell(text)
+        self._pass_on(text)
 
     def _give_back_header(self) -> None:
         header, self._header = self._header or "", None
-        self._pass(header)
+        self._take_text(header)
 
-    def _follow_mark(self, mark: re.Match[str], after: str) -> bool:
-        """Follow a mark. Returns whether it was one."""
+    def _take_mark(self, mark: re.Match[str], after: str) -> bool:
+        """Act on a mark; `after` is the character behind it. Returns False if it is part of the
+        answer."""
         kind = mark.lastgroup or ""
         if kind == "fence":
-            if self._within is None and self._header is None:
+            if self._open_mark is None and self._header is None:
                 self._is_fenced = not self._is_fenced
             return False
-        if self._within is not None:
-            return self._follow_mark_within(kind, mark)
+        if self._open_mark is not None:
+            return self._take_mark_in_reasoning(kind, mark)
         if self._header is not None:
-            return self._follow_mark_in_header(kind)
+            return self._take_mark_in_header(kind)
         if self._is_fenced or self._is_quoted(after):
             return False
         if kind == "frame":
-            return self._is_frame(mark[0])
+            return self._take_frame(mark[0])
         if self._is_harmony and kind == "end":
             return True
         if self._is_data and not self._is_harmony:
@@ -169,17 +174,17 @@ class ThoughtFilter:
             return True
         name = _name_of(kind, mark)
         if kind.startswith("open"):
-            return self._open(name)
+            return self._take_opening_mark(name)
         if kind.startswith("close"):
             if self._mentioned.get(name, 0) > 0:
                 self._mentioned[name] -= 1
                 return False
-            return name != "bare" and self._began_within()
+            return name != "bare" and self._take_back_as_reasoning()
         return self._is_harmony
 
-    def _is_frame(self, mark: str) -> bool:
-        """Return whether a mark is a frame of the answer; without reasoning before it, `<answer>`
-        may be an element that the model was asked for."""
+    def _take_frame(self, mark: str) -> bool:
+        """Act on a mark that may frame the answer. Returns whether it does: without reasoning
+        before it, `<answer>` may be an element that the model was asked for."""
         if mark.startswith("<|"):
             return True
         if mark.startswith("</"):
@@ -188,71 +193,72 @@ class ThoughtFilter:
         self._is_framed = self.had_thoughts and not self._answer
         return self._is_framed
 
-    def _follow_mark_within(self, kind: str, mark: re.Match[str]) -> bool:
-        if self._within == "harmony":
+    def _take_mark_in_reasoning(self, kind: str, mark: re.Match[str]) -> bool:
+        if self._open_mark == "harmony":
             if kind in ("start", "channel"):
-                self._within, self._header = None, ""
+                self._open_mark, self._header = None, ""
             elif kind == "end":
-                self._within = None
-        elif kind.startswith("close") and _name_of(kind, mark) == self._within:
-            self._within, self._before = None, "\n"
+                self._open_mark = None
+        elif kind.startswith("close") and _name_of(kind, mark) == self._open_mark:
+            self._open_mark, self._text_before = None, "\n"
         self.had_thoughts = True
         return True
 
-    def _follow_mark_in_header(self, kind: str) -> bool:
+    def _take_mark_in_header(self, kind: str) -> bool:
         if kind in ("start", "channel"):
             self._header = ""
             return True
         if kind != "message":
             return False
         channel = (self._header or "").strip().lower()
-        self._header, self._before = None, "\n"
+        self._header, self._text_before = None, "\n"
         if channel.startswith(("analysis", "commentary", "thought")):
-            self._within = "harmony"
+            self._open_mark = "harmony"
         elif channel.startswith("final"):
-            self._began_within()
+            self._take_back_as_reasoning()
         return True
 
-    def _open(self, name: str) -> bool:
-        is_first = self._is_blank
-        line = self._before.rpartition("\n")[2]
+    def _take_opening_mark(self, name: str) -> bool:
+        is_first = self._is_at_beginning
+        line = self._text_before.rpartition("\n")[2]
         if is_first if name == "bare" else not line.strip():
-            self._within = name
+            self._open_mark = name
             return True
         self._mentioned[name] = self._mentioned.get(name, 0) + 1
         return False
 
-    def _began_within(self) -> bool:
-        """Treat the text so far as reasoning."""
+    def _take_back_as_reasoning(self) -> bool:
+        """Take the text so far back, as it was reasoning. Returns True."""
         if self._answer:
             self._answer.clear()
-            self.had_thoughts = self.began_within = True
+            self.had_thoughts = self.started_in_reasoning = True
             self._restart()
-        self._before = "\n"
+        self._text_before = "\n"
         self._mentioned.clear()
         return True
 
     def _is_quoted(self, after: str) -> bool:
-        """Return whether a mark is only mentioned: between quotes of which the first opens."""
-        before = self._before[-1:]
-        if before not in _QUOTES or not after or after not in _MENTION_AFTER:
+        """Return whether a mark is only mentioned: it stands between an opening and a closing
+        quotation mark."""
+        before = self._text_before[-1:]
+        if before not in _OPENING_QUOTES or not after or after not in _CLOSING_QUOTES:
             return False
-        return before in "`(“‘«" or self._before[-2:-1] in ("", " ", "\n", "(")
+        return before in "`(“‘«" or self._text_before[-2:-1] in ("", " ", "\n", "(")
 
 
 def without_thoughts(text: str) -> str:
-    """Return the answer in a whole text; empty where there is nothing but reasoning."""
+    """Return the answer in a complete text; empty if there is only reasoning."""
     reader = ThoughtFilter()
     reader.take(text)
     return reader.end()
 
 
 def _name_of(kind: str, mark: re.Match[str]) -> str:
-    """Return the name that an opening mark and its closing one have in common."""
+    """Return the name that an opening mark and its closing mark have in common."""
     family = kind.partition("_")[2]
     return family or mark[0].strip("</> ").split()[0].lower()
 
 
-def _begins_bare(text: str) -> bool:
+def _may_begin_bare(text: str) -> bool:
     text = text.lstrip()
     return bool(text) and "analysis".startswith(text)

@@ -79,7 +79,7 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
 async def _drop_catalogue_answers(context: DutyContext) -> None:
     max_age = context.settings.link_answers_days * DAY
     answers = PipelineLedger(context.ledger).catalogue_answers
-    rows = await SmallSteps.beside_jobs_of(context.ledger).remove_all(
+    rows = await SmallSteps.yielding_to_hot_jobs(context.ledger).remove_all(
         lambda limit: answers.drop_catalogue_answers(max_age=max_age, limit=limit)
     )
     if rows:

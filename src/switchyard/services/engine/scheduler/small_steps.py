@@ -68,7 +68,7 @@ class SmallSteps:
         self._pause = _Pause()
 
     @classmethod
-    def beside_jobs_of(cls, ledger: Ledger) -> SmallSteps:
+    def yielding_to_hot_jobs(cls, ledger: Ledger) -> SmallSteps:
         """Return steps that make way for the hot jobs of this ledger."""
         return cls(HotTraffic(ledger.workers))
 

@@ -44,7 +44,7 @@ from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Reques
 
 ENDED_STATES = (ItemState.ANSWERED.value, ItemState.LIVE.value)
 WAKE_RETRY_INTERVAL = 600.0
-"""Seconds after which a job is called again that has not come for its answer."""
+"""Seconds after which a job that has not read its answer is woken again."""
 
 items, waits, batches = llm_batch_items.c, llm_batch_waits.c, llm_batches.c
 
@@ -55,8 +55,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def await_llm_batch(self, connection: Connection, key: str, job_id: str) -> ItemState | None:
-        """Return the state of a question, and note that the job waits for it unless a batch has
-        ended for it; None where the question was not collected."""
+        """Return the state of a question, None if it was not collected; while no batch has
+        concluded it, record that the job waits for it."""
         state = connection.scalar(select(items.state).where(items.key == key))
         if state is not None and state not in ENDED_STATES:
             _add_wait(connection, key, job_id)
@@ -84,8 +84,9 @@ class LlmBatchRepository(Repository):
 
     @write
     def end_llm_wait(self, connection: Connection, key: str, job_id: str) -> bool:
-        """Delete a job's wait for a question that no batch has any more. Returns whether the batch
-        has answered the question, and this job was the first to ask it."""
+        """Delete a job's wait for a question, and the question, if it is concluded and no other job
+        waits. Returns whether a batch answered the question, and this job was the first to ask
+        it."""
         condition = (waits.key == key) & (waits.job_id == job_id)
         connection.execute(delete(llm_batch_waits).where(condition))
         ended = (items.key == key) & items.state.in_(ENDED_STATES)
@@ -103,30 +104,30 @@ class LlmBatchRepository(Repository):
         connection: Connection,
         providers: Sequence[str],
         *,
-        ends_within: float,
+        expires_within: float,
         limit: int = 200,
     ) -> list[BatchItem]:
-        """List collected questions that no batch is to have: of another provider than these, or of
-        a job whose end date comes within `ends_within` seconds."""
-        ends_soon = exists().where(
+        """List collected questions that no batch may have: those of a provider that is not in
+        `providers`, and of a job that expires within `expires_within` seconds."""
+        expires_soon = exists().where(
             waits.key == items.key,
             waits.job_id == jobs.c.id,
             jobs.c.state.not_in([each.value for each in FINISHED]),
-            jobs.c.expires_at < db_now(connection) + ends_within,
+            jobs.c.expires_at < db_now(connection) + expires_within,
         )
         query = (
             select(llm_batch_items)
             .where(
                 items.state == ItemState.COLLECTED,
-                or_(items.provider.not_in(providers), ends_soon),
+                or_(items.provider.not_in(providers), expires_soon),
             )
             .limit(limit)
         )
         return [_item_of(row) for row in connection.execute(query)]
 
     async def release_llm_question(self, key: str) -> bool:
-        """Let the jobs of a collected question ask live. Returns False where it is in a batch
-        meanwhile."""
+        """Let the jobs of a collected question ask live. Returns False if a batch has the question
+        by now."""
         condition = (items.key == key) & (items.state == ItemState.COLLECTED)
         return await self._changes(
             update(llm_batch_items).where(condition).values(state=ItemState.LIVE.value)
@@ -146,8 +147,8 @@ class LlmBatchRepository(Repository):
         most_bytes: int,
     ) -> LlmBatch | None:
         """Open a batch of the questions collected for a provider, up to `most` questions and
-        `most_bytes`. Returns None while the oldest has not waited for `wait` seconds and there are
-        fewer. Questions whose jobs have all ended are left."""
+        `most_bytes`. Returns None while there are fewer than `most` and the oldest has not waited
+        for `wait` seconds. Questions whose jobs have all ended are left out."""
         now = db_now(connection)
         has_open_job = exists().where(
             waits.key == items.key,
@@ -207,8 +208,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def fence_llm_batch(self, connection: Connection, batch_id: str, seconds: float) -> bool:
-        """Reserve the sending of a batch for this process, for so many seconds. Returns False where
-        another process has it, or the batch is sent."""
+        """Reserve the sending of a batch for this process, for `seconds`. Returns False if another
+        process has reserved it, or the batch is sent."""
         now = db_now(connection)
         free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
         free &= batches.fenced_until <= now
@@ -223,8 +224,9 @@ class LlmBatchRepository(Repository):
         remote_id: str | None = None,
         note: str | None = None,
     ) -> bool:
-        """Record the new state of a batch. Returns False, and changes nothing, where the batch is
-        not as it was read: another process has advanced it while this one was frozen."""
+        """Record the new state of a batch. Returns False, and changes nothing, if the batch is no
+        longer in the state in which it was read: another process has advanced it while this one
+        was frozen."""
         values: dict[str, Any] = {"state": state.value, "note": clean(note)}
         if remote_id is not None:
             values["remote_id"] = remote_id
@@ -233,14 +235,14 @@ class LlmBatchRepository(Repository):
 
     @read
     def llm_batch_items(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
-        """Return a batch's questions that have no end yet, by key; none where the batch is not as
-        it was read."""
+        """Return a batch's questions that are not concluded, by key; none if the batch is no longer
+        in the state in which it was read."""
         query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
         return {row.key: _item_of(row) for row in connection.execute(query)}
 
     async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
-        """Record that a batch has ended for one of its questions. Returns False where it had
-        before, or the batch is not as it was read."""
+        """Record how a batch has concluded one of its questions. Returns False if it was concluded
+        before, or the batch is no longer in the state in which it was read."""
         condition = (items.key == key) & _open_in(batch)
         return await self._changes(
             update(llm_batch_items).where(condition).values(state=state.value)
@@ -253,9 +255,9 @@ class LlmBatchRepository(Repository):
     # --- those who wait -----------------------------------------------------------------------
 
     @write
-    def call_llm_waits(self, connection: Connection, limit: int = 200) -> list[str]:
-        """Return jobs whose question no batch has any more, and which are not under way: they are
-        to be published. Each is returned again after WAKE_RETRY_INTERVAL, until it has come."""
+    def claim_jobs_to_wake(self, connection: Connection, limit: int = 200) -> list[str]:
+        """Return the ids of retrying jobs whose question is concluded: they are to be published.
+        Each is returned again after WAKE_RETRY_INTERVAL, until its wait has ended."""
         now = db_now(connection)
         due = (
             select(waits.key, waits.job_id)
@@ -279,9 +281,9 @@ class LlmBatchRepository(Repository):
     def tidy_llm_batches(
         self, connection: Connection, *, max_age: float, limit: int
     ) -> tuple[list[LlmCall], Removal]:
-        """Delete batches that are done, and questions that no job comes for, as old as `max_age`
-        seconds, up to `limit` of each. Returns the calls of questions that were never sent, whose
-        reserve is to be freed.
+        """Delete batches that are done and questions that are in no batch, once they are `max_age`
+        seconds old, and waits without a question; up to `limit` of each. Returns the calls of
+        questions that were never sent: their reservations are to be ended.
         """
         watch = Stopwatch(connection)
         old = db_now(connection) - max_age
@@ -323,8 +325,8 @@ def _add_wait(connection: Connection, key: str, job_id: str) -> None:
 
 
 def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
-    """Return the condition for questions of a batch that have no end yet, while the batch is as it
-    was read."""
+    """Return the condition for questions of a batch that are not concluded, while the batch is in
+    the state in which it was read."""
     as_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
     return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
 

@@ -39,7 +39,7 @@ from switchyard.services.llm.records.openai_batches import (
 )
 
 MAX_OPEN_BATCHES = 200
-"""Batches that one turn looks at, the oldest first."""
+"""Batches that one turn of the scheduler takes further, the oldest first."""
 _OPEN = sorted(OPEN_STATES)
 _IN_COLUMNS = ("id", "owner", "state", "created_at")
 files, batches = openai_files.c, openai_batches.c
@@ -52,20 +52,20 @@ class OpenAiBatchRepository(Repository):
 
     @write
     def add_file(self, connection: Connection, file: OpenAiFile) -> None:
-        """Note a file that is about to be written, or was written again after a crash."""
+        """Record a file that is about to be written, perhaps once more after a crash."""
         connection.execute(delete(openai_files).where(files.id == file.id))
         values = {**asdict(file), "filename": clean(file.filename)}
         connection.execute(insert(openai_files).values(values))
 
     @write
     def complete_file(self, connection: Connection, file: OpenAiFile) -> None:
-        """Note that a file is written, and until when it is kept: from now on its owner sees it."""
+        """Record the size of a written file, and when it expires: from now on its owner sees it."""
         values = {"size": file.size, "expires_at": file.expires_at}
         connection.execute(update(openai_files).where(files.id == file.id).values(values))
 
     @read
     def file(self, connection: Connection, file_id: str, owner: str) -> OpenAiFile | None:
-        """Return a file of that owner that is written."""
+        """Return a written file of an owner; None if there is none."""
         conditions = (files.id == file_id, files.owner == owner, files.size.is_not(None))
         row = connection.execute(select(openai_files).where(*conditions)).one_or_none()
         return None if row is None else _file(row)
@@ -81,7 +81,7 @@ class OpenAiBatchRepository(Repository):
         after: str | None = None,
         limit: int,
     ) -> list[OpenAiFile]:
-        """Return files of that owner; with `after`, those that follow that one."""
+        """List written files of an owner; with `after`, those that follow the file of this id."""
         query = select(openai_files).where(files.owner == owner, files.size.is_not(None))
         if purpose is not None:
             query = query.where(files.purpose == purpose)
@@ -90,12 +90,12 @@ class OpenAiBatchRepository(Repository):
 
     @write
     def drop_file(self, connection: Connection, file_id: str) -> None:
-        """Forget a file, whose content is deleted already."""
+        """Delete the record of a file whose content is deleted already."""
         connection.execute(delete(openai_files).where(files.id == file_id))
 
     @read
     def is_needed(self, connection: Connection, file_id: str) -> bool:
-        """Tell whether a batch that has not ended reads the file."""
+        """Return whether a batch that has not ended reads the file."""
         open_batch = select(batches.id).where(
             batches.state.in_(_OPEN), batches.input_file == file_id
         )
@@ -105,8 +105,8 @@ class OpenAiBatchRepository(Repository):
     def old_files(
         self, connection: Connection, now: float, *, unwritten_before: float, limit: int
     ) -> list[OpenAiFile]:
-        """Return files that have expired, or were never written to their end, and that no open
-        batch reads."""
+        """List files that no open batch reads and that have expired by `now`, or are unfinished and
+        were created before `unwritten_before`."""
         unwritten = files.size.is_(None) & (files.created_at < unwritten_before)
         reading = select(batches.input_file).where(batches.state.in_(_OPEN))
         query = (
@@ -120,7 +120,7 @@ class OpenAiBatchRepository(Repository):
 
     @write
     def add_batch(self, connection: Connection, batch: OpenAiBatch) -> OpenAiBatch:
-        """Record a batch. Returns the one that is recorded where the id is known already."""
+        """Record a batch. Returns the recorded one if there is one of this id already."""
         known = _fetch(connection, batch.id)
         if known is None:
             connection.execute(insert(openai_batches).values(_row(batch)))
@@ -130,7 +130,7 @@ class OpenAiBatchRepository(Repository):
     def batch(
         self, connection: Connection, batch_id: str, owner: str | None = None
     ) -> OpenAiBatch | None:
-        """Return a batch, of that owner where one is named."""
+        """Return a batch; None if there is none, or if it belongs to another than `owner`."""
         batch = _fetch(connection, batch_id)
         return batch if batch is not None and owner in (None, batch.owner) else None
 
@@ -138,14 +138,15 @@ class OpenAiBatchRepository(Repository):
     def list_batches(
         self, connection: Connection, owner: str, *, after: str | None = None, limit: int
     ) -> list[OpenAiBatch]:
-        """Return batches of that owner, newest first; with `after`, those that follow that one."""
+        """List batches of an owner, newest first; with `after`, those that follow the batch of this
+        id."""
         query = select(openai_batches).where(batches.owner == owner)
         query = _page(query, openai_batches, owner, True, after, limit)
         return [_batch(row) for row in connection.execute(query)]
 
     @read
     def open_batches(self, connection: Connection) -> list[OpenAiBatch]:
-        """Return the batches that something is to be done for, oldest first."""
+        """List the batches that have not ended, oldest first."""
         query = (
             select(openai_batches)
             .where(batches.state.in_(_OPEN))
@@ -171,7 +172,8 @@ class OpenAiBatchRepository(Repository):
         changes: Mapping[str, Any] | None = None,
     ) -> OpenAiBatch | None:
         """Move a batch that is in one of `among_states` to another state, and change fields with
-        it. Returns the batch as it is then; None when there is none of that id."""
+        it. Returns the batch, moved or, if it is in none of these states, as it is; None if there
+        is none of this id."""
         known = _fetch(connection, batch_id, lock=True)
         if known is None or known.state not in among_states:
             return known
@@ -182,7 +184,8 @@ class OpenAiBatchRepository(Repository):
 
     @write
     def drop_ended_batches(self, connection: Connection, before: float, *, limit: int) -> Removal:
-        """Forget up to `limit` batches that have ended and were created before that time."""
+        """Delete the records of up to `limit` batches that have ended and were created before
+        `before`."""
         watch = Stopwatch(connection)
         old = select(batches.id).where(batches.state.not_in(_OPEN), batches.created_at < before)
         ids = list(connection.scalars(old.limit(limit)))
@@ -194,8 +197,8 @@ class OpenAiBatchRepository(Repository):
     def job_ends(
         self, connection: Connection, job_ids: Sequence[str]
     ) -> dict[str, Mapping[str, Any]]:
-        """Return what has become of jobs: `state`, `reason`, `error_type`, `error_message` and
-        `result`; those that the ledger does not know are left out."""
+        """Return `state`, `reason`, `error_type`, `error_message` and `result` of jobs, by id;
+        unknown jobs are left out."""
         columns = (jobs.c.state, jobs.c.reason, jobs.c.error_type, jobs.c.error_message)
         query = select(jobs.c.id, *columns, jobs.c.result).where(
             among(connection, jobs.c.id, job_ids)
@@ -212,7 +215,7 @@ class OpenAiBatchRepository(Repository):
 def _page(
     query: Select[Any], table: Table, owner: str, newest_first: bool, after: str | None, limit: int
 ) -> Select[Any]:
-    """Order a listing, and begin it behind the row `after`: at its end where that is unknown."""
+    """Order a listing, and begin it behind the row `after`; it is empty if that is unknown."""
     at: Column[Any]
     key: Column[Any]
     at, key = table.c.created_at, table.c.id

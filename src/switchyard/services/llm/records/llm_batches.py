@@ -14,27 +14,28 @@ class ItemState(StrEnum):
     """Where a question stands."""
 
     COLLECTED = "collected"
-    """It waits for others to be sent with."""
+    """It waits for its batch to be made."""
     SENT = "sent"
     """It belongs to a batch, which is sent or about to be."""
     ANSWERED = "answered"
-    """Its answer is kept; its jobs have not come for it yet."""
+    """Its answer is stored; not all of its jobs have read it yet."""
     LIVE = "live"
-    """No batch will answer it: its jobs ask for themselves."""
+    """No batch will answer it: its jobs ask live."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One question."""
+    """A question that is collected for a batch, or in one."""
 
     key: str
-    """Of the question, as kept answers have it; its `custom_id` in the batch's file."""
+    """The key of its stored answer; its `custom_id` in the batch's file."""
     state: ItemState
     provider: str
     question: Mapping[str, Any]
-    """As `StoredAnswers` knows it: `servers`, `asked`."""
+    """What the key is made of: `servers`, `asked` (the chat), `endpoint`, `keeps_all`; see
+    `ModelClient.answer_key_fields`."""
     call: LlmCall
-    """For whom it is asked first, and what is set aside for it."""
+    """The requester that was the first to ask it, and the cost that is reserved for it."""
 
 
 class BatchState(StrEnum):
@@ -51,7 +52,7 @@ class LlmBatch:
     """Questions that are sent together. Times are the database's, in seconds since the epoch."""
 
     id: str
-    """In the metadata of the provider's batch, so that it is found there."""
+    """It is also in the metadata of the provider's batch, by which that is found."""
     provider: str
     state: BatchState
     remote_id: str | None
@@ -59,4 +60,4 @@ class LlmBatch:
     questions: int
     created_at: float
     note: str | None
-    """What the provider says of it, or what went wrong."""
+    """The provider's status, or the last error."""

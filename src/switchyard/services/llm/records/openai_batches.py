@@ -12,7 +12,7 @@ FilePurpose = Literal["batch", "batch_output"]
 
 
 class OpenAiBatchState(StrEnum):
-    """Where a batch stands, in the words of OpenAI's API."""
+    """State of a batch, by its name in OpenAI's API."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -20,7 +20,7 @@ class OpenAiBatchState(StrEnum):
     """Its requests have ended, and its files are being written."""
     COMPLETED = "completed"
     FAILED = "failed"
-    """Its input is not valid: nothing was asked. Or its requests could not be read to the end."""
+    """Its input is invalid, and nothing was asked; or its backfill failed."""
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
@@ -34,7 +34,7 @@ OPEN_STATES = frozenset(
         OpenAiBatchState.CANCELLING,
     }
 )
-"""Something is still to be done."""
+"""States of a batch that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class OpenAiFile:
     purpose: str
     created_at: float
     expires_at: float | None
-    """None: it is kept for ever."""
+    """None if it is kept for ever."""
     size: int | None
     """Bytes; None while it is being written."""
 
     @property
     def storage_key(self) -> str:
-        """Where its content lies in the file storage."""
+        """Key of its content in the file storage."""
         return f"openai/{self.id}.jsonl"
 
 
@@ -81,9 +81,9 @@ class OpenAiBatch:
     completed: int = 0
     failed: int = 0
     outcome: OpenAiBatchState | None = None
-    """How it ends, once its requests have ended."""
+    """The state in which it will end; None until its requests have ended."""
     errors: tuple[Mapping[str, Any], ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
     moments: Mapping[str, float] = field(default_factory=dict)
-    """When the batch came into each state, by the state's name."""
+    """When the batch entered each state, by the state's name."""

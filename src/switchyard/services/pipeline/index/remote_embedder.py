@@ -98,7 +98,7 @@ class RemoteEmbedder:
 
         async with self._paid(batch) as bill:
             answer = await call_with_retries(
-                create, timeout=self.timeout * _TRIES_TIMEOUT, broken=bill.count_broken
+                create, timeout=self.timeout * _TRIES_TIMEOUT, on_broken=bill.count_broken
             )
             bill.answer = CompletionReader(self.model).completion_without_text(answer)
         self._check_model(answer)

@@ -210,7 +210,7 @@ async def _answer_or_refusal(
     try:
         return await _ask_about(ctx, [(content, media_type)], caption)
     except LlmRefused as error:
-        if error.elsewhere:  # of the key or the model, and not of the picture
+        if error.is_server_specific:  # of the key or the model, and not of the picture
             raise
         model = ctx.settings.vision_model
         return {"description": "", "model": model, "complete": False, "refused": str(error)}

@@ -120,7 +120,7 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
 
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
-    steps, leases = SmallSteps.beside_jobs_of(ctx.ledger), ctx.ledger.leases
+    steps, leases = SmallSteps.yielding_to_hot_jobs(ctx.ledger), ctx.ledger.leases
     rows = await steps.remove_all(
         lambda limit: leases.drop_old_leases(LEASE_RETENTION, limit=limit)
     )
