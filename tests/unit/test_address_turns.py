@@ -1,6 +1,6 @@
 import pytest
 
-from switchyard.services.common.files.address_limiter import AddressTurns, owner_of
+from switchyard.services.common.files.address_limiter import AddressLimiter, network_of
 
 
 @pytest.mark.parametrize(
@@ -14,13 +14,13 @@ from switchyard.services.common.files.address_limiter import AddressTurns, owner
     ],
 )
 def test_addresses_of_one_network_are_of_one_owner(address: str, owner: str) -> None:
-    assert owner_of(address) == owner
+    assert network_of(address) == owner
 
 
 def test_an_address_has_so_many_turns_at_once_and_none_is_lost() -> None:
-    turns = AddressTurns(2)
+    turns = AddressLimiter(2)
     for _ in range(2):
-        with turns.one("192.0.2.7") as first, turns.one("192.0.2.7") as second:
+        with turns.hold("192.0.2.7") as first, turns.hold("192.0.2.7") as second:
             assert (first, second) == (True, True)
-            with turns.one("192.0.2.7") as third, turns.one("192.0.2.8") as other:
+            with turns.hold("192.0.2.7") as third, turns.hold("192.0.2.8") as other:
                 assert (third, other) == (False, True)

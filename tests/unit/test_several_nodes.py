@@ -161,7 +161,7 @@ async def test_that_no_node_has_a_management_api_names_them_all() -> None:
 
 @pytest.mark.parametrize(
     ("head", "says"),
-    [(b"", "more than 1 MiB"), (b"Content-Encoding: gzip\r\n", "packs its answers")],
+    [(b"", "more than 1 MiB"), (b"Content-Encoding: gzip\r\n", "compresses its answers")],
 )
 async def test_an_answer_without_end_or_packed_is_given_up(
     monkeypatch: pytest.MonkeyPatch, head: bytes, says: str

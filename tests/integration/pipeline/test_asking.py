@@ -113,7 +113,7 @@ async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
         (server.says(b"<p>Back\nsoon", status=503), SourceUnavailable, '503: "<p>Back soon"'),
         (server.says(b"[" * 100_000), InvalidSourceResponse, "no JSON"),
         (server.endless(), InvalidSourceResponse, "exceeds"),
-        (server.packed(), SourceUnavailable, "packs its answer"),
+        (server.packed(), SourceUnavailable, "compresses its answer"),
         (server.moved("http://127.0.0.1:9/elsewhere"), SourceUnavailable, "301 to http"),
         (server.moved("http://[/"), SourceUnavailable, "301 to"),
     ],

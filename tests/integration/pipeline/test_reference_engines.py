@@ -150,7 +150,7 @@ async def test_too_large_an_answer_is_not_read_to_its_end(
 
 async def test_a_packed_answer_is_not_unpacked(pipeline: Pipeline, grobid: GrobidServer):
     grobid.next(packed())
-    with pytest.raises(SourceUnavailable, match="packs its answer"):
+    with pytest.raises(SourceUnavailable, match="compresses its answer"):
         await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
 
 

@@ -35,11 +35,11 @@ def seconds_of(text: str) -> float:
 
 
 MAX_RETRY_DELAY = 7 * 24 * 3600.0
-"""Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
+"""Seconds; a longer delay that a handler or a server asks for is cut to this."""
 
 
 def bounded_delay(seconds: object) -> float:
-    """Return a delay that a clock can hold, in seconds; 0 for what is no number."""
+    """Return the delay in seconds, from 0 to MAX_RETRY_DELAY; 0 for a value that is no number."""
     if not isinstance(seconds, int | float) or seconds != seconds:  # NaN
         return 0.0
     return float(min(max(seconds, 0), MAX_RETRY_DELAY))
@@ -56,7 +56,7 @@ def retry_after(error: BaseException) -> float | None:
 
 
 def parse_retry_after(value: str) -> float | None:
-    """Return the seconds of a Retry-After header; None when it makes no sense. Never negative, nor
+    """Return the seconds of a Retry-After header; None when it is invalid. Never negative, nor
     more than MAX_RETRY_DELAY."""
     text = value.strip()
     if text.isascii() and text.isdigit():
@@ -67,12 +67,12 @@ def parse_retry_after(value: str) -> float | None:
             when = when.replace(tzinfo=UTC)
         return bounded_delay((when - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, IndexError, OverflowError):
-        return None  # what the standard library raises for one nonsense or another
+        return None  # errors of the standard library for invalid dates
 
 
 class PollPauses:
-    """The pauses between looks at something that is waited for, in seconds: from `first` to
-    `longest`, half as many again each time, until `timeout` is over; None: never."""
+    """The pauses between two polls, in seconds: from `first` to `longest`, each 1.5 times the one
+    before, until `timeout` seconds are over; None: without end."""
 
     def __init__(self, first: float, longest: float, timeout: float | None = None) -> None:
         self._first, self._longest = first, longest

@@ -1,17 +1,17 @@
-"""Everything that can go wrong in services/, in six kinds; each error is of exactly one.
+"""All errors of services/, in six kinds; each error is of exactly one kind.
 
 SwitchyardError
-├── InvalidInput            what was asked for can't be right: ask otherwise     (a ValueError, too)
-├── NotFoundError           there is nothing of that name here                  (a LookupError, too)
-├── ConflictError           right in itself, but not in the state that things are in
-├── TemporarilyUnavailable  something that is needed is away, busy or full: try again later
-│   └── RetryableError      a handler's word: try the job again
+├── InvalidInput            the request can't be right: ask otherwise            (a ValueError, too)
+├── NotFoundError           nothing has that name or id here                    (a LookupError, too)
+├── ConflictError           the request is valid, but not in the present state of its object
+├── TemporarilyUnavailable  a dependency is away, busy or full: try again later
+│   └── RetryableError      raised by a handler: try the job again
 ├── Misconfigured           settings, tables or declarations don't fit: an operator has to act
-└── PermanentFailure        it was tried and can't be done: no repeat helps
-    └── PermanentError      a handler's word: give the job up
+└── PermanentFailure        the work was tried and can't be done: no repeat helps
+    └── PermanentError      raised by a handler: give the job up
 
-A caller catches the kind, or the class, whichever says what it can do about it. What a kind means
-to those outside is said once for HTTP (`api.http.errors`) and once for the command line
+A caller catches the kind, or the class, whichever tells it what to do. What a kind means to clients
+is defined once for HTTP (`api.http.errors`) and once for the command line
 (`cli.base.errors`). The errors of one folder may also share a base (`LedgerError`, `StorageError`),
 which is a subclass of SwitchyardError and is never raised itself. The broker's errors are a tree of
 their own: `broker.errors`.
@@ -25,19 +25,19 @@ class SwitchyardError(Exception):
 
 
 class InvalidInput(SwitchyardError, ValueError):
-    """What was asked for can't be right, whatever the state of the system: ask otherwise."""
+    """The request can't be right, whatever the state of the system: ask otherwise."""
 
 
 class NotFoundError(SwitchyardError, LookupError):
-    """There is nothing of that name here, or no more."""
+    """Nothing has that name or id here, or no longer."""
 
 
 class ConflictError(SwitchyardError):
-    """It can't be done in the state that things are in; the text says in which they are."""
+    """The request can't be done in the present state of its object; the text names that state."""
 
 
 class TemporarilyUnavailable(SwitchyardError):
-    """Something that is needed is away, busy or full: the same can succeed later.
+    """A dependency is away, busy or full: the same request can succeed later.
 
     The text may name hosts: it is for logs and operators.
     """
@@ -48,7 +48,7 @@ class Misconfigured(SwitchyardError):
 
 
 class PermanentFailure(SwitchyardError):
-    """It was tried and can't be done, and trying again would not help."""
+    """The work was tried and can't be done, and trying again would not help."""
 
 
 class PermanentError(PermanentFailure):
@@ -60,11 +60,12 @@ class Expired(PermanentError):
 
 
 class RetryableError(TemporarilyUnavailable):
-    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
+    """Raised by a handler to have the job tried again, after at least `after` seconds
+    (Retry-After).
 
-    With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
-    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends; with
-    `ages=False` as well it does not, and waits for as long as it takes.
+    With `counts=False` no attempt is used up: a dependency is away or busy, which is not the job's
+    fault. The job still ages in its lane, whose age limit ends it at last; with `ages=False` as
+    well it does not age, and waits without end.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RetryableError(TemporarilyUnavailable):
 
 
 class DependencyUnavailable(RetryableError):
-    """What a job needs is away or busy: to try it again uses up no attempt."""
+    """A dependency of a job is away or busy: trying again uses up no attempt."""
 
     def __init__(self, message: str, *, after: float | None = None) -> None:
         super().__init__(message, after=after, counts=False)
@@ -94,5 +95,5 @@ KINDS: tuple[type[SwitchyardError], ...] = (
 
 
 def kind_of(error: SwitchyardError) -> type[SwitchyardError] | None:
-    """Return the kind that an error is of; None for an error without a kind, which is a defect."""
+    """Return an error's kind; None for an error without one, which is a defect."""
     return next((kind for kind in KINDS if isinstance(error, kind)), None)

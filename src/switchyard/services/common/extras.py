@@ -1,4 +1,4 @@
-"""The extras of this package: the libraries of each, and what to say where one is missing."""
+"""The extras of this package: the libraries of each, and the error where one is missing."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ MODULES_OF_EXTRAS: Mapping[str, frozenset[str]] = {
         "tracing": "opentelemetry",
     }.items()
 }
-"""What each extra of the installation brings, by the modules' names; without `minilm`, a model that
-no command needs (`services/pipeline/index/local_model.py`)."""
+"""Top-level modules that each extra installs; without `minilm`, a model that no command needs
+(`services/pipeline/index/local_model.py`)."""
 
 
 class ExtraNotInstalled(Misconfigured):
-    """What was asked for needs a library that is not installed here; the text says which extra
-    brings it."""
+    """A library that is needed is not installed here; the text says which extra installs it."""
 
 
 @contextmanager
 def naming_extra() -> Iterator[None]:
-    """Around an import. Raises ExtraNotInstalled where an extra brings what is missing."""
+    """Wrap an import. Raises ExtraNotInstalled where an extra installs the missing module."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -46,8 +45,8 @@ def naming_extra() -> Iterator[None]:
 
 
 def missing_extra_hint(error: ModuleNotFoundError) -> str | None:
-    """Return what to install, in one line, for an import of an extra's library that failed; None
-    where no extra brings the module."""
+    """Return the line that says what to install after a failed import of an extra's library; None
+    where no extra installs the module."""
     module = (error.name or "").partition(".")[0]
     for extra, modules in MODULES_OF_EXTRAS.items():
         if module in modules:

@@ -1,4 +1,4 @@
-"""Why a file can't be read or written, and what to do about it, for the person who named it."""
+"""Explain why a file can't be read or written, and what to do, to the person who named it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _read_error(path: Path, error: OSError | UnicodeDecodeError) -> str:
         case UnicodeDecodeError():
             return f"its byte {error.start + 1:,} is not UTF-8: save the file as UTF-8"
         case _:
-            return _anyhow(error)
+            return _common_error(error)
 
 
 def _write_error(path: Path, error: OSError) -> str:
@@ -39,11 +39,11 @@ def _write_error(path: Path, error: OSError) -> str:
         case PermissionError():
             return "this user has no right to: choose another folder, or run it as its owner"
         case _:
-            return _anyhow(error)
+            return _common_error(error)
 
 
-def _anyhow(error: OSError) -> str:
-    """Say what stops reading and writing alike."""
+def _common_error(error: OSError) -> str:
+    """Explain an error that reading and writing have in common."""
     match error:
         case IsADirectoryError():
             return "it is a folder: name a file"
@@ -54,5 +54,6 @@ def _anyhow(error: OSError) -> str:
 
 
 def looked_for_in(path: Path) -> str:
-    """Say where a relative path begins: in another folder than was thought, mostly."""
+    """Return the folder in which a relative path was looked for: often not the one that was
+    meant."""
     return "" if path.is_absolute() else f" (looked for in {str(Path.cwd())!r})"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
-"""Fields of /proc/PID/stat behind the name: proc(5) has them as 3 and 22."""
+"""Indexes of fields of /proc/PID/stat, counted after the name: fields 3 and 22 of proc(5)."""
 
 
 class ProcessState(StrEnum):
@@ -19,30 +19,30 @@ class ProcessState(StrEnum):
 
     RUNS = "runs"
     STOPPED = "stopped"
-    """By a signal, such as SIGSTOP: it goes on after SIGCONT."""
+    """Stopped by a signal, such as SIGSTOP: it goes on after SIGCONT."""
     GONE = "gone"
     UNKNOWN = "unknown"
     """It ran on another host or in another container, or the system has no /proc."""
 
 
 def new_instance_id() -> str:
-    """Return an id, unique for every call: host and process, for people to read, and a random
+    """Return a new id for every call: host and PID, for people to read, and a random
     part."""
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
 
 
 def process_mark() -> str | None:
-    """Identify this process among all that ever had its number: the start of its host, its PID
-    namespace and its own start. None on systems without /proc."""
-    place, stat = _place(), _stat(os.getpid())
-    return None if place is None or stat is None else f"{place} {stat[_STARTED]}"
+    """Return an identification of this process among all that ever had its PID: the start of its
+    host, its PID namespace and its own start. None on systems without /proc."""
+    namespace, stat = _pid_namespace(), _stat(os.getpid())
+    return None if namespace is None or stat is None else f"{namespace} {stat[_STARTED]}"
 
 
 def state_of_process(pid: int, mark: str | None) -> ProcessState:
-    """Tell whether the process with this number and this mark (`process_mark`) still runs."""
-    place = _place()
+    """Return the state of the process with this PID and this mark (`process_mark`)."""
+    namespace = _pid_namespace()
     known, _, started = (mark or "").rpartition(" ")
-    if place is None or known != place:
+    if namespace is None or known != namespace:
         return ProcessState.UNKNOWN
     stat = _stat(pid)
     if stat is None or stat[_STARTED] != started or stat[_STATE] in ("Z", "X"):
@@ -51,8 +51,9 @@ def state_of_process(pid: int, mark: str | None) -> ProcessState:
 
 
 @cache
-def _place() -> str | None:
-    """Name the place in which process numbers mean the same as here."""
+def _pid_namespace() -> str | None:
+    """Return an id of the space in which PIDs mean the same as here: the host's start and
+    namespace."""
     try:
         booted = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{booted} {os.readlink(_PROC / 'self/ns/pid')}"

@@ -1,4 +1,4 @@
-"""Loading large libraries without holding the event loop that first needs them.
+"""Load large libraries without blocking the event loop that first needs them.
 
 The job types are imported without them, so that `jobctl` starts quickly and a worker takes only the
 memory that its jobs need. But the first use is in an event loop, and LanceDB takes three seconds of
@@ -15,7 +15,7 @@ from importlib import import_module
 
 
 async def load(*modules: str, by: Callable[[], object] | None = None) -> None:
-    """Import these in a thread, or have `by` import them, unless they are loaded.
+    """Import these modules in a thread, or call `by` there to import them, unless they are loaded.
 
     Call it in every `async def` before the first use of a library that takes more than 50 ms.
     """

@@ -1,4 +1,4 @@
-"""What models cost: prices for a million tokens, from a TOML file (docs/llm.md#what-it-costs)."""
+"""Prices of models for a million tokens, from a TOML file (docs/llm.md#what-it-costs)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 class ModelPrice(BaseModel):
-    """What a million tokens of one model cost."""
+    """Prices of one model, for a million tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     input: Amount
     cached_input: Amount | None = None
-    """Of tokens that the server had in its cache; as `input` where unset."""
+    """Price of input tokens that the server had in its cache; as `input` where unset."""
     output: Amount
     batch: float = Field(default=0.5, ge=0, le=1)
-    """Part of these prices that is paid through a Batch API."""
+    """Fraction of these prices that is paid through a Batch API."""
 
     def cost(self, usage: Mapping[str, int], *, batch: bool = False) -> float:
         """Return the cost of `prompt_tokens`, of which `cached_tokens` were in the cache, and of
@@ -40,7 +40,7 @@ class ModelPrice(BaseModel):
 
 
 class ModelPrices(BaseModel):
-    """The file: a currency, and a table for each model."""
+    """The content of the file: a currency, and a table for each model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +49,7 @@ class ModelPrices(BaseModel):
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """Load the prices of that file; none if there is no file. Raises ValueError, which says
+        """Load the prices of that file; empty for None. Raises ValueError, which says
         what is wrong with it."""
         if path is None:
             return cls()

@@ -1,8 +1,8 @@
-"""Foreign text as a terminal may get it: what would steer the terminal is shown, not obeyed.
+"""Make foreign text safe for a terminal: characters that would steer it are shown, not obeyed.
 
 Payloads, titles, file names, error texts come from anybody. Printed as they are, an escape sequence
 in them clears the screen, renames the window or writes into the clipboard, and a character that
-turns the direction of writing makes a line read as another. All that is printed passes here: on
+turns the direction of writing makes a line read as another. All printed text passes here: on
 its way to the terminal in cli/base/output.py, to the log in services/common/logs.py, to a page in
 api/dashboard/formats.py.
 """
@@ -39,8 +39,8 @@ def printable_line(text: str) -> str:
 
 
 def quoted_answer(answer: object) -> str:
-    """Return the beginning of what a server has answered, in quotes and in one line, for the error
-    that says what it should have answered. `answer` is bytes, text, or what its JSON said."""
+    """Return the beginning of a server's answer, in quotes and in one line, for the error that says
+    what was expected. `answer` is bytes, text, or a value of parsed JSON."""
     if isinstance(answer, bytes | bytearray):
         answer = bytes(answer[: 4 * MAX_QUOTED]).decode(errors="replace")
     text = answer if isinstance(answer, str) else _start_of_json(answer)
@@ -53,7 +53,7 @@ def quoted_answer(answer: object) -> str:
 def printable_json(text: str) -> str:
     r"""Return a JSON document with the same meaning, its steering characters as `\u202e`.
 
-    JSON has them only within strings, where they may stand so.
+    JSON has them only within strings, where these escapes are allowed.
     """
     return _TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -68,7 +68,7 @@ def to_json(value: Any, **options: Any) -> str:
 
 
 def _start_of_json(value: Any) -> str:
-    """Write no more of a large value than is quoted."""
+    """Return the beginning of a value's JSON, as much as is quoted."""
     start = ""
     for part in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
         start += part[: 4 * MAX_QUOTED]

@@ -1,4 +1,4 @@
-"""How much memory this process has, with those that work for it."""
+"""Measure the memory of this process and of the processes that work for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PROC = Path("/proc")
 
 
 def process_memory(others: Iterable[int] = ()) -> int | None:
-    """Return the bytes of memory in use: what is resident of this process, and of the `others`,
-    by their numbers, what is not of files, which all of them share. None on systems without
-    /proc."""
+    """Return the bytes of memory in use: the resident memory of this process, and of the `others`,
+    by their PIDs, the part that is not shared or of files, which would count twice. None on systems
+    without /proc."""
     own = _pages(os.getpid())
     if own is None:
         return None

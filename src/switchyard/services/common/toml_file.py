@@ -1,4 +1,4 @@
-"""The TOML files that an operator writes and a setting names: read whole, within bounds."""
+"""Read TOML files that an operator writes and a setting names, whole and within bounds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from switchyard.services.common.file_errors import looked_for_in, unreadable
 
 MAX_BYTES = 1024 * 1024
-"""Of one file: rules, prices and schedules are far smaller."""
+"""Bytes of one file at most: rules, prices and schedules are far smaller."""
 
 
 class InvalidToml(ValueError):
-    """There is no such file, or it is too large or no TOML; the text names it and says which."""
+    """The file is missing, too large or no TOML; the text names it and says which."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

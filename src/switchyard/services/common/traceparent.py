@@ -1,5 +1,5 @@
-"""The W3C `traceparent`: which trace something is of. One from outside is believed only in the form
-that W3C gives it; any other is as good as none."""
+"""Read the W3C `traceparent`, which names a trace. One from outside is only accepted in the form of
+W3C Trace Context; any other counts as missing."""
 
 from __future__ import annotations
 

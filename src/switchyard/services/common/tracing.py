@@ -1,12 +1,12 @@
-"""Traces: what happens to a job, from the request over every stage, retry and redrive, as spans of
-OpenTelemetry (docs/tracing.md).
+"""Trace a job from its request over every stage, retry and redrive, as spans of OpenTelemetry
+(docs/tracing.md).
 
-Off, this module imports nothing and a span costs the look at a variable. `tracing` turns it on for
-a process, where the environment names an exporter as OpenTelemetry defines it. The tracer is in the
-context, as the log's fields are: who makes spans names it nowhere.
+Off, this module imports nothing, and a span costs one look-up of a variable. `tracing` turns it on
+for a process where the environment names an exporter, as OpenTelemetry defines it. The tracer is in
+the context, as the log's fields are, so that no caller passes it on.
 
-A job carries the W3C `traceparent` of its publish, in its message and so in its record: whatever
-becomes of it later (a retry, a redrive, another worker, its time, the end of a join) is of the same
+A job carries the W3C `traceparent` of its publish, in its message and so in its record: everything
+that happens to it later (a retry, a redrive, another worker, the end of a join) belongs to the same
 trace."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MAX_VALUE_LENGTH = 200
 """Characters of an attribute."""
 FLUSH_TIMEOUT = 5_000
-"""Milliseconds for what is left when a process ends."""
-_ASKED_BY = (
+"""Milliseconds to send the remaining spans when a process ends."""
+_ENABLING_VARIABLES = (
     "OTEL_TRACES_EXPORTER",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -41,11 +41,11 @@ Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
 class SpanHandle(Protocol):
-    """A span that is open."""
+    """An open span."""
 
     @property
     def traceparent(self) -> str | None:
-        """What is to be its child elsewhere carries this; None where nobody traces."""
+        """The traceparent for a child span in another process; None if tracing is off."""
         ...
 
     def note(self, **attributes: Value | None) -> None:
@@ -70,16 +70,16 @@ class _NoSpan:
     traceparent: str | None = None
 
     def note(self, **attributes: Value | None) -> None:
-        """Nobody traces."""
+        """Do nothing: tracing is off."""
 
     def failed(self, kind: str) -> None:
-        """Nobody traces."""
+        """Do nothing: tracing is off."""
 
     def rename(self, name: str) -> None:
-        """Nobody traces."""
+        """Do nothing: tracing is off."""
 
     def end(self) -> None:
-        """Nobody traces."""
+        """Do nothing: tracing is off."""
 
 
 class _OpenSpan:
@@ -110,7 +110,7 @@ class _OpenSpan:
         self.span.end()
 
 
-_NOTHING: Final = _NoSpan()
+_NO_SPAN: Final = _NoSpan()
 _tracer: Final[ContextVar[Any]] = ContextVar("tracer", default=None)
 
 
@@ -121,7 +121,7 @@ def tracer() -> Any:
 
 @contextmanager
 def tracing_by(tracer: Any) -> Iterator[None]:
-    """Trace with the tracer of another context: a server's requests come in contexts of their
+    """Trace with this tracer from another context: a server handles requests in contexts of their
     own."""
     token = _tracer.set(tracer)
     try:
@@ -140,16 +140,16 @@ def span(
 ) -> Iterator[SpanHandle]:
     """Open a span around the context's block; spans that begin within it are its children.
 
-    Its own parent is `parent`, a traceparent, or else the span around it. An exception that leaves
-    it is its error, by its type. In names of attributes, `__` stands for a dot.
+    Its own parent is `parent`, a traceparent, or else the surrounding span. An exception raised in
+    the block is recorded by its type. In names of attributes, `__` stands for a dot.
     """
-    keeps = tracer()
-    if keeps is None:
-        yield _NOTHING
+    active = tracer()
+    if active is None:
+        yield _NO_SPAN
         return
     from opentelemetry.trace import use_span
 
-    spanned = _begun(keeps, name, kind, parent, None, attributes)
+    spanned = _start_span(active, name, kind, parent, None, attributes)
     try:
         # Its exceptions are not recorded: their text may be private.
         with use_span(spanned.span, record_exception=False, set_status_on_exception=False):
@@ -164,21 +164,21 @@ def span(
 def begin(
     name: str, *, kind: Kind = "internal", parent: str | None = None, **attributes: Value | None
 ) -> SpanHandle:
-    """Begin a span that does not surround a block, one of many at once; `end` it."""
-    keeps = tracer()
-    return _NOTHING if keeps is None else _begun(keeps, name, kind, parent, None, attributes)
+    """Begin a span that surrounds no block, such as one of many at once; the caller calls `end`."""
+    active = tracer()
+    return _NO_SPAN if active is None else _start_span(active, name, kind, parent, None, attributes)
 
 
 def record(name: str, *, began: float, parent: str | None, **attributes: Value | None) -> None:
-    """Record a span that is already over and began then (seconds since the epoch), such as a wait.
+    """Record a span that ends now and began at `began` (seconds since the epoch), such as a wait.
     Does nothing without a parent."""
-    keeps = tracer()
-    if keeps is not None and valid_traceparent(parent) is not None:
-        _begun(keeps, name, "internal", parent, began, attributes).end()
+    active = tracer()
+    if active is not None and valid_traceparent(parent) is not None:
+        _start_span(active, name, "internal", parent, began, attributes).end()
 
 
-def _begun(
-    keeps: Any,
+def _start_span(
+    active: Any,
     name: str,
     kind: Kind,
     parent: str | None,
@@ -188,7 +188,7 @@ def _begun(
     from opentelemetry.trace import SpanKind
 
     return _OpenSpan(
-        keeps.start_span(
+        active.start_span(
             name[:MAX_VALUE_LENGTH],
             context=_context_of(parent),
             kind=SpanKind[kind.upper()],
@@ -227,12 +227,12 @@ def _bound_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value
 
 @contextmanager
 def tracing(process: str) -> Iterator[None]:
-    """Trace what is done within, and in all tasks that begin there, where the environment asks for
-    it. `process` is the service's name behind `switchyard-`, unless OTEL_SERVICE_NAME has one.
+    """Trace the block, and all tasks that begin in it, where the environment asks for
+    it. `process`: the service's name after `switchyard-`, unless OTEL_SERVICE_NAME is set.
 
     Raises ValueError for an exporter that is not installed.
     """
-    if not _is_asked_for():
+    if not _is_enabled():
         yield
         return
     if importlib.util.find_spec("opentelemetry.sdk") is None:
@@ -249,7 +249,7 @@ def tracing(process: str) -> Iterator[None]:
 
 @contextmanager
 def tracing_to(processor: SpanProcessor, process: str) -> Iterator[None]:
-    """`tracing` to a processor of one's own."""
+    """Trace as `tracing` does, to this processor."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -264,16 +264,16 @@ def tracing_to(processor: SpanProcessor, process: str) -> Iterator[None]:
         provider.shutdown()
 
 
-def _is_asked_for() -> bool:
+def _is_enabled() -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     if os.environ.get("OTEL_TRACES_EXPORTER", "").lower() == "none":
         return False
-    return any(os.environ.get(name) for name in _ASKED_BY)
+    return any(os.environ.get(name) for name in _ENABLING_VARIABLES)
 
 
 def _exporter() -> Any:
-    """Return the exporter that OTEL_TRACES_EXPORTER names; it reads its own variables."""
+    """Make the exporter that OTEL_TRACES_EXPORTER names; it reads its own variables."""
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     name = "otlp_proto_http" if name == "otlp" else name
     entry_point = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)

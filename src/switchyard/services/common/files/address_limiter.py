@@ -1,4 +1,4 @@
-"""Turns at an address: somebody who has one server can give it any number of names."""
+"""Limit connections by address and not by name: one server can have any number of names."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 
-class AddressTurns:
-    """How many connections of this process there are to each address at once."""
+class AddressLimiter:
+    """Limits this process's concurrent connections to each network."""
 
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
         self._taken: Counter[str] = Counter()
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, at_once: int) -> AsyncIterator[AddressTurns]:
-        """Make the limiter that all jobs of a process share (`Shared.get`)."""
-        yield cls(at_once)
+    async def make(cls, max_connections: int) -> AsyncIterator[AddressLimiter]:
+        """Make the limiter that all jobs of a process share (`ProcessResources.get`)."""
+        yield cls(max_connections)
 
     @contextmanager
-    def one(self, address: str) -> Iterator[bool]:
-        """Hold a turn at that address within the context; False if all are taken."""
-        owner = owner_of(address)
-        if self._taken[owner] >= self._at_once:
+    def hold(self, address: str) -> Iterator[bool]:
+        """Hold a connection to that address within the context; yields False if all are taken."""
+        network = network_of(address)
+        if self._taken[network] >= self._max_connections:
             yield False
             return
-        self._taken[owner] += 1
+        self._taken[network] += 1
         try:
             yield True
         finally:
-            self._taken[owner] -= 1
-            if not self._taken[owner]:
-                del self._taken[owner]
+            self._taken[network] -= 1
+            if not self._taken[network]:
+                del self._taken[network]
 
 
-def owner_of(address: str) -> str:
-    """Whose it is, as far as an address says: of version 6, whoever has one has a network of them,
-    the smallest of which that are given out are of 64 bits and the usual of 48."""
+def network_of(address: str) -> str:
+    """Return the network that one owner is assumed to have: an IPv4 address itself, or the /48 of
+    an IPv6 address, which is the usual size that an owner is given (the smallest is a /64)."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)

@@ -50,13 +50,13 @@ _USUAL = {
     "utf-16le": "",
     "utf-16be": "",
 }
-"""The charsets that are tried, with the small letters that are usual in each; of two that fit as
-well, the first is taken."""
+"""The charsets that are tried, with the small letters that are usual in each; of two that fit
+equally well, the first is taken."""
 _KANA = ("shift_jis", "euc-jp")
-_MARKS = frozenset("¿¡ªº“”‘’„«»–—…€•·©®°§£´™№、。，！？：；「」（）《》・ー〜")
+_PUNCTUATION = frozenset("¿¡ªº“”‘’„«»–—…€•·©®°§£´™№、。，！？：；「」（）《》・ー〜")
 _IN_WORDS = frozenset("’·ー、。，・")
 _ICELANDIC = frozenset("ðþý")
-"""In the place of Turkish letters in another charset."""
+"""Letters that have the bytes of Turkish letters in another charset."""
 _SIGNS = frozenset("²³¹µ±½¼¾×÷")
 _UTF_16 = frozenset((Charset("utf-16le"), Charset("utf-16be")))
 _COMMON_HAN = ("gb2312", "big5", "shift_jis", "euc_kr")
@@ -70,15 +70,16 @@ _FOREIGN = re.compile(rb"[\x80-\xff]")
 _FOREIGN_CHAR = re.compile(r"[^\x00-\x7f]")
 _SAMPLE_BYTES = 32_768
 _SAMPLE_CHARACTERS = 1_500
-"""Of a text, from its first byte beyond ASCII, that are weighed."""
-_FITS = 0.3
-"""The least fit at which a charset is taken that is not declared."""
-_BELIEVED = 0.2
+"""Characters of a text, from its first one beyond ASCII, that are weighed."""
+_MIN_FIT = 0.3
+"""The least fit at which an undeclared charset is chosen."""
+_DECLARED_BONUS = 0.2
 """By how much a declared charset may fit worse than another one."""
 _WESTERN_BONUS = 0.15
-"""What browsers take undeclared pages for: others must fit better by more than that."""
+"""Added for windows-1252, which browsers assume for undeclared pages: others must fit better by
+more than that."""
 _WESTERN_FIT = 0.5
-"""How well a short text fits windows-1252 that is taken for it."""
+"""The least fit at which a short text is taken for windows-1252."""
 _FEW_LETTERS = 6
 """Texts of at most so many characters beyond ASCII are too short to contradict a declared charset
 that has them all."""
@@ -110,9 +111,9 @@ def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Char
             return own[0]
     best = max(map(Charset, _USUAL), key=lambda each: max(fits[each], _preference(each, western)))
     for charset in own:
-        if fits[charset] >= fits[best] - _BELIEVED:
+        if fits[charset] >= fits[best] - _DECLARED_BONUS:
             return charset
-    if fits[best] >= _FITS:
+    if fits[best] >= _MIN_FIT:
         return best
     return named[0] if named else None
 
@@ -122,9 +123,10 @@ def _preference(charset: Charset, fit: float) -> float:
 
 
 def _fit(charset: Charset, sample: bytes) -> float:
-    """Return how usual the characters beyond ASCII are, up to 1; -1 for none at all."""
+    """Return how usual the characters beyond ASCII are, up to 1; -1 if there is none, or no
+    decoding."""
     if charset == UTF_8:
-        return -1.0  # that would have been shown
+        return -1.0  # `detected_charset` would have found it
     try:
         text = charset.decoder("strict")(sample, False)
     except UnicodeDecodeError:
@@ -142,13 +144,13 @@ def _fit(charset: Charset, sample: bytes) -> float:
 def _weight(text: str, at: int, charset: str, usual: str) -> float:
     before, char, after = text[at - 1], text[at], text[at + 1]
     is_beside_ascii = _is_ascii_letter(before) or _is_ascii_letter(after)
-    if char in _MARKS:
+    if char in _PUNCTUATION:
         is_in_word = before.isalpha() and after.isalpha() and char not in _IN_WORDS
         return -1.0 if is_in_word else 0.7
     if "\u3040" <= char <= "\u30ff":
         return 1.0 if charset in _KANA else 0.1
     if "\uff61" <= char <= "\uff9f":
-        return -0.3  # two bytes of another charset, mostly
+        return -0.3  # mostly half of a character of another charset
     if "\u3400" <= char <= "\u9fff":
         if is_rare_char(char):
             return -0.5
@@ -188,7 +190,7 @@ def _is_ascii_letter(char: str) -> bool:
 
 @lru_cache(maxsize=4_096)
 def is_rare_char(char: str) -> bool:
-    """Return whether a Chinese character or a Korean syllable is in no list of those in use."""
+    """Tell whether a Chinese character or a Korean syllable is in no list of common ones."""
     for charset in _COMMON_HAN:
         try:
             encoded = char.encode(charset)
@@ -213,7 +215,7 @@ async def as_utf8(
     async for part in parts:
         if piece := transcoder.add(part, False):
             yield piece
-    if (last := transcoder.add(b"", True)) or not transcoder.has_given:
+    if (last := transcoder.add(b"", True)) or not transcoder.has_output:
         yield last
 
 
@@ -227,17 +229,18 @@ class _Transcoder:
     def __init__(self, charset_for: Callable[[bytes], Charset | None]) -> None:
         self._charset_for = charset_for
         self._held = b""
-        """Bytes that were read and not given out: the charset is not decided yet."""
+        """Bytes that were read and not yet returned, since the charset is not decided."""
         self._charset: Charset | None = None
         self._is_begun = False
         self._is_decided = False
         self._decoder: Callable[[bytes, bool], str] | None = None
-        self.has_given = False
+        self.has_output = False
 
     def add(self, part: bytes, final: bool) -> bytes:
-        """Return what is known of the file, in UTF-8. Raises UnicodeDecodeError."""
+        """Add a part; return as many bytes as can be encoded by now, in UTF-8. Raises
+        UnicodeDecodeError."""
         encoded = self._encode_part(part, final)
-        self.has_given = self.has_given or bool(encoded)
+        self.has_output = self.has_output or bool(encoded)
         return encoded
 
     def _encode_part(self, part: bytes, final: bool) -> bytes:

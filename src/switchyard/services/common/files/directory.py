@@ -1,8 +1,8 @@
-"""Files in a directory of this host, each written in one step: what `Storage` has where no object
-store is set.
+"""Store files in a directory of this host, each written in one step: the store of `Storage` where
+no object store is set.
 
-A put writes `name#123` beside its target and renames it. Keys have no `#`, so what a put that was
-killed leaves is no file of any key: nothing lists it, and the cleaning of the storage removes it.
+A put writes `name#123` beside its target and renames it. Keys have no `#`, so the file that a
+killed put leaves belongs to no key: no listing has it, and the storage's clean-up removes it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class FileDirectory:
         self, key: str, *, replace: bool = True, durable: bool = False
     ) -> Iterator[BufferedWriter]:
         """Open a file that appears under its key when the block ends, and leaves nothing if the
-        block fails. A `durable` one, and its name, are on the disk then. Raises FileExistsError
-        where there is one and it may not be replaced."""
+        block fails. A `durable` file and its name are synced to the disk. Raises FileExistsError
+        where there is a file and `replace` is False."""
         target = self.root / key
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}#{random.randrange(10**12)}")
@@ -71,7 +71,7 @@ class FileDirectory:
                 part.unlink()
 
     def _sync_folders(self, folder: Path) -> None:
-        """Bring the names in a folder to the disk, and those of the folders above it."""
+        """Sync the names in a folder to the disk, and those in the folders above it."""
         while folder.is_relative_to(self.root):
             sync_folder(folder)
             folder = folder.parent
@@ -153,7 +153,7 @@ class FileDirectory:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: those of files that were made or renamed there."""
+    """Sync a folder to the disk: the names of files that were made or renamed in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -167,7 +167,8 @@ def _stored_file(key: str, status: os.stat_result) -> StoredFile:
 
 @contextmanager
 def _as_missing() -> Iterator[None]:
-    """Around what opens a key: a folder is no file, and a file has no files below it."""
+    """Wrap code that opens a key: a folder in its place, or a file as a parent, counts as
+    missing."""
     try:
         yield
     except (IsADirectoryError, NotADirectoryError) as error:

@@ -1,14 +1,14 @@
-"""Why a document can't be taken in, where no further attempt helps; and errors of the file storage.
+"""Errors of documents that can't be ingested, where no further attempt helps, and of file storage.
 
 PermanentError
 ├── UnsupportedDocument   neither a PDF, an image, plain text nor Markdown
 ├── CorruptDocument       cut off, damaged, or without any content
 │   └── PageTooCostly     one page takes too long to be read or drawn
 ├── EncryptedDocument     a password is needed
-└── DocumentTooLarge      more bytes, pages, pixels or characters than are allowed
+└── DocumentTooLarge      more bytes, pages, pixels or characters than allowed
 
-They are types of their own so that dead letters group by cause. The others say what can go wrong
-with the file storage, whichever store it is.
+They are types of their own so that dead letters group by cause. The other errors are those
+of the file storage, whichever store it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from switchyard.services.common.errors import (
 
 
 class UnsupportedDocument(PermanentError):
-    """The file is nothing that is taken in; the text says what it looks like."""
+    """The file has an unsupported format; the text says which it seems to be."""
 
 
 class CorruptDocument(PermanentError):
@@ -49,7 +49,7 @@ class DocumentTooLarge(PermanentError):
 
 
 class StorageError(SwitchyardError):
-    """Base of this module's errors."""
+    """Base of the errors of the file storage."""
 
 
 class InvalidKey(StorageError, InvalidInput):
@@ -69,20 +69,20 @@ class DiskFull(StorageError, TemporarilyUnavailable):
 
 
 class StorageUnavailable(StorageError, DependencyUnavailable):
-    """The object store does not answer, or can't be used as it answers; whether the last write was
-    done is not known. A job that meets it uses up no attempt."""
+    """The object store does not answer, or not as a store should; it is unknown whether the last
+    write was done. A job that raises it uses up no attempt."""
 
 
 class StorageAuthError(StorageUnavailable):
     """The object store does not let these credentials do what is asked, or has no such bucket.
-    Waiting does not help: somebody has to mend it."""
+    Waiting does not help: an operator has to act."""
 
 
 _CODES = (
     re.compile(r"<Code>(\w{1,60})</Code>"),
     re.compile(r"\b([1-5]\d\d [A-Z][A-Za-z ]{1,30}):"),
 )
-"""How obstore quotes what a store answers: the code in its body, and the status."""
+"""How obstore quotes a store's answer: the code in its body, and the status."""
 _REFUSED = (
     *("401 Unauthorized:", "403 Forbidden:", "<Code>ExpiredToken<", "<Code>InvalidToken<"),
     *("status: 401", "status: 403"),  # as LanceDB quotes it
@@ -97,7 +97,7 @@ def is_without_bucket(error: Exception) -> bool:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Tell whether the store refuses, so that waiting does not help."""
+    """Tell whether the store refuses access, so that waiting does not help."""
     return is_without_bucket(error) or any(each in str(error) for each in _REFUSED)
 
 
@@ -119,12 +119,12 @@ def away(url: str, error: Exception) -> StorageUnavailable:
 
 
 NO_ROOM = ("os error 28)", "os error 122)")
-"""How libraries in Rust say ENOSPC and EDQUOT, which have no error of their own there."""
+"""ENOSPC and EDQUOT in the texts of libraries in Rust, which have no error class for them."""
 
 
 @contextmanager
 def mapping_disk_full() -> Iterator[None]:
-    """Around whatever writes. Raises DiskFull where the disk is full."""
+    """Wrap code that writes files. Raises DiskFull where the disk is full."""
     try:
         yield
     except Exception as error:

@@ -22,13 +22,13 @@ JPEG = "image/jpeg"
 TIFF = "image/tiff"
 WEBP = "image/webp"
 IMAGES = frozenset({PNG, JPEG, TIFF, WEBP})
-"""They have no text of their own: OCR reads them."""
+"""Images, whose text only OCR reads."""
 
 MAX_DOCUMENT_BYTES = 100 * 1024 * 1024
 """Largest file that is taken in."""
 
 SNIFF_BYTES = BEGINNING_BYTES
-"""How much of a file's beginning is enough for `refuse_unsupported`."""
+"""Bytes of a file's beginning that `refuse_unsupported` needs."""
 
 _HEADER_WITHIN = 1024
 """Bytes that may stand before `%PDF-`; every reader tolerates them."""
@@ -36,7 +36,7 @@ _PDF_BODY = re.compile(rb"(?:^|[\r\n])\d{1,10} \d{1,5} obj\b")
 """An object of a PDF, at a line's beginning: what is left where `%PDF-` was lost."""
 
 _PDF_LINE = re.compile(rb"(?:^|[\r\n])%(?:PDF-|!PS-Adobe-\d\.\d PDF-)")
-"""Its first line; the second form was allowed to those of the nineties."""
+"""A PDF's first line; the second form was allowed in the nineties."""
 
 _BINARY = (
     (b"PK\x03\x04", "a ZIP archive or an Office document"),
@@ -48,9 +48,9 @@ _BINARY = (
     (b"\xd0\xcf\x11\xe0", "an old Office document"),
     (b"\x7fELF", "a program"),
 )
-"""Formats that are not taken, whatever their file says further on."""
+"""Unsupported formats by their first bytes, whatever follows in the file."""
 _SHORT = ((b"BM", "a bitmap"), (b"MZ", "a program"))
-"""The same, by two letters with which a text may begin as well."""
+"""Unsupported formats by two letters with which a text may begin as well."""
 _TEXTUAL = (
     (b"{\\rtf", "a Rich Text document"),
     (b"%!PS", "a PostScript file"),
@@ -59,7 +59,7 @@ _TEXTUAL = (
     (b"<?xml", "an XML file"),
     (b"<svg", "an SVG image"),
 )
-"""Those that are text, and that servers may have put before a PDF."""
+"""Unsupported formats that are text; a server may have put such text before a PDF."""
 
 _IMAGE_MAGIC = (
     (b"\x89PNG\r\n\x1a\n", PNG),
@@ -78,7 +78,7 @@ _TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
 def refuse_unsupported(head: bytes) -> None:
     """Check the beginning of a file, at least SNIFF_BYTES of it or all there is.
 
-    Raises UnsupportedDocument. What passes can still turn out to be broken further on.
+    Raises UnsupportedDocument. A file that passes can still be broken further on.
     """
     if not head:
         raise UnsupportedDocument("the file is empty")
@@ -121,7 +121,7 @@ def media_type_of(data: bytes, filename: str | None = None) -> str:
         return image
     if _is_pdf(data):
         return PDF
-    # Without its first line, by its objects: a text may show such a line, too.
+    # A PDF without its first line is known by its objects; a text may contain such a line, too.
     if _has_pdf_body(data) and (_is_named_pdf(filename) or not _is_text(data)):
         return PDF
     decode_text(data)
@@ -185,7 +185,7 @@ def decode_text(data: bytes) -> str:
 
 
 def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
-    """Return the charset in which to read the text of a file, as its sender declares it, by the
+    """Return the declared charset where it decides how a file is read, by the
     file's first SNIFF_BYTES. None where the file itself shows what it is: a PDF, an image, a text
     with a byte order mark or in UTF-16."""
     is_shown = (

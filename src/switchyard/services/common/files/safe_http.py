@@ -1,10 +1,10 @@
-"""Fetching what a user's URL points to, without being led into our own network.
+"""Fetch a user's URL without being led into our own network.
 
 The name is resolved once, every address of it is checked, and the connection goes to a checked
 address: a name whose answer changes in between gains nothing. Redirects are connections like the
 first. Proxies of the environment are not used: they would resolve for themselves.
 
-Known servers are asked with `uncompressed_client`: 300 bytes that are packed three times are 4 GB,
+For known servers there is `uncompressed_client`: 300 bytes that are packed three times are 4 GB,
 in one step, before anybody can count them.
 """
 
@@ -45,28 +45,28 @@ _INWARD = tuple(
         "5f00::/16",
     )
 )
-"""Ranges that lead inward, or nowhere, and that not every Python knows."""
+"""Address ranges that lead inward or nowhere, and that not every Python version knows."""
 _OK = range(200, 300)
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
 
 
 class FetchRefused(PermanentError):
-    """The URL is not fetched, or what is there is not what was wanted: no use in trying again."""
+    """The URL is not fetched, or its content is not what was wanted: trying again is no use."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         self.status = status
-        """What the server answered, where it did."""
+        """The server's status, if it answered."""
         super().__init__(message)
 
 
 class NotPublic(FetchRefused):
-    """The address is none of the open internet, and the guard trusts it not."""
+    """The address is not public, and is not trusted by the guard."""
 
 
 class FetchMoved(FetchRefused):
-    """It is elsewhere, and redirects are for the caller to follow: to `target`, which may be
-    anywhere."""
+    """The URL redirects more often than is followed. The caller decides about `target`, which may
+    be anywhere."""
 
     def __init__(self, target: str, followed: int) -> None:
         self.target = target
@@ -80,7 +80,7 @@ class FetchFailed(RetryableError):
         self, message: str, *, after: float | None = None, status: int | None = None
     ) -> None:
         self.status = status
-        """What the server answered, where it did."""
+        """The server's status, if it answered."""
         super().__init__(message, after=after)
 
 
@@ -125,7 +125,7 @@ class SsrfGuard:
     resolve: Resolve = resolve
     is_allowed: Callable[[Address], bool] = is_public
     trusted: frozenset[tuple[str, int]] = frozenset()
-    """Hosts and ports that the operator has named in the settings: these may be anywhere."""
+    """Hosts and ports that the operator has named in the settings: they need not be public."""
 
     async def address_of(self, host: str, port: int) -> str:
         """Return a checked address of that name. Raises NotPublic if any of its addresses is not on
@@ -174,12 +174,12 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An answer that has begun."""
+    """An answer whose headers have arrived."""
 
     url: str
-    """Where it came from in the end, redirects followed."""
+    """The final URL, after redirects."""
     status: int
-    """Of 200 to 299; 304 where `headers` asked for what has changed."""
+    """200 to 299; or 304, where `headers` made the request conditional."""
     headers: Mapping[str, str]
     """Names in lower case."""
     parts: AsyncIterator[bytes]
@@ -187,7 +187,7 @@ class Fetched:
 
     @property
     def content_type(self) -> str:
-        """As the server says; what it is, its content tells."""
+        """The type that the server states; only the content tells what it is."""
         return self.headers.get("content-type", "")
 
 
@@ -203,7 +203,7 @@ async def fetching(
 ) -> AsyncIterator[Fetched]:
     """Get a URL (http or https) within `timeout` seconds in all, at most `max_bytes` of it.
 
-    Raises FetchRefused and FetchFailed; FetchMoved behind so many redirects.
+    Raises FetchRefused, FetchFailed, or FetchMoved after `max_redirects`.
     """
     backend = GuardedBackend(guard or SsrfGuard())
     limit = asyncio.timeout(timeout)
@@ -250,8 +250,7 @@ async def _get(
 
 
 def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
-    """Parse a URL, which must be of a kind that is fetched; the guard checks its host later. Raises
-    FetchRefused."""
+    """Parse a URL and check its form; the guard checks its host later. Raises FetchRefused."""
     try:
         parsed = httpx.URL(url) if base is None else base.join(url)
         host = parsed.host  # names of other scripts are decoded here
@@ -279,7 +278,7 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
             )
         raise FetchRefused(reason, status=response.status)
     if header_of(response, b"content-encoding") not in ("", "identity"):
-        raise FetchRefused("the server packs its answer although it was asked not to")
+        raise FetchRefused("the server compresses its answer although it was asked not to")
     announced = header_of(response, b"content-length")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -312,7 +311,7 @@ def header_of(response: httpcore.Response, name: bytes) -> str:
 
 
 def place_of(url: str) -> tuple[str, int]:
-    """Return host and port of an address."""
+    """Return the host and port of a URL."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
 
@@ -332,5 +331,6 @@ def uncompressed_client(**options: Any) -> httpx.AsyncClient:
 async def _refuse_packed(response: httpx.Response) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise httpx.DecodingError(
-            "the server packs its answer although it was asked not to", request=response.request
+            "the server compresses its answer although it was asked not to",
+            request=response.request,
         )

@@ -1,4 +1,4 @@
-"""File storage: uploads, what the stages of a pipeline keep, and results.
+"""File storage: uploads, outputs of pipeline stages, and results.
 
 One class over directories of this host (`directory.py`) and object stores: S3 and Azure, by
 obstore, which the extra `s3` brings. Every put is atomic: a reader sees the whole old file, the
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PART_BYTES = 1024 * 1024
-"""What a stream of a file holds in memory at once, about."""
+"""Bytes of a streamed file that are in memory at once, about."""
 
 RETRY_TIMEOUT = timedelta(seconds=20)
-"""For how long an object store is asked again that does not answer: jobs are tried again anyway.
-One request is given up by obstore after 30 s."""
+"""How long requests to an object store that does not answer are repeated: jobs are tried again
+anyway. obstore gives one request up after 30 s."""
 PROMPT_TIMEOUT = 8.0
-"""Seconds that a store may say nothing where somebody waits, who can come again."""
+"""Seconds that a store may be silent where a caller waits that can come again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
@@ -52,8 +52,8 @@ def directory_of(url: str) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """What a stream turned out to be."""
+class StreamDigest:
+    """Size and hash of a stored stream."""
 
     size: int
     """Bytes."""
@@ -62,7 +62,7 @@ class Received:
 
 
 class _WriteTimer:
-    """Since when a store has what it was given, and has not asked for more."""
+    """Measures how long a store has held a part without asking for the next one."""
 
     def __init__(self) -> None:
         self._since: float | None = time.monotonic()
@@ -75,7 +75,7 @@ class _WriteTimer:
 
     @property
     def seconds(self) -> float:
-        """0 while it is the sender who is waited for."""
+        """Seconds since the store got its last part; 0 while the sender is waited for."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
 
@@ -90,7 +90,8 @@ class Storage:
 
     url: str
     prompt: bool = False
-    """Somebody waits: a store that does not answer is given up after PROMPT_TIMEOUT."""
+    """Whether a caller waits: then a store that does not answer is given up after
+    PROMPT_TIMEOUT."""
     _opened: list[ObjectStore] = field(
         default_factory=list, init=False, repr=False, compare=False, hash=False
     )
@@ -100,8 +101,8 @@ class Storage:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Around every call of an object store. Raises StorageUnavailable where it does not answer,
-        or refuses, and ExtraNotInstalled; FileNotFoundError is of a file, and never of the
+        """Wrap every call of an object store. Raises StorageUnavailable where it does not answer or
+        refuses, ExtraNotInstalled, and FileNotFoundError for a missing file, not a missing
         bucket."""
         with naming_extra():
             from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
@@ -117,8 +118,8 @@ class Storage:
 
     @asynccontextmanager
     async def _promptly(self, seconds: float | None = None) -> AsyncIterator[None]:
-        """Around what an object store does at once. Raises StorageUnavailable where somebody waits
-        and it takes longer than that, or PROMPT_TIMEOUT."""
+        """Wrap calls that an object store answers at once. Raises StorageUnavailable where a caller
+        waits and the answer takes longer than `seconds`, by default PROMPT_TIMEOUT."""
         try:
             async with asyncio.timeout((seconds or PROMPT_TIMEOUT) if self._is_awaited else None):
                 yield
@@ -128,8 +129,8 @@ class Storage:
     async def _wait_for_write(
         self, writing: Awaitable[object], key: str, held: _WriteTimer
     ) -> None:
-        """Wait for a write of any length. Where somebody waits and the store holds a part for long,
-        it is asked for something small: whether it is slow or says nothing."""
+        """Wait for a write of any length. Where a caller waits and the store holds a part for long,
+        a small request shows whether the store is slow or silent."""
         if not self._is_awaited:
             await writing
             return
@@ -150,7 +151,7 @@ class Storage:
 
     @property
     def _directory(self) -> FileDirectory | None:
-        """The directory of this host that has the files; None where an object store has them."""
+        """The directory of this host with the files; None for an object store."""
         folder = directory_of(self.url)
         return None if folder is None else FileDirectory(folder)
 
@@ -175,7 +176,7 @@ class Storage:
                 self._store.put(key, data, use_multipart=False)
 
     async def put_async(self, key: str, data: bytes) -> None:
-        """`put`, for event loops."""
+        """Write a file as `put` does, from an event loop."""
         if self._directory is not None:
             await asyncio.to_thread(self.put, key, data)
             return
@@ -200,8 +201,8 @@ class Storage:
 
     async def put_stream_async(
         self, key: str, parts: AsyncIterable[bytes], *, max_bytes: int, durable: bool = False
-    ) -> Received:
-        """Write a file as it comes in, with a few parts in memory at a time. A `durable` one is on
+    ) -> StreamDigest:
+        """Write a file as it comes in, with a few parts in memory at a time. A `durable` file is on
         the disk then, as it is anyway in an object store.
 
         Raises InvalidKey, FileTooLarge, DiskFull, and whatever `parts` raises; no file is left
@@ -233,7 +234,7 @@ class Storage:
             with self._translate_errors():
                 writing = self._store.put_async(key, measured(), max_concurrency=PARTS_AT_ONCE)
                 await self._wait_for_write(writing, key, held)
-        return Received(size, digest.hexdigest())
+        return StreamDigest(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
         """Return a whole file. Raises NotStored, InvalidKey."""
@@ -262,7 +263,8 @@ class Storage:
             _not_stored(key, error)
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
-        """Yield a file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
+        """Yield a file from the byte `start` on, in parts of about 1 MiB. Raises NotStored,
+        InvalidKey."""
         check_key(key)
         try:
             if (directory := self._directory) is not None:
@@ -283,7 +285,7 @@ class Storage:
             _not_stored(key, error)
 
     async def stat_async(self, key: str) -> StoredFile | None:
-        """Size and time of a file, or None when there is none. Raises InvalidKey."""
+        """Return the size and time of a file; None when there is none. Raises InvalidKey."""
         check_key(key)
         try:
             if (directory := self._directory) is not None:
@@ -315,9 +317,9 @@ class Storage:
             _not_stored(source, error)
 
     def delete(self, key: str) -> None:
-        """Remove a file; it does not matter whether it is there. Raises InvalidKey."""
+        """Remove a file; a missing one is no error. Raises InvalidKey."""
         check_key(key)
-        # Directories say that a file is not there, S3 does not; both mean that it is gone.
+        # A directory reports a missing file, S3 does not; either way it is gone.
         with suppress(FileNotFoundError):
             if (directory := self._directory) is not None:
                 directory.delete(key)
@@ -326,7 +328,7 @@ class Storage:
                 self._store.delete(key)
 
     async def delete_async(self, key: str) -> None:
-        """`delete`, for event loops."""
+        """Remove a file as `delete` does, from an event loop."""
         if self._directory is not None:
             await asyncio.to_thread(self.delete, key)
             return
@@ -336,9 +338,9 @@ class Storage:
                 await self._store.delete_async(key)
 
     async def list_async(self, prefix: str = "") -> AsyncIterator[StoredFile]:
-        """Every file below a folder, in no particular order. Raises InvalidKey.
+        """Yield every file below a folder, in no particular order. Raises InvalidKey.
 
-        `prefix` is whole path segments: `uploads` does not match `uploads2/…`.
+        `prefix` consists of whole path segments: `uploads` does not match `uploads2/…`.
         """
         below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
         if (directory := self._directory) is not None:
@@ -387,7 +389,7 @@ def _not_stored(key: str, error: Exception) -> NoReturn:
 async def _write_in_parts(
     directory: FileDirectory, key: str, parts: AsyncIterator[bytes], *, durable: bool
 ) -> None:
-    """Write what comes, with a part or two in memory, none of it in the event loop."""
+    """Write parts as they come, one or two in memory at a time, and never in the event loop."""
     writing = directory.writing(key, durable=durable)
     file = await asyncio.to_thread(writing.__enter__)
     try:

@@ -1,9 +1,8 @@
-"""Cleaning the storage: files that nobody has needed for a while are removed.
+"""Clean the storage: remove files that have not been needed for a while.
 
 A file stays while a job or an operation that has not ended, or a dead letter that can be redriven,
-names it: by its key, or by the id of the document or job that it belongs to. What makes a
-document (its original, its text, its results) stays, unless a setting says for how long documents'
-files are kept.
+names it: by its key, or by the id of the document or job that it belongs to. The parts of a
+document (original, text, results) stay, unless a setting says how long they are kept.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from switchyard.services.common.files.storage import Storage, directory_of
 from switchyard.services.common.files.storage_keys import figures_key
 
 BATCH_SIZE = 100
-"""Files between two looks at what is needed by now."""
+"""Files between two queries for those that are needed by now."""
 _OVERLAP = 10.0
-"""Seconds by which clocks of those who make jobs may differ."""
+"""Seconds by which the clocks of processes that make jobs may differ."""
 _HOUR = 3600.0
 _BY_PRODUCTS = re.compile(
     r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
     r"|intermediate/jobs/.+|sources/[^/]+/[^/]+|health/[^/]+|backfills/[^/]+"
 )
-"""Uploads that became a document, results of jobs without one, pages that are in the text; what
-other people's servers answered, which is asked for again; probes of processes that are gone; inputs
-of backfills that have ended."""
+"""Uploads that became a document, results of jobs without one, pages that are in the text; answers
+of external servers, which are requested again; probes of ended processes; inputs of ended
+backfills."""
 _PICTURES = re.compile(r"results/([^/]+)/figures/[^/]+")
 """Pictures that were cut out for a list of figures that was never written, or has been replaced:
 two jobs may describe a document at once, so neither removes pictures that its list lacks."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
 _FOLDERS = ("uploads", "intermediate", "results", "sources", "health", "backfills")
 _OTHER_FOLDERS = ("archive", "llm", "openai")
-"""Where others remove what is too old, but for what was never finished."""
+"""Folders whose old files other code removes; only their unfinished files are removed here."""
 _UNFINISHED = re.compile(r".+#\d+")
-"""What a put that was killed leaves in a directory; no store lists it."""
+"""Files that a killed put leaves in a directory; no listing has them."""
 
 
 class AgeClock(Protocol):
-    """The clock that the ages of files are measured by."""
+    """The clock by which the ages of files are measured."""
 
     def time(self) -> float:
         """Return the seconds since the epoch."""
@@ -54,38 +53,39 @@ class AgeClock(Protocol):
 
 
 class FileReferences(Protocol):
-    """Who knows which files are still needed: the ledger."""
+    """Tells which files are still needed: the ledger."""
 
     @property
     def clock(self) -> AgeClock: ...
 
     async def names_needed(self, *, since: float) -> set[str]:
-        """Return the keys and ids that jobs name which came to be needed at `since` or later."""
+        """Return the keys and ids named by jobs that were made, redriven or the like since
+        `since`."""
         ...
 
 
 @dataclass(slots=True)
 class Cleaned:
-    """What was removed."""
+    """Counts of removed and kept files."""
 
     files: int = 0
     bytes: int = 0
     kept: int = 0
-    """Files that were old enough, and are needed."""
+    """Files that were old enough, but are needed."""
     unfinished: int = 0
-    """Of uploads that never came to their end."""
+    """Removed files of unfinished uploads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """For how long files are kept; all in hours since they were last put."""
+    """How long files are kept, in hours since they were last put."""
 
     by_products: float
     documents: float | None
     """Originals and texts; None for ever."""
 
     def is_over(self, stored: StoredFile, now: float) -> bool:
-        """Tell whether the file is of those that expire, and old enough."""
+        """Tell whether the file is of a kind that expires, and old enough."""
         age = now - stored.modified.timestamp()
         if age > self.by_products * _HOUR and (
             _BY_PRODUCTS.fullmatch(stored.key) or _PICTURES.fullmatch(stored.key)
@@ -99,12 +99,12 @@ class Expiry:
 
 
 async def clean(storage: Storage, references: FileReferences, expiry: Expiry) -> Cleaned:
-    """Remove what is old and needed by nobody. Safe to interrupt, to repeat, and beside everything
-    else. Raises LedgerUnavailable, and what the store raises."""
+    """Remove files that are old and not needed. Safe to interrupt, to repeat, and while everything
+    else runs. Raises LedgerUnavailable, and whatever the store raises."""
     done = Cleaned()
     needed: set[str] = set()
     since = 0.0
-    # First what is old, then what is needed: a job that came in between is among the latter.
+    # List the old files first, the needed ones second, so that these include new jobs' files.
     now = min(time.time(), references.clock.time())  # a clock that is wrong makes nothing old
     async for batch in _old(storage, expiry, now):
         looked_at = references.clock.time()
@@ -119,7 +119,7 @@ async def clean(storage: Storage, references: FileReferences, expiry: Expiry) ->
                 continue
             again = await storage.stat_async(stored.key)
             if again is None or not expiry.is_over(again, now):
-                continue  # it was put anew meanwhile: a job that nobody saw yet may need it
+                continue  # it was put again meanwhile: a job made since may need it
             await storage.delete_async(stored.key)
             done.files += 1
             done.bytes += stored.size
@@ -141,7 +141,8 @@ async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[li
 
 
 async def _listed_pictures(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
-    """Return those of the pictures that their document's list of figures names."""
+    """Return the keys of those pictures in the batch that their document's list of figures
+    names."""
     pictures: dict[str, set[str]] = {}
     for stored in batch:
         if match := _PICTURES.fullmatch(stored.key):
@@ -169,7 +170,7 @@ def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
                 path.unlink()
                 number += 1
         except FileNotFoundError:
-            continue  # somebody else was faster, or it was finished after all
+            continue  # another process removed it, or it was finished after all
     return number
 
 

@@ -1,4 +1,4 @@
-"""Under which key each file lies, what a key may be, and when two contents are the same."""
+"""Make and check the keys of stored files, and hash contents."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def links_key(document_id: str) -> str:
 
 
 def job_folder(job_id: str) -> str:
-    """Return what stands in place of a document's id in a key if there is no document."""
+    """Return the part of a key that replaces a document's id where there is no document."""
     return f"jobs/{job_id}"
 
 
 def extraction_key(job_id: str) -> str:
-    """Return the key of the result of a job without a document. It differs from a document's: who
-    publishes a job chooses its id, which may be that of a document."""
+    """Return the key of the result of a job without a document. It differs from a document's: the
+    caller that publishes a job chooses its id, which may be that of a document."""
     return f"results/jobs/{job_id}/result.json"
 
 

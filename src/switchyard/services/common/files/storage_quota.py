@@ -1,4 +1,4 @@
-"""How much may lie in the storage: a limit that uploads are held against as they come in."""
+"""Limit the size of the storage: uploads are counted against it as they come in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.files.storage import Storage
 
 MEASURE_INTERVAL = 30.0
-"""Seconds for which a measurement of the whole storage holds; uploads are added meanwhile."""
+"""Seconds for which a measurement of the whole storage is used; uploads are added to it."""
 
 
 class StorageFull(TemporarilyUnavailable):
@@ -18,10 +18,10 @@ class StorageFull(TemporarilyUnavailable):
 
 
 class Quota:
-    """Counts what this process takes in, on top of what it last measured.
+    """Counts the bytes that this process stores, on top of what it last measured.
 
     Other processes' uploads are seen at the next measurement, so several of them may together
-    exceed the quota by what they take in within MEASURE_INTERVAL seconds.
+    exceed the quota by the bytes that they store within MEASURE_INTERVAL seconds.
     """
 
     def __init__(self, storage: Storage, limit: int | None) -> None:
@@ -30,7 +30,7 @@ class Quota:
         """Bytes; None for no limit."""
         self._used = 0
         self._under_way = 0
-        """Bytes of uploads that have not come to their end, which no store lists."""
+        """Bytes of unfinished uploads, which no store lists."""
         self._measured_at: float | None = None
         self._measuring: asyncio.Task[None] | None = None
 
@@ -42,7 +42,7 @@ class Quota:
         if at is None or time.monotonic() - at > MEASURE_INTERVAL:
             if self._measuring is None:
                 self._measuring = asyncio.create_task(self._measure())
-            # One for all who come meanwhile: a store that says nothing is not waited for in turn.
+            # One measurement for all callers: a store that does not answer delays each only once.
             await asyncio.shield(self._measuring)
         self._refuse_over(self._limit)
 
@@ -55,8 +55,8 @@ class Quota:
             self._measuring = None
 
     async def metered(self, parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the same parts, counted. Raises StorageFull as soon as they exceed the quota; what
-        was counted of an upload that does not complete is given back."""
+        """Yield the parts unchanged and count them. Raises StorageFull as soon as they exceed the
+        quota. If the upload does not complete, its bytes are subtracted again."""
         if self._limit is None:
             async for part in parts:
                 yield part
@@ -77,7 +77,7 @@ class Quota:
                 self._used -= counted
 
     def release(self, size: int) -> None:
-        """So many bytes were removed again."""
+        """Subtract bytes of files that were removed again."""
         self._used = max(0, self._used - size)
 
     def _refuse_over(self, limit: int, *, at_least: int = 0) -> None:

@@ -30,12 +30,12 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash
 
 INCOMING = "uploads/incoming/"
-"""Where uploads wait for their job."""
+"""Prefix of the keys of uploads that wait for their job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that was taken in and waits under `key` for `ingest_document`."""
+    """A file that was received and waits under `key` for `ingest_document`."""
 
     key: str
     size: int
@@ -56,8 +56,8 @@ async def receive(
     *,
     max_bytes: int = MAX_DOCUMENT_BYTES,
 ) -> Upload:
-    """Store an upload as it comes in, refusing early what is no document. `charset` is what its
-    sender says that its text is in: it is stored in UTF-8.
+    """Store an upload as it comes in, and refuse early what is no document. `charset` returns the
+    charset that the sender declares for a text, which is stored in UTF-8.
 
     For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
     up are removed by age, like everything below INCOMING.
@@ -82,7 +82,7 @@ async def receive(
 async def _sniff(
     parts: AsyncIterable[bytes], filename: Callable[[], str | None]
 ) -> AsyncIterator[bytes]:
-    """Yield the same parts, the first of them long enough to be checked."""
+    """Yield the bytes unchanged, the first part long enough to be checked, and check it."""
     head = b""
     checked = False
     async for part in parts:

@@ -1,7 +1,7 @@
-"""Sending to an address that a user has named, by the rules of `services.common.files.safe_http`:
-to the open internet alone, and to where the name led when it was checked.
+"""Post to an address that a user has named, by the rules of `services.common.files.safe_http`: only
+to public addresses, and only to those that were checked.
 
-Of the answer, its status is all that is read: what else it says may be endless.
+Only the status of the answer is read: its body may be endless.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from switchyard.services.common.files.safe_http import (
     header_of,
 )
 
-_TAKEN = range(200, 300)
-_MOVED = range(300, 400)
+_ACCEPTED = range(200, 300)
+_REDIRECT = range(300, 400)
 _GONE = 410
 
 
 async def post(
     url: str, body: bytes, *, headers: Mapping[str, str], timeout: float, guard: SsrfGuard
 ) -> int:
-    """Post a body (http or https), and return the status, of 200 to 299, all within `timeout`
+    """Post a body (http or https), and return the status, 200 to 299, all within `timeout`
     seconds.
 
-    Raises FetchRefused where another try is no use: the address is none of the open internet, leads
-    elsewhere or is gone (410). Raises FetchFailed for every other answer, and for none.
+    Raises FetchRefused where another try is no use: the address is not public, redirects, or is
+    gone (410). Raises FetchFailed for every other status, and for no answer.
     """
     target = checked_url(url)
     header_fields = [("Host", target.netloc.decode()), *headers.items()]
@@ -62,10 +62,10 @@ async def post(
 
 def _check_status(response: httpcore.Response) -> int:
     status = response.status
-    if status in _TAKEN:
+    if status in _ACCEPTED:
         return status
     reason = f"the server answers {status}"
-    if status in _MOVED:
+    if status in _REDIRECT:
         raise FetchRefused(f"{reason}, and redirects are not followed: name the address itself")
     if status == _GONE:
         raise FetchRefused(reason, status=status)

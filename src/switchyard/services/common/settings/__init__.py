@@ -27,9 +27,9 @@ ASCENDING = (
     ("llm_ok_below", "llm_slow_at", "llm_full_at"),
     ("pressure_slow_at", "pressure_full_at"),
 )
-"""Settings of which none may be more than the next."""
-FITTED = frozenset({"llm_concurrency"})
-"""Those of them whose default gives way to what is set beside it."""
+"""Groups of settings whose values must ascend."""
+ADAPTING_DEFAULTS = frozenset({"llm_concurrency"})
+"""Settings of these groups whose default is ignored where it does not fit its neighbours."""
 
 __all__ = ["LimitNumbers", "LimitRoom", "LlmServer", "Settings", "default_data_dir"]
 
@@ -52,7 +52,11 @@ class Settings(
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         for names in ASCENDING:
-            chain = [each for each in names if each in self.model_fields_set or each not in FITTED]
+            chain = [
+                each
+                for each in names
+                if each in self.model_fields_set or each not in ADAPTING_DEFAULTS
+            ]
             for less, more in pairwise(chain):
                 if getattr(self, less) > getattr(self, more):
                     raise ValueError(
@@ -74,7 +78,8 @@ class Settings(
 
     @property
     def for_embeddings(self) -> Self | None:
-        """The same settings with the embedding server as the only one; None where there is none."""
+        """A copy of the settings with the embedding server as the only one; None without such a
+        server."""
         if self.embed_base_url is None:
             return None
         server = LlmServer(
@@ -86,8 +91,8 @@ class Settings(
         return self.model_copy(update={"llm_providers": (server,), "llm_base_url": None})
 
     def slots_of(self, worker: str) -> int:
-        """Return how many jobs this kind of worker runs at once by default. Jobs of the LLM worker
-        wait for servers, which have limits of their own."""
+        """Return how many jobs a worker of this kind runs at once by default. Jobs of the LLM
+        worker wait for servers, which have limits of their own."""
         if worker == "llm" and self.llm_servers:
             return max(self.worker_concurrency, self.llm_concurrency_max)
         return self.worker_concurrency

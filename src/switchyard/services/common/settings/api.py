@@ -1,4 +1,4 @@
-"""The HTTP API and its clients."""
+"""Settings of the HTTP API and its clients."""
 
 from __future__ import annotations
 

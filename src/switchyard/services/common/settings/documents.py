@@ -157,5 +157,5 @@ class DocumentSettings(BaseSettings, defer_build=True):
 
     @property
     def user_agent(self) -> str:
-        """How requests of this system introduce themselves."""
+        """The `User-Agent` header of this system's requests to catalogues and sources."""
         return f"switchyard ({self.contact or 'job system; one request at a time'})"

@@ -23,16 +23,16 @@ class LimitRoom(BaseModel):
     tokens_per_minute: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
 
     def given(self) -> dict[str, int | None]:
-        """Return the limits that are set, to a number or to null."""
+        """Return the limits that are set, also those set to null."""
         numbers = ("concurrency", "per_minute", "tokens_per_minute")
         return {each: getattr(self, each) for each in numbers if each in self.model_fields_set}
 
 
 class LimitNumbers(LimitRoom):
-    """What JOBS_LIMITS says of one limit."""
+    """The value of JOBS_LIMITS for one limit."""
 
     keys: dict[str, LimitRoom] = {}
-    """Of single keys."""
+    """Limits of single keys, by key."""
 
 
 class JobSettings(BaseSettings, defer_build=True):

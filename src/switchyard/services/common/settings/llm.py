@@ -12,60 +12,60 @@ from switchyard.broker import patterns
 from switchyard.services.common.prices import ModelPrices
 
 CALL_RATIO = 0.9
-"""Share of an attempt's time limit that its calls may use, all together; the rest is for reading
-and writing."""
+"""Share of an attempt's time limit that all its calls together may use; the remainder is for
+reading and writing."""
 
 
 ApiName = Literal["openai", "anthropic"]
-"""What model servers speak."""
+"""APIs of model servers."""
 
 Refusal = Literal["context_length", "content_filter"]
 """Why a server refuses a request: too long for the model, or declined by it or by a filter."""
 
 
 class LlmServer(BaseModel):
-    """One server, of those in JOBS_LLM_PROVIDERS."""
+    """One server of JOBS_LLM_PROVIDERS."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     name: str = Field(default="default", pattern=patterns.DASHED_NAME)
-    """Names it in the ledger: the same in all processes."""
+    """The server's name in the ledger; must be the same in all processes."""
     base_url: str
     api: ApiName = "openai"
-    """What it speaks: `services.llm.server_client.MODEL_APIS`."""
+    """The server's API: a key of `services.llm.server_client.MODEL_APIS`."""
     model: str = "default"
     aliases: tuple[Annotated[str, Field(max_length=200, pattern=patterns.PLAIN)], ...] = ()
     """Other names under which requests may ask for the model."""
     api_key: SecretStr | None = None
     order: int = Field(default=0, ge=0, le=100)
-    """Servers of the lowest order are asked; those of the next when these are away."""
+    """Servers of the lowest order are used; those of the next order when these are away."""
     weight: float = Field(default=1.0, gt=0, le=1000)
-    """How often it is asked first, among those of its order."""
+    """How often it is tried first, relative to the other servers of its order."""
     most: int | None = Field(default=None, ge=1, le=10_000)
-    """Requests that it gets at once at most; JOBS_LLM_CONCURRENCY_MAX where unset."""
+    """Maximum number of concurrent requests to it; JOBS_LLM_CONCURRENCY_MAX where unset."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = None
-    """The parameter that limits an answer; unset, the one that the server takes."""
+    """Name of the parameter that limits an answer; unset: the one that the server accepts."""
     sends_temperature: bool | None = None
-    """Whether the model takes a temperature; unset, it is left out where the server refuses it."""
+    """Whether the model takes a temperature; unset: it is left out where the server refuses it."""
     schema_format: Literal["json_schema", "json_object", "prompt"] | None = Field(
         default=None, alias="schema"
     )
-    """How it is told the schema that an answer must fit: as `response_format` of that type, or in
-    the prompt alone; unset, the first of these that it takes."""
+    """How the schema of an answer is sent: as `response_format` of that type, or in the prompt
+    alone; unset: the first of these that the server accepts."""
     stream: bool | None = None
-    """Whether answers are asked for as streams; unset, unless it refuses that."""
+    """Whether answers are requested as streams; unset: yes, unless the server refuses that."""
     leave_out: tuple[Annotated[str, Field(max_length=100)], ...] = Field(default=(), max_length=100)
     """Parameters that are never sent to it."""
     extra_body: dict[str, Any] = Field(default_factory=dict, max_length=100)
-    """Parameters that are sent besides, unless a request has them."""
+    """Parameters that are added to each request that does not have them."""
     context_length: int | None = Field(default=None, ge=256, le=100_000_000)
-    """Tokens of a request and its answer together."""
+    """Maximum tokens of a request and its answer together."""
     responses: bool = False
-    """It has OpenAI's Responses API (`/responses`)."""
+    """Whether it has OpenAI's Responses API (`/responses`)."""
     takes_over: tuple[Refusal, ...] = ("context_length", "content_filter")
-    """Refusals after which a request that another server has refused is sent to this one."""
+    """Refusals of another server after which its request is sent to this one."""
     batch: bool = False
-    """Questions of the lane backfill go through its Batch API, together and later."""
+    """Whether requests of the lane backfill go through its Batch API, together and later."""
 
     @model_validator(mode="after")
     def _check_api(self) -> Self:
@@ -248,11 +248,11 @@ class LlmSettings(BaseSettings, defer_build=True):
 
     @property
     def prices(self) -> ModelPrices:
-        """What models cost, as their file says now."""
+        """The prices of models, as the file has them now."""
         return ModelPrices.load(self.llm_prices)
 
     def llm_call_limit(self, attempt: float) -> float:
-        """Return the seconds that one call may take in an attempt of that many seconds."""
+        """Return the seconds that one call may take in an attempt of `attempt` seconds."""
         return min(self.llm_timeout, CALL_RATIO * attempt)
 
     @property
@@ -279,13 +279,13 @@ class LlmSettings(BaseSettings, defer_build=True):
         return (*self.llm_servers, *(vision.llm_servers if vision else ()))
 
     def most_calls(self, server: LlmServer) -> int:
-        """Return how many calls a server gets at once at most."""
+        """Return the maximum number of concurrent calls to a server."""
         return server.most or self.llm_concurrency_max
 
     @property
     def for_vision(self) -> Self | None:
-        """The same settings with the vision model as the only language model; None where there is
-        none, or no server that has it."""
+        """A copy of the settings with the vision model as the only language model; None without
+        such a model, or without a server that has it."""
         base_url = self.vision_base_url or self.llm_base_url
         if self.vision_model is None or base_url is None:
             return None

@@ -1,4 +1,4 @@
-"""Where ledger, files and index lie, and what may lie there."""
+"""Settings of the locations of ledger, files and index."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class LocationSettings(BaseSettings, defer_build=True):
     @model_validator(mode="before")
     @classmethod
     def _no_empty_paths(cls, value: object) -> object:
-        """Other empty variables are unset ones. Here that would open every file to whoever can
-        publish, where somebody wrote it to open none."""
+        """Refuse an empty variable. Others count as unset when empty; here that would open every
+        file to any publisher, where the operator perhaps meant to open none."""
         if os.environ.get("JOBS_INGEST_PATHS") == "":
             raise ValueError(
                 "JOBS_INGEST_PATHS is empty: set it to `none`, or remove it to allow any directory"
@@ -108,9 +108,9 @@ class LocationSettings(BaseSettings, defer_build=True):
 
     @property
     def database_passwords(self) -> dict[str, str]:
-        """The passwords that are set for users of the ledger's database, by role."""
-        set_here = {"application": self.application_password, "reader": self.reader_password}
-        return {role: each.get_secret_value() for role, each in set_here.items() if each}
+        """The configured passwords of the users of the ledger's database, by role."""
+        by_role = {"application": self.application_password, "reader": self.reader_password}
+        return {role: each.get_secret_value() for role, each in by_role.items() if each}
 
     @property
     def files_url(self) -> str:

@@ -1,4 +1,4 @@
-"""Workers, and what all processes log and show."""
+"""Settings of workers, and of the logs and metrics of all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where documents come from: arXiv, GitHub, Hugging Face, web pages, webhooks."""
+"""Settings of document sources: arXiv, GitHub, Hugging Face, web pages, webhooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values are written in environment variables."""
+"""Parse values of environment variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _split(value: object) -> object:
 
 
 MIN_AGE = 60.0
-"""Seconds: whatever is kept for a shorter time is gone before somebody has looked at it."""
+"""Seconds: a shorter age would remove things before anybody has looked at them."""
 
 
 def _age(value: object) -> object:

@@ -95,7 +95,7 @@ class Notice(BaseModel):
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     """Post to a URL that a job or a backfill has ended."""
-    from switchyard.services.common.files.address_limiter import AddressTurns
+    from switchyard.services.common.files.address_limiter import AddressLimiter
     from switchyard.services.common.files.webhook_sender import post
 
     ledger = ctx.ledger
@@ -121,10 +121,10 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
         HEADER: signature(body, secret.get_secret_value()),
     }
     guard, address = await _resolve_receiver(payload.url, _guard(ctx.settings))
-    turns = AddressTurns(MAX_CONCURRENT)
+    turns = AddressLimiter(MAX_CONCURRENT)
     if ctx.shared is not None:
-        turns = await ctx.shared.get(AddressTurns, lambda: AddressTurns.opened(MAX_CONCURRENT))
-    with turns.one(address) as is_ours:
+        turns = await ctx.shared.get(AddressLimiter, lambda: AddressLimiter.make(MAX_CONCURRENT))
+    with turns.hold(address) as is_ours:
         if not is_ours:
             return Snooze(
                 SLOT_RETRY_INTERVAL, f"{MAX_CONCURRENT} notices are on their way to {address}"
