@@ -94,7 +94,7 @@ def create_app(settings: Settings | None = None, siblings: Siblings | None = Non
             watch = LoopWatch(
                 new_instance_id(), noted_in(settings.ledger_url), clock=state.ledger.clock.time
             )
-            state.metrics.add_source(watch.shown)
+            state.metrics.add_source(watch.metric_samples)
             async with (
                 watch.watching(),
                 open_document_services(

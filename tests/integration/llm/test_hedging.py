@@ -52,7 +52,7 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
             assert len(llm.requests) == calls
             (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
             assert row.calls == calls
-            ((metric, samples),) = lane.shown()
+            ((metric, samples),) = lane.metric_samples()
             assert metric is LLM_HEDGES
             assert sum(samples.values()) == calls - 1
             (report,) = await LlmLedger(plain_ledger).slots.llm_servers()

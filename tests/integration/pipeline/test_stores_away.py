@@ -285,5 +285,5 @@ async def test_bytes_in_the_storage_are_shown_beside_their_quota(pipeline: Pipel
     assert pipeline.ledger is not None
     shown = SystemMetrics(settings, pipeline.registry, pipeline.ledger)
     await shown.refresh()
-    found = dict(shown.shown())
+    found = dict(shown.metric_samples())
     assert (found[STORAGE_USED], found[STORAGE_QUOTA]) == ({(): 100.0}, {(): 1_000.0})

@@ -97,7 +97,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
         types = TypeExchange(registry, ledger, own=registry, holder=scheduling.holder, works=False)
         watch = LoopWatch(scheduling.holder, noted_in(settings.ledger_url), clock=ledger.clock.time)
         if metrics is not None:
-            metrics.add_source(watch.shown)
+            metrics.add_source(watch.metric_samples)
         stop_on_signals(stop)
         async with (
             watch.watching(),

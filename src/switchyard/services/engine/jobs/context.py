@@ -49,14 +49,13 @@ class ProcessResources:
             resource: T = self._kept[kind]
             return resource
 
-    def shown(self) -> list[Any]:
-        """Return the metrics of all shared objects, each from its own method `shown` where it has
-        one."""
+    def metric_samples(self) -> list[Any]:
+        """Return the metrics of all shared objects that have a method `metric_samples`."""
         return [
             each
             for resource in self._kept.values()
-            if callable(show := getattr(resource, "shown", None))
-            for each in show()
+            if callable(samples_of := getattr(resource, "metric_samples", None))
+            for each in samples_of()
         ]
 
     async def close(self) -> None:

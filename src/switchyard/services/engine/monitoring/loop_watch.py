@@ -116,7 +116,7 @@ class LoopWatch:
             self._closed.set()
             await asyncio.to_thread(looking.join)
 
-    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+    def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         """For `Metrics.show`."""
         return [
             (names.LOOP_BLOCKS, dict(self._times)),

@@ -62,9 +62,9 @@ class SystemMetrics:
     def install(self, metrics: Metrics) -> None:
         """Show them there from now on."""
         metrics.before_scrape(self.refresh)
-        metrics.add_source(self.shown)
+        metrics.add_source(self.metric_samples)
 
-    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+    def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         """Return what was seen last."""
         return [*self._broker, *self._recorded, *self._stored]
 

@@ -183,7 +183,7 @@ class WorkerGauges:
     consumers: Sequence[LaneConsumer]
     counters: CountersLike
 
-    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+    def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         """For `Metrics.show`."""
         each = list(zip(self.shares, self.consumers, strict=True))
         counters = self.counters

@@ -106,7 +106,7 @@ class InlineRunner(AsyncCloseable):
             kinds = {each.worker for each in registry}
             meter = AttemptMetrics(metrics, registry, kinds)
             metrics.add_source(self._metrics)
-            metrics.add_source(self._shared.shown)
+            metrics.add_source(self._shared.metric_samples)
         self._reporter = Reporter(
             self._tell_text, self.worker_id, ledger.clock, meter=meter, logs=False
         )

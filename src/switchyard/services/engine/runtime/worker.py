@@ -211,12 +211,11 @@ class Worker:
             self.worker_id, noted_in(settings.ledger_url), clock=ledger.clock.time
         )
         if metrics is not None:
-            metrics.add_source(self._watch.shown)
+            metrics.add_source(self._watch.metric_samples)
             show_publishes(metrics, self._publisher.counts)
-            metrics.add_source(
-                WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters).shown
-            )
-            metrics.add_source(self._shared.shown)
+            gauges = WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters)
+            metrics.add_source(gauges.metric_samples)
+            metrics.add_source(self._shared.metric_samples)
 
     async def run(self) -> None:
         """Work until `stop`; then finish what runs, within the grace, and return the rest. A
