@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger import Ledger, job_reads
@@ -20,6 +20,18 @@ async def job_ids(ledger: Ledger, **wanted) -> list[str]:
 
 async def test_an_unknown_job_is_none(ledger: Ledger) -> None:
     assert await ledger.job_reads.get("nobody") is None
+
+
+async def test_what_only_reads_costs_postgresql_no_round_trip_more(postgres_url: str) -> None:
+    """Within a transaction, now() stands still."""
+
+    def read(connection: Connection) -> set[object]:
+        return {connection.scalar(text("SELECT now()")) for _ in range(3)}
+
+    async with await Ledger.open(postgres_url) as ledger:
+        assert len(await ledger.core.database.read(read)) == 3
+        assert len(await ledger.core.database.write(read)) == 1
+        await ledger.disk_space.require_room()
 
 
 async def test_states_of_any_number_of_jobs(ledger: Ledger) -> None:

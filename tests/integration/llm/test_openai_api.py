@@ -14,6 +14,8 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.engine.ledger.job_reads import JobReads
+from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, client_of, connected, serving
 from tests.support.eventually import eventually
@@ -125,6 +127,26 @@ async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
         anew = await create(model=MODEL, messages=CHAT, extra_headers={"Cache-Control": "no-cache"})
         assert anew.headers["x-cache"] == "MISS"
         assert len(llm.requests) == 2
+
+
+async def test_a_client_that_waits_looks_once_when_the_end_is_heard(
+    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, looks = JobReads.get, list[str]()
+
+    async def counted(self: JobReads, job_id: str) -> JobRecord | None:
+        looks.append(job_id)
+        return await get(self, job_id)
+
+    monkeypatch.setattr(JobReads, "get", counted)
+    async with served(system) as queued_api, client_of(queued_api) as client:
+        for number in (1, 2):  # the second is the first, which has ended
+            headers = {"Idempotency-Key": "one"}
+            await client.chat.completions.create(
+                model=MODEL, messages=CHAT, extra_headers=headers, timeout=10
+            )
+            assert len(looks) == number
+    assert len(llm.requests) == 1
 
 
 CALL_PIECES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -137,11 +137,13 @@ async def run_request(
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
     with refusals():
-        job_id = await queue.submit(job_type, payload, **wishes.options)
-    ending = asyncio.create_task(queue.wait_for_end(job_id, timeout=wishes.expires_in))
-    if not await _ends_while_connected(request, ending):
-        await _abandon(state, job_id, wishes)
-        return None
+        submitted = await queue.open_request(job_type, payload, **wishes.options)
+    job_id = submitted.job_id
+    with closing(submitted):
+        ending = asyncio.create_task(submitted.wait_for_end(timeout=wishes.expires_in))
+        if not await _ends_while_connected(request, ending):
+            await _abandon(state, job_id, wishes)
+            return None
     result = _result(await ending, job_id, state)
     await admission.settle(result.result)
     check_answered(result)

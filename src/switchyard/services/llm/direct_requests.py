@@ -23,6 +23,7 @@ from switchyard.services.common.process_memory import process_memory
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_end import EndListener
 from switchyard.services.engine.monitoring.job_events import EventHub, text_event
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
@@ -114,10 +115,12 @@ class DirectRequests:
         self._began.set()
         return published
 
-    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
+    async def wait_for_end(
+        self, job_id: str, *, timeout: float, listener: EndListener | None = None
+    ) -> JobRecord | None:
         """Return the request when it has ended, or as it stands after `timeout` seconds; None where
-        there is none. A request of another process is looked up every second. Raises LedgerError.
-        """
+        there is none. A request of another process is looked up every second. No `listener` is
+        needed. Raises LedgerError."""
         deadline = time.monotonic() + timeout
         await self._runner.wait(job_id, timeout)
         while True:

@@ -19,7 +19,7 @@ from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.job_end import wait_for_end
+from switchyard.services.engine.monitoring.job_end import EndListener, wait_for_end
 from switchyard.services.engine.monitoring.job_events import EventFeed, EventHub
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.metrics import Metrics
@@ -103,7 +103,9 @@ class RequestBackend(Protocol):
 
     async def publish(self, request: JobRequest) -> Published: ...
 
-    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None: ...
+    async def wait_for_end(
+        self, job_id: str, *, timeout: float, listener: EndListener | None = None
+    ) -> JobRecord | None: ...
 
 
 class QueuedRequests:
@@ -121,8 +123,33 @@ class QueuedRequests:
     async def publish(self, request: JobRequest) -> Published:
         return await self._jobs.publish(request)
 
-    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
-        return await wait_for_end(self._feed, self._ledger, job_id, timeout=timeout)
+    async def wait_for_end(
+        self, job_id: str, *, timeout: float, listener: EndListener | None = None
+    ) -> JobRecord | None:
+        return await wait_for_end(
+            self._feed, self._ledger, job_id, timeout=timeout, listener=listener
+        )
+
+
+class SubmittedRequest:
+    """A request that was published, whose end is listened for; `close` it at last."""
+
+    def __init__(
+        self, backend: RequestBackend, published: Published, listener: EndListener
+    ) -> None:
+        self.job_id = published.job_id
+        self._is_new = not published.duplicate
+        self._backend = backend
+        self._listener = listener
+
+    def close(self) -> None:
+        self._listener.close()
+
+    async def wait_for_end(self, *, timeout: float) -> JobRecord | None:
+        """Return the record of the request when it has ended, or as it stands after `timeout`
+        seconds. Raises LedgerError."""
+        listener = self._listener if self._is_new else None  # an earlier one may have ended
+        return await self._backend.wait_for_end(self.job_id, timeout=timeout, listener=listener)
 
 
 class LLMQueue:
@@ -200,7 +227,7 @@ class LLMQueue:
 
         Raises InvalidPayload, UnknownJobType, InvalidJob, PublishError, LedgerError.
         """
-        return await self._submit(
+        published = await self._publish(
             f"{lane}.{job_type}",
             payload,
             expires_in,
@@ -208,19 +235,50 @@ class LLMQueue:
             source=source,
             idempotency_key=key,
         )
+        return published.job_id
 
-    async def _submit(
+    async def open_request(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        lane: str = "hot",
+        priority: int | None = None,
+        expires_in: float | None = None,
+        key: str | None = None,
+        source: str = "python",
+    ) -> SubmittedRequest:
+        """Send a request whose end is waited for at once. Close it at last. Raises as `submit`."""
+        ids = await self._ledger.system.job_ids()
+        job_id = job_id_for(ids, key, job_type, payload)
+        listener = EndListener(self._backend.hub, job_id)
+        try:
+            published = await self._publish(
+                f"{lane}.{job_type}",
+                payload,
+                expires_in,
+                priority=priority,
+                source=source,
+                idempotency_key=key,
+                job_id=job_id,
+            )
+        except BaseException:
+            listener.close()
+            raise
+        return SubmittedRequest(self._backend, published, listener)
+
+    async def _publish(
         self,
         routing_key: str,
         payload: Mapping[str, Any],
         expires_in: float | None,
         **options: Any,
-    ) -> str:
+    ) -> Published:
         expires_at = None
         if expires_in is not None:
             expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
         request = JobRequest(routing_key, payload, expires_at=expires_at, **options)
-        return (await self._backend.publish(request)).job_id
+        return await self._backend.publish(request)
 
     async def open_stream(
         self,
@@ -240,7 +298,7 @@ class LLMQueue:
         job_id = job_id_for(ids, key, job_type, payload)
         written = AnswerStream(self._backend.hub, job_id)
         try:
-            known = await self._submit(
+            published = await self._publish(
                 f"{lane}.{job_type}",
                 payload,
                 expires_in,
@@ -252,10 +310,10 @@ class LLMQueue:
         except BaseException:
             written.close()
             raise
-        if known == job_id:
+        if published.job_id == job_id:
             return written
         written.close()
-        return AnswerStream(self._backend.hub, known)
+        return AnswerStream(self._backend.hub, published.job_id)
 
     async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
         """Return the record of a request when it has ended, or as it stands after `timeout`

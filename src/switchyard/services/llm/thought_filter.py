@@ -43,12 +43,18 @@ _MARK = re.compile(
 """The marks of `<think>` and its like, Magistral, Kimi, Command, OpenThinker, Apertus, Gemma,
 MedGemma, gpt-oss (harmony, and what is left of it without its special tokens), frames of answers,
 and fences of code, in which nothing is a mark."""
+_MARK_PARTS = ("<", "`", "[", "◁", "analysis", _BARE_CLOSE)
+"""Each mark has one of these: most pieces of an answer have none, and are not looked at further."""
 _MAY_BEGIN = re.compile(
     r"(?:<[^<>\n]{0,100}|<\|channel>[a-z]{0,6}|\[/?[a-z]{0,5}|◁/?[a-z]{0,5}|`{1,2})\Z",
     re.IGNORECASE,
 )
 _OPENING_QUOTES = "`'\"“‘«("
 _CLOSING_QUOTES = "`'\"”’»)"
+
+
+def _may_have_mark(text: str) -> bool:
+    return any(part in text for part in _MARK_PARTS)
 
 
 class ThoughtFilter:
@@ -98,7 +104,7 @@ class ThoughtFilter:
     def _read(self, text: str, *, is_last: bool) -> None:
         position = 0
         self._held = ""
-        for mark in _MARK.finditer(text):
+        for mark in _MARK.finditer(text) if _may_have_mark(text) else ():
             if not is_last and mark.end() == len(text) and mark.lastgroup != "fence":
                 self._take_text(text[position : mark.start()])
                 self._held = text[mark.start() :]  # the next character tells whether it is quoted

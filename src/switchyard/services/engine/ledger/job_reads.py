@@ -17,6 +17,7 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Text,
+    bindparam,
     case,
     exists,
     func,
@@ -80,7 +81,13 @@ _KEPT_AT = (
     .scalar_subquery()
     .label("kept_at")
 )
-
+# Made once: each request of a client waits for them.
+_JOB = (
+    select(jobs, *_PROGRESS, _KEPT_AT)
+    .select_from(_WITH_PROGRESS)
+    .where(jobs.c.id == bindparam("job"))
+)
+_ATTEMPTS = select(attempts).where(attempts.c.job_id == bindparam("job")).order_by(attempts.c.id)
 
 NEW_SECONDS = 3 * DAY
 """Age of jobs from which a recent death is looked for among the letters."""
@@ -105,13 +112,10 @@ class JobReads(Repository):
     @read
     def get(self, connection: Connection, job_id: str) -> JobRecord | None:
         """Return the job with its timeline; None for an unknown id."""
-        query = select(jobs, *_PROGRESS, _KEPT_AT).select_from(_WITH_PROGRESS)
-        row = connection.execute(query.where(jobs.c.id == job_id)).one_or_none()
+        row = connection.execute(_JOB, {"job": job_id}).one_or_none()
         if row is None:
             return None
-        ended = connection.execute(
-            select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.id)
-        )
+        ended = connection.execute(_ATTEMPTS, {"job": job_id})
         return to_record(row, tuple(_attempt(each) for each in ended))
 
     async def require(self, job_id: str) -> JobRecord:

@@ -76,7 +76,7 @@ class DiskSpaceProbe(Repository):
             )
 
         try:
-            await self._database.read(work)
+            await self._database.write(work)  # SET LOCAL holds within a transaction alone
         except LedgerFull:
             raise
         except LedgerUnavailable as error:
