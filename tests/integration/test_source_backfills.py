@@ -124,6 +124,8 @@ async def test_what_githubs_search_does_not_give_is_told(
     items = await read(source)
     assert [type(each) for each in items] == [*[Item] * 6, Unusable]
     assert await source.total() == 6
+    organisation = opened(context, "github", org="psf")  # of which all are read
+    assert await organisation.total() == len(await read(organisation)) == 7
 
 
 @pytest.mark.parametrize("name", ["github", "huggingface"])

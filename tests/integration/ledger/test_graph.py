@@ -10,9 +10,9 @@ from sqlalchemy import Engine, event
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import InvalidCursor
 from switchyard.services.pipeline.graph.descriptions import (
-    cited_works,
+    citation_edges,
     document_of,
-    similar_documents,
+    similarity_edges,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind
@@ -45,7 +45,7 @@ async def put(
     for edge in document.edges:
         edges[edge.kind].append(edge)
     if references is not None:
-        edges[EdgeKind.CITES] = cited_works(references)
+        edges[EdgeKind.CITES] = citation_edges(references)
     await PipelineLedger(ledger).graph.put_in_graph(document, edges)
 
 
@@ -255,7 +255,7 @@ async def test_many_at_once_make_each_node_once(ledger: Ledger) -> None:
 
 async def test_likeness_makes_documents_known_before_they_are_described(ledger: Ledger) -> None:
     document = document_of("a", title="First")
-    links = similar_documents([{"document_id": "b", "title": "Second", "similarity": 0.5}])
+    links = similarity_edges([{"document_id": "b", "title": "Second", "similarity": 0.5}])
     await PipelineLedger(ledger).graph.put_in_graph(document, {EdgeKind.SIMILAR: links})
     await put(ledger, "b", TIDES, title="The second, as it calls itself")
     page = await PipelineLedger(ledger).graph_reads.graph_neighbours("a")

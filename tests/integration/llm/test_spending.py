@@ -6,11 +6,14 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from switchyard.api.dashboard.llm import read_costs
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.prices import ModelPrices
@@ -22,6 +25,7 @@ from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
+from switchyard.services.llm.ledger.llm_tables import llm_calls
 from switchyard.services.llm.llm_errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
@@ -343,6 +347,22 @@ async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
     assert rows["llm_calls"] == 5
     assert rows["llm_accounts"] > 0
     assert await LlmLedger(ledger).spending.llm_spend("day") == []
+
+
+async def test_the_month_of_the_dashboard_has_its_first_day_on_the_31st_too(ledger: Ledger) -> None:
+    spending = LlmLedger(ledger).spending
+    days = {"2026-06-30": 7.0, "2026-07-01": 2.0, "2026-07-02": 3.0, "2026-07-31": 5.0}
+    for day, cost in days.items():
+        await spending.settle_llm_call(
+            LlmCall(day, CallState.PAID, Requester(), "p", "m", {}, cost)
+        )
+    statement = update(llm_calls).values(day=llm_calls.c.id)
+    await ledger.core.database.write(lambda connection: connection.execute(statement))
+    costs = await read_costs(spending, date(2026, 7, 31))
+    assert (costs["month"], costs["month_forecast"], costs["today"].cost) == (10.0, 10.0, 5.0)
+    assert (costs["days"][0], len(costs["costs"]), sum(costs["costs"])) == ("2026-07-02", 30, 8.0)
+    costs = await read_costs(spending, date(2026, 8, 1))
+    assert (costs["month"], costs["days"][0], sum(costs["costs"])) == (0.0, "2026-07-03", 5.0)
 
 
 async def test_vectors_of_a_server_are_paid_for_like_answers(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Form, Request
 from starlette.responses import Response
@@ -23,6 +23,9 @@ from switchyard.services.engine.monitoring.lane_report import Report
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.llm.gate import all_servers, calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
+
+if TYPE_CHECKING:
+    from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
 
 DAYS = 30
 """Length of the chart of costs."""
@@ -66,16 +69,6 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
     settings, repositories = state.settings, LlmLedger(state.ledger)
     now = state.ledger.clock.time()
     today = datetime.fromtimestamp(now, UTC).date()
-    first = today - timedelta(days=DAYS - 1)
-    rows = await repositories.spending.llm_spend(
-        "day", since=first.isoformat(), until=None, limit=DAYS + 1
-    )
-    by_day = {each.name: each for each in rows}
-    days = [(first + timedelta(days=index)).isoformat() for index in range(DAYS)]
-    month = [each for each in rows if (each.name or "").startswith(today.isoformat()[:7])]
-    spent = sum(each.cost for each in month)
-    next_month = (today.replace(day=28) + timedelta(days=4)).replace(day=1)
-    month_days = (next_month - timedelta(days=1)).day
     call_limits = {each.name: settings.most_calls(each) for each in settings.model_servers}
     servers = all_servers(await repositories.slots.llm_servers(), settings)
     counts = await repositories.batches.llm_batch_counts()
@@ -95,16 +88,7 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
         "pauses": await repositories.history.pauses(now - PAUSES_FOR),
         "waiting": _waiting_requests(await readings.lanes.look()),
         "waiting_trouble": readings.lanes.trouble,
-        "days": days,
-        "costs": [by_day[day].cost if day in by_day else 0.0 for day in days],
-        "today": by_day.get(today.isoformat()),
-        "month": spent,
-        "month_end": spent / today.day * month_days,
-        "saved": sum(each.saved for each in rows),
-        "saved_calls": sum(each.saved_calls for each in rows),
-        "models": await repositories.spending.llm_spend(
-            "model", since=first.isoformat(), until=None, limit=10
-        ),
+        **await read_costs(repositories.spending, today),
         "budgets": await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day),
         "batches": await repositories.batches.llm_batches(),
         "batched": sorted(counts.items()),
@@ -113,8 +97,32 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
     return DashboardPage("llm.html", context, title="Language models")
 
 
+async def read_costs(spending: LlmSpendRepository, today: date) -> dict[str, Any]:
+    """Return the costs of the last DAYS days and of the month, as the page shows them."""
+    first = today - timedelta(days=DAYS - 1)
+    month_begin = today.replace(day=1)
+    rows = await spending.llm_spend(
+        "day", since=min(first, month_begin).isoformat(), until=None, limit=DAYS + 2
+    )
+    by_day = {each.name: each for each in rows}
+    days = [(first + timedelta(days=index)).isoformat() for index in range(DAYS)]
+    shown = [by_day[day] for day in days if day in by_day]
+    spent = sum(each.cost for each in rows if (each.name or "") >= month_begin.isoformat())
+    next_month = (month_begin + timedelta(days=31)).replace(day=1)
+    return {
+        "days": days,
+        "costs": [by_day[day].cost if day in by_day else 0.0 for day in days],
+        "today": by_day.get(today.isoformat()),
+        "month": spent,
+        "month_forecast": spent / today.day * (next_month - month_begin).days,
+        "saved": sum(each.saved for each in shown),
+        "saved_calls": sum(each.saved_calls for each in shown),
+        "models": await spending.llm_spend("model", since=first.isoformat(), until=None, limit=10),
+    }
+
+
 def _waiting_requests(report: Report | None) -> dict[str, int] | None:
-    """Return how many requests wait in each lane; None where the broker does not tell."""
+    """Return how many requests wait in each lane; None where the broker is unreachable."""
     if report is None:
         return None
     queues = {each.name: each.ready for lane in report.lanes for each in lane.queues}
@@ -127,5 +135,5 @@ async def resume(state: Shared, server: Annotated[str, Form(max_length=200)]) ->
     """End the pause of a server."""
     ended = await LlmLedger(state.ledger).slots.end_llm_pause(server)
     if ended is None:
-        raise Problem("not-found", f"no model server {server!r} was called")
+        raise Problem("not-found", f"no request was ever sent to a model server named {server!r}")
     return done(router.view.path, f"The pause of {server} is over: {ended.jobs} jobs go on.")

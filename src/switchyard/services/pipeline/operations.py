@@ -1,4 +1,4 @@
-"""The parts of documents in running a system: periodic duties and doctor's checks."""
+"""What the document pipeline adds to running a system: periodic duties and doctor's checks."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from switchyard.services.pipeline.index.index_check import check_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 
 LONG_SOURCE_PAUSE = 120.0
-"""Seconds left of a pause from which it is told of."""
+"""A pause with at least this many seconds left is reported."""
 _DOCUMENT_SERVERS = ("arxiv", "github", "huggingface")
 _KEY_SETTINGS = {
     "openalex": "JOBS_OPENALEX_API_KEY",
     "github": "JOBS_GITHUB_TOKEN",
     "huggingface": "JOBS_HF_TOKEN",
 }
-"""Settings with which servers answer more requests."""
+"""The setting of each server's key, with which it answers more requests."""
 
 
 def doctor_steps() -> Iterable[DoctorStep]:
-    """Return the checks of the index, of the classes' file and of servers that pause."""
+    """Return the checks of the index, of the file of classes and of pauses that servers ask for."""
     return [
         DoctorStep(lambda system: check_index(system.settings), on_demand=True),
-        DoctorStep(lambda system: classes(system.settings), on_demand=True),
-        DoctorStep(sources, ledger=True),
+        DoctorStep(lambda system: check_class_definitions(system.settings), on_demand=True),
+        DoctorStep(check_source_pauses, ledger=True),
     ]
 
 
-async def sources(system: DoctorContext) -> list[Diagnostic]:
-    """Return a warning for each server of documents and catalogue that has asked to be left alone
-    for long."""
+async def check_source_pauses(system: DoctorContext) -> list[Diagnostic]:
+    """Return a warning for each server of documents and each catalogue that has asked for a long
+    pause."""
     ledger = system.need_ledger()
     checks = []
     for name in (*system.settings.link_catalogues, *_DOCUMENT_SERVERS):
@@ -51,27 +51,32 @@ async def sources(system: DoctorContext) -> list[Diagnostic]:
             continue
         until = datetime.fromtimestamp(ledger.clock.time() + left, UTC)
         is_catalogue = name in system.settings.link_catalogues
-        key = f"; with {_KEY_SETTINGS[name]} it answers more" if name in _KEY_SETTINGS else ""
+        key_hint = (
+            f"; with {_KEY_SETTINGS[name]} it answers more requests"
+            if name in _KEY_SETTINGS
+            else ""
+        )
         checks.append(
             warning(
                 "sources",
                 Finding.SOURCE_PAUSED,
-                f"{name} has asked to be left alone, and is until {until:%Y-%m-%d %H:%M:%S} UTC; "
+                f"{name} asked for a pause: nothing is sent to it until "
+                f"{until:%Y-%m-%d %H:%M:%S} UTC; "
                 + (
                     "references are linked by the other catalogues meanwhile"
                     if is_catalogue
                     else "its jobs wait, and go on then"
                 ),
-                "nothing, if that may wait"
-                + ("; then publish `link_citations` again" if is_catalogue else "")
-                + key,
+                "wait"
+                + (", then publish `link_citations` again" if is_catalogue else "")
+                + key_hint,
             )
         )
     return checks
 
 
 def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
-    """Return the duties: delete catalogues' answers that are too old."""
+    """Return the duty that deletes answers of catalogues that are too old."""
     run = partial(_drop_catalogue_answers, context)
     yield PeriodicDuty("old catalogue answers", run, context.intervals.answers)
 
@@ -87,7 +92,7 @@ async def _drop_catalogue_answers(context: DutyContext) -> None:
         structlog.get_logger("scheduler").info("catalogue answers deleted", answers=number)
 
 
-async def classes(settings: Settings) -> list[Diagnostic]:
+async def check_class_definitions(settings: Settings) -> list[Diagnostic]:
     """Check that the file of JOBS_CLASSES can be used; without one there is nothing to check."""
     if settings.classes is None:
         return []

@@ -1,8 +1,8 @@
-"""Nodes of the graph, made of what documents and references say: the names by which they are found
-again, and the text that is shown.
+"""Describe nodes of the graph from what documents and references say: the keys by which they are
+found again, and the text that is shown.
 
-All of it comes from anybody's files. What goes on from here is bounded, and fits into any database
-and any file.
+The input comes from anybody's files. What this module returns is bounded, and fits into any
+database and any file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-from switchyard.services.pipeline.ledger.graph_identity import is_telling
+from switchyard.services.pipeline.ledger.graph_identity import identifies_work
 from switchyard.services.pipeline.records.graph import (
     EdgeKind,
     NewEdge,
@@ -26,9 +26,9 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId
 MAX_LABEL = 500
 """Characters of a label at most."""
 MAX_KEY = 200
-"""Characters of a key at most: of what is longer, the end is a hash of all of it."""
+"""Characters of a key at most; a longer one is cut and ends in a hash of the whole."""
 MAX_AUTHORS = 20
-"""Authors of a work that is cited; a document's own are ten times as many at most."""
+"""Authors of a cited work at most; of a document, ten times as many."""
 MAX_TOPICS = 50
 MAX_CITED = 5_000
 """Works that a document cites at most."""
@@ -43,7 +43,8 @@ _ARXIV_DOI = "10.48550/arxiv."
 
 
 def tidy(text: object, most: int = MAX_LABEL) -> str:
-    """Return one line of text, without what would steer a terminal or what no database takes."""
+    """Return one line of text, without characters that would steer a terminal or that a database
+    refuses."""
     if not isinstance(text, str):
         return ""
     line = " ".join(_UNFIT.sub(" ", text[: 4 * most]).split())
@@ -51,8 +52,8 @@ def tidy(text: object, most: int = MAX_LABEL) -> str:
 
 
 def comparable(text: str) -> str:
-    """Return text as titles and names are compared: words in lower case, without accents and
-    signs."""
+    """Return a title or name in the form in which it is compared: words in lower case, without
+    accents and signs."""
     bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
     letters = "".join(each for each in bare if not unicodedata.combining(each))
     return " ".join(_NO_WORD.sub(" ", letters).casefold().split())
@@ -93,10 +94,10 @@ def document_of(
     source: object = None,
     entry: Mapping[str, Any] | None = None,
 ) -> NodeDescription:
-    """Describe a document by its title, and by `entry`, what its source says of it."""
+    """Describe a document by its title and by `entry`, the metadata of its source."""
     entry = entry or {}
     source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
-    keys = _without_none([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
+    keys = _distinct_keys([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
     names = [tidy(name) for name in _as_list(entry.get("authors"))[: 10 * MAX_AUTHORS]]
     people = [person for name in names if (person := _author(*_name_parts(name))) is not None]
     label = tidy(title)
@@ -110,12 +111,12 @@ def document_of(
             about = NodeDescription(NodeKind.TOPIC, name, (bounded_key("topic", name.casefold()),))
             edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
     words = comparable(label)
-    named = _title_key(words, family, year)
+    title_key = _title_key(words, family, year)
     return NodeDescription(
         NodeKind.DOCUMENT,
         label or document_id,
-        (*keys, *_without_none([named])),
-        title=words if named or is_telling(words) else "",
+        (*keys, *_distinct_keys([title_key])),
+        title=words if title_key or identifies_work(words) else "",
         author=family,
         year=year,
         provenance="document",
@@ -124,12 +125,12 @@ def document_of(
     )
 
 
-def cited_works(
+def citation_edges(
     references: Sequence[Mapping[str, Any]], citations: Sequence[Mapping[str, Any]] = ()
 ) -> list[NewEdge]:
-    """Describe the works that a document cites, from the result of `process_references`. An edge's
-    weight is the number of places that cite the work, 1 at least. What names no work is left out.
-    """
+    """Return the edges to the works that a document cites, from the result of `process_references`.
+    An edge's weight is the number of places that cite the work, 1 at least. References that name no
+    work are left out."""
     places: dict[int, int] = {}
     for citation in citations:
         for at in _as_list(citation.get("references")):
@@ -152,7 +153,7 @@ def work_of(
 ) -> NodeDescription | None:
     """Describe a work by its fields in a parsed reference, or by those of a catalogue; None where
     the fields name no work."""
-    keys = _without_none(
+    keys = _distinct_keys(
         [
             doi_key(reference.get("doi")),
             arxiv_key(reference.get("arxiv_id")),
@@ -168,11 +169,11 @@ def work_of(
     names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
     family = comparable(names[0][0]) if names else ""
     words = comparable(title)
-    named = _title_key(words, family, year)
-    if not keys and named is None and not is_telling(words):
+    title_key = _title_key(words, family, year)
+    if not keys and title_key is None and not identifies_work(words):
         return None
-    if named is None and not keys:
-        named = bounded_key("title", words)
+    if title_key is None and not keys:
+        title_key = bounded_key("title", words)
     edges = [
         NewEdge(EdgeKind.WRITTEN_BY, person)
         for name in names
@@ -183,8 +184,8 @@ def work_of(
     return NodeDescription(
         NodeKind.WORK,
         title or tidy(reference.get("text")) or keys[0],
-        (*keys, *_without_none([named])),
-        title=words if named or is_telling(words) else "",
+        (*keys, *_distinct_keys([title_key])),
+        title=words if title_key or identifies_work(words) else "",
         author=family,
         year=year,
         provenance=provenance,
@@ -192,8 +193,8 @@ def work_of(
     )
 
 
-def similar_documents(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
-    """Describe the documents that `link_content` has found to be similar."""
+def similarity_edges(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
+    """Return the edges to the documents that `link_content` has found to be similar."""
     return [
         NewEdge(
             EdgeKind.SIMILAR,
@@ -210,15 +211,15 @@ def similar_documents(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
 
 
 def _title_key(title: str, family: str, year: int | None) -> str | None:
-    """Return the key of last resort: a work's title with its year and first author, where all are
-    known."""
+    """Return the key of a work by its title, year and first author; None where one of them is
+    unknown."""
     if not (title and family and year):
         return None
     return bounded_key("title", f"{title}|{year}|{family}")
 
 
 def _author(family: str, given_names: str) -> NodeDescription | None:
-    """Describe a person by the name as it is written: J. Roe and Jane Roe may be two."""
+    """Describe a person by the name as it is written: J. Roe and Jane Roe may be two people."""
     words = comparable(f"{family} {given_names}")
     if not words:
         return None
@@ -236,7 +237,7 @@ def _name_parts(name: str) -> tuple[str, str]:
 
 
 def _venue(name: str) -> NodeDescription | None:
-    """Describe the venue of a work, without what follows its name (volume, pages, year)."""
+    """Describe the venue of a work by its name alone, without volume, pages and year."""
     bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
     words = comparable(bare)
     if not re.search(r"[^\W\d_]{2}", words):
@@ -256,5 +257,5 @@ def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _without_none(keys: Iterable[str | None]) -> tuple[str, ...]:
+def _distinct_keys(keys: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in keys if each is not None))

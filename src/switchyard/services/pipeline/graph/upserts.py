@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.pipeline.graph.descriptions import (
-    cited_works,
+    citation_edges,
     document_of,
-    similar_documents,
+    similarity_edges,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import EdgeKind, NewEdge, NodeDescription, NodeKind
@@ -42,11 +42,11 @@ async def upsert_document(
     for edge in document.edges:
         edges[edge.kind].append(edge)
     if links is not None:
-        edges[EdgeKind.SIMILAR] = similar_documents(links)
+        edges[EdgeKind.SIMILAR] = similarity_edges(links)
     if references is not None:
         # In a thread: a book cites thousands.
         edges[EdgeKind.CITES] = await asyncio.to_thread(
-            cited_works, references.get("references") or (), references.get("citations") or ()
+            citation_edges, references.get("references") or (), references.get("citations") or ()
         )
     await PipelineLedger(ledger).graph.put_in_graph(document, edges)
 
@@ -57,5 +57,5 @@ async def upsert_similar(
     """Tell what a document is like, and nothing else of it. Raises LedgerUnavailable."""
     document = NodeDescription(NodeKind.DOCUMENT, title or document_id, document_id=document_id)
     await PipelineLedger(ledger).graph.put_in_graph(
-        document, {EdgeKind.SIMILAR: similar_documents(links)}
+        document, {EdgeKind.SIMILAR: similarity_edges(links)}
     )

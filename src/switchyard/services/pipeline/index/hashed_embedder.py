@@ -1,8 +1,8 @@
 """The offline embedder by wording: words and parts of words, hashed into a vector.
 
-No model and no download, and the same vector on every machine, for ever. It sees likeness of
-wording and not of meaning: texts on one subject share words, and inflections of a word share its
-parts, in any script. For meaning, there are wordllama and models behind a server.
+It needs no model and no download, and makes the same vector on every machine, for ever. It sees
+likeness of wording and not of meaning: texts on one subject share words, and inflections of a word
+share its parts, in any script. For meaning, there are wordllama and models behind a server.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from switchyard.services.pipeline.index.similarity_calibration import Similarity
 from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.text.stopwords import stop_words_among
 
+_VERSION = 2
+"""Counted up when a text gets another vector."""
 _WORD_WEIGHT = 0.5
 _STEM_WEIGHT = 0.9
 """For a word's beginning, which `flower` and `flowers` share."""
@@ -31,7 +33,7 @@ _SHORT_WORD = 2
 _KNOWN_WORDS = 20_000
 """Words whose features are remembered while texts are embedded: some 40 MB."""
 _FREQUENCY_POWER = 0.75
-"""Ten times the same word say more than once, but not ten times as much."""
+"""The same word ten times says more than once, but not ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,13 @@ class HashedEmbedder:
 
     @property
     def name(self) -> str:
-        return f"hashed-2-{self.dimensions}"
+        return f"hashed-{_VERSION}-{self.dimensions}"
 
     @property
     def calibration(self) -> SimilarityCalibration:
         # Short texts on unrelated subjects come to 0.1 on average and seldom to 0.2, texts on one
-        # subject to 0.25 and more; a word that no text has, by chance, to nearly 0.25.
+        # subject to 0.25 and more. A query of one word that no text has can reach nearly 0.25 by
+        # chance.
         return SimilarityCalibration(min_relevance=0.25, min_similarity=0.22, vector_weight=0.3)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
@@ -85,7 +88,7 @@ class HashedEmbedder:
             self._feature(f"s:{_stem(word)}", _STEM_WEIGHT),
         ]
         parts = _parts(word)
-        # Of n equal weights, the squares add up to that of all parts together.
+        # n weights of this size have together the length _PARTS_WEIGHT.
         each = _PARTS_WEIGHT / math.sqrt(len(parts))
         return features + [self._feature(f"p:{part}", each) for part in parts]
 

@@ -35,7 +35,7 @@ from switchyard.services.pipeline.index.generations import (
 )
 from switchyard.services.pipeline.index.lance_commits import FIRST_RETRY_DELAY
 from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
-from switchyard.services.pipeline.index.native_memory import limit_malloc_arenas
+from switchyard.services.pipeline.index.native_memory import configure_malloc
 from switchyard.services.pipeline.index.word_index import TOKENIZER_VERSION, add_word_index
 
 _CREATION_TIMEOUT = 30.0
@@ -70,7 +70,7 @@ def _library() -> Any:
     """Import LanceDB. Its log goes to stderr as plain text, among lines of JSON, and warns of
     harmless things: it shows errors alone, unless LANCEDB_LOG says otherwise."""
     os.environ.setdefault("LANCEDB_LOG", "error")
-    limit_malloc_arenas()  # before it begins its threads
+    configure_malloc()  # before it begins its threads
     return import_module("lancedb")
 
 

@@ -98,7 +98,7 @@ class CrawlRepository(Repository):
         query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
         row = connection.execute(query).one_or_none()
         crawl = None if row is None else _crawl_record(row)
-        if crawl is None or crawl.over(now) is not None:
+        if crawl is None or crawl.why_over(now) is not None:
             return 0
         return self._claim(connection, crawl, pages, now, interval)
 

@@ -14,7 +14,7 @@ UNIQUE_SCHEMES = ("doi", "arxiv", "openalex", "wikidata")
 the first that both have decides."""
 MAX_YEAR_DIFFERENCE = 1
 """A preprint and what is printed of it may be told with years that differ by so much."""
-TELLING_WORDS, TELLING_LENGTH = 4, 20
+MIN_TITLE_WORDS, MIN_TITLE_LENGTH = 4, 20
 """A title of so many words and characters is enough, where year or author are not known."""
 
 
@@ -67,9 +67,9 @@ def contradict(keys: Collection[str], other: Collection[str]) -> bool:
     return False
 
 
-def is_telling(title: str) -> bool:
+def identifies_work(title: str) -> bool:
     """Return whether a title alone identifies a work."""
-    return len(title) >= TELLING_LENGTH and len(title.split()) >= TELLING_WORDS
+    return len(title) >= MIN_TITLE_LENGTH and len(title.split()) >= MIN_TITLE_WORDS
 
 
 def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
@@ -85,7 +85,7 @@ def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
     authors = [author for author in (node.author, other.author) if author]
     if max(years, default=0) - min(years, default=0) > MAX_YEAR_DIFFERENCE or len(set(authors)) > 1:
         return False
-    return len(years) + len(authors) == 4 or is_telling(node.title)
+    return len(years) + len(authors) == 4 or identifies_work(node.title)
 
 
 def is_weak(node: Node) -> bool:

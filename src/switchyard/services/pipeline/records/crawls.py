@@ -19,7 +19,7 @@ class CrawlState(StrEnum):
     """How a crawl stands."""
 
     RUNNING = "running"
-    """Pages of it wait, or are visited."""
+    """Some of its pages wait or are being visited."""
     DONE = "done"
     """All its pages have ended."""
     CANCELLED = "cancelled"
@@ -37,7 +37,7 @@ class CrawlRecord:
     max_depth: int
     """Links on the way from a start address to a page."""
     deadline: float
-    """When it visits no more pages."""
+    """The time from which it visits no more pages."""
     created_by: str
     created_at: float
     claimed: int = 0
@@ -45,7 +45,7 @@ class CrawlRecord:
     cancelled_at: float | None = None
     idempotency_key: str | None = None
 
-    def over(self, now: float) -> str | None:
+    def why_over(self, now: float) -> str | None:
         """Return why the crawl visits no more pages; None while it does."""
         if self.cancelled_at is not None:
             return "the crawl was cancelled"
@@ -66,14 +66,14 @@ class FoundPage:
 
 @dataclass(frozen=True, slots=True)
 class CrawlPage:
-    """A page that a crawl visits: nobody else in the crawl does."""
+    """A page that belongs to one job of a crawl, so that it is visited once."""
 
     url: str
     depth: int
     job_id: str
     found_by: str | None
     due_at: float
-    """Not visited before that time."""
+    """The page is not visited before that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class CrawlProgress:
 
     crawl: CrawlRecord
     pages: Mapping[str, int]
-    """By the state of their jobs: those without are left out."""
+    """Number of pages by the state of their jobs; states that no page is in are left out."""
     state: CrawlState
 
 
@@ -92,6 +92,6 @@ class ListedPage:
 
     page: CrawlPage
     state: str
-    """Its job's."""
+    """State of the page's job."""
     outcome: str | None
-    """What came of it, in words; None while nothing has."""
+    """The result of the visit in words; None until there is one."""

@@ -1,4 +1,4 @@
-"""States of documents, and what they are classified as."""
+"""States of documents, and their classes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Any
 
 from switchyard.broker import patterns
 
-# While the pipeline goes on, a document's state is that of a stage.
+# While a document is processed, its state is the name of the stage; these are the others.
 COMPLETED = "completed"
 NEEDS_OCR = "needs_ocr"
-"""It is made of images, and waits for a worker that reads them."""
+"""It consists of images, and waits for a worker that recognises their text."""
 FAILED = "failed"
 FINISHED_STATES = frozenset({COMPLETED})
-"""States of a document that its pipeline leaves alone."""
+"""States in which a document's pipeline has ended well; FAILED is not among them."""
 
 
 def checked_class(value: object) -> object:
-    """Return the value if it can be a class in a filter; a value that is no text is for others to
-    refuse.
+    """Return the value if it can be a class in a filter, or is no text, which the caller refuses.
 
-    Raises ValueError, which says how one is written.
+    Raises ValueError, which says how a class is written.
     """
     if isinstance(value, str) and not re.match(patterns.CLASS.replace("$", r"\Z"), value):
         raise ValueError(
@@ -38,12 +37,12 @@ class DocumentClass:
     kind: str
     label: str
     score: float
-    """By rules the points of its keywords, by meaning the similarity."""
+    """Method `rules`: the points of its keywords; method `meaning`: the similarity."""
     why: Mapping[str, Any] = field(default_factory=dict)
-    """`by`, and by rules `keywords` with how often each was found and the `points` of all labels,
-    by meaning the `similarities` of the most similar ones."""
+    """Always `by` (the method). Method `rules`: `keywords` (how often each was found) and `points`
+    of all labels. Method `meaning`: `similarities` of the most similar labels."""
 
     @property
     def name(self) -> str:
-        """As a filter has it: `privacy:restricted`."""
+        """The class as it is written in a filter: `privacy:restricted`."""
         return f"{self.kind}:{self.label}"

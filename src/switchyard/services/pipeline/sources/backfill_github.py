@@ -18,7 +18,7 @@ from switchyard.services.pipeline.sources.source_client import SourceClient, Sou
 
 PAGE_SIZE = 100
 MAX_SEARCH_RESULTS = 1000
-"""Results of a search that GitHub gives."""
+"""Results of a search that GitHub returns at most."""
 _JSON = "application/vnd.github+json"
 
 
@@ -30,7 +30,8 @@ class GithubOptions(BaseModel):
     org: str | None = Field(default=None, pattern=patterns.GITHUB_ORG)
     """An organisation: all its repositories."""
     query: str | None = Field(default=None, min_length=1, max_length=256)
-    """In GitHub's language: `topic:ocr language:python stars:>100`; the first 1,000."""
+    """A search in GitHub's syntax: `topic:ocr language:python stars:>100`; its first 1,000 results
+    are read."""
     repositories: list[Annotated[str, AfterValidator(repository_name)]] | None = Field(
         default=None, min_length=1, max_length=10_000
     )
@@ -44,7 +45,8 @@ class GithubOptions(BaseModel):
 
 
 class GithubBackfill(PagedSource):
-    """Repositories by creation, oldest first. A page is its number."""
+    """Repositories of an organisation by creation, of a search as GitHub ranks them, of a list in
+    its order. The cursor's page is GitHub's page number."""
 
     name: ClassVar[str] = "github"
     Options = GithubOptions
@@ -66,11 +68,11 @@ class GithubBackfill(PagedSource):
             if self.options.query is not None:
                 results = await self._page(client, 1, 1)
                 count = results.get("total_count")
-            else:
-                path = f"/orgs/{quote(self.options.org or '')}"
-                about = await client.get(path, accept=_JSON)
-                count = mapping(about.json(), "organisation", "GitHub").get("public_repos")
-            return min(count, MAX_SEARCH_RESULTS) if isinstance(count, int) else None
+                return min(count, MAX_SEARCH_RESULTS) if isinstance(count, int) else None
+            path = f"/orgs/{quote(self.options.org or '')}"
+            about = await client.get(path, accept=_JSON)
+            count = mapping(about.json(), "organisation", "GitHub").get("public_repos")
+            return count if isinstance(count, int) else None
 
     @property
     def server(self) -> SourceServer:
@@ -107,7 +109,7 @@ class GithubBackfill(PagedSource):
     async def _page(self, client: SourceClient, page: int, size: int) -> dict[str, Any]:
         numbers = {"per_page": str(size), "page": str(page)}
         if self.options.query is not None:
-            # By the day of creation, in GitHub's words; what is new does not shift the pages.
+            # GitHub can't sort a search by creation: pages may shift while it is read.
             asked_for = {"q": self.options.query, **numbers}
             answer = await client.get("/search/repositories", asked_for, accept=_JSON)
             return dict(mapping(answer.json(), "search", "GitHub"))

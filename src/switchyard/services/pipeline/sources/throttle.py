@@ -1,14 +1,15 @@
-"""When the next request to a server may be sent: one rule for all processes together.
+"""Decide when the next request to a server may be sent: one rule for all processes together.
 
 Leases in the ledger keep it, named by the server: `arxiv.connection` is held while a request is
-under way, `arxiv.pause` until the next one may begin. Who waits for them has a place, of which
-there are two: the one whose turn is next, and one behind, so that no turn is lost; all others are
-sent away at once, or they would keep their workers from other work. What a process holds it renews:
-when it is killed, others have it within six seconds (ledger/leases.py), whatever the server's own
-time limit.
+under way, `arxiv.pause` until the next one may begin. Only two callers may be at a server at a
+time, each with a place: the one whose request runs or is next, and one behind it, so that no turn
+is lost. Others are refused at once, or they would keep their workers from other work; with
+`waits_for_place` they wait. A process renews the leases that it holds: when it is killed, others
+get them within six seconds (ledger/leases.py), whatever the server's own time limit.
 
 Language models' servers have a gate of their own (services/llm/gate.py): they take many requests
-at once, and how many is found out; these take one after the other, at an interval that is known.
+at once, and how many is found out. Servers of documents take one after the other, at an interval
+that is known.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 MAX_PAUSE = 3600.0
-"""Seconds; whatever a server asks for, somebody looks again after that."""
+"""Seconds; however long a pause a server asks for, it is tried again after that."""
 _POLL_INTERVAL = 0.2
-"""Seconds between looks at what another one has."""
+"""Seconds between attempts to take a lease that another caller holds."""
 _MARGIN = 5.0
 """Seconds that a connection may be held longer than its request may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTurn:
-    """The permission for one request, while its context lasts."""
+    """The permission for one request, valid while its context is open."""
 
     _pause: Callable[[float], Awaitable[None]]
 
@@ -48,7 +49,7 @@ class RequestTurn:
 
 
 class RequestPace(Protocol):
-    """Lets requests pass, one after the other."""
+    """Lets requests to one server begin, one after the other."""
 
     def turn(self, *, takes: float) -> AbstractAsyncContextManager[RequestTurn]:
         """Wait until a request may begin that takes at most `takes` seconds. Raises SourceBusy
@@ -56,9 +57,9 @@ class RequestPace(Protocol):
         ...
 
     def reserve(self, *, takes: float) -> AbstractAsyncContextManager[None]:
-        """Wait for the right to several requests, one after the other, that belong together: at
-        the interval, and nobody's in between. Whoever needs three requests for one thing would
-        else begin anew each time that the third has no turn. Raises SourceBusy."""
+        """Wait for the right to send several requests that belong together: at the interval, with
+        none of another caller in between. A caller that needs three requests for one thing would
+        otherwise begin anew each time that the third gets no turn. Raises SourceBusy."""
         ...
 
 
@@ -76,32 +77,35 @@ class FleetThrottle:
         waits_for_place: bool,
     ) -> None:
         self._ledger = ledger
-        self._connection = f"{name}.connection"
-        self._next = f"{name}.pause"
+        self._connection_lease = f"{name}.connection"
+        self._pause_lease = f"{name}.pause"
         self._places = (f"{name}.place.1", f"{name}.place.2")
         self._label = label
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
         self._max_wait = max_wait
-        """Seconds that a caller is kept waiting."""
+        """Seconds that a caller is kept waiting, at most."""
         self._waits_for_place = waits_for_place
-        """Or is sent away when both places are taken."""
-        self._in_a_row = False
+        """Whether a caller waits for a place while both are taken; otherwise it is refused."""
+        self._is_reserved = False
+        """Whether a caller is within `reserve`."""
 
     @asynccontextmanager
     async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
         """As in RequestPace. Raises LedgerUnavailable too."""
         holder = str(uuid4())
-        # Within a reservation the interval is always waited for: else no second request would come.
-        waits = max(self._max_wait, self._interval + 1) if self._in_a_row else self._max_wait
-        until = time.monotonic() + waits
+        # Within a reservation the interval is always waited for: otherwise no second request could
+        # be sent.
+        wait = max(self._max_wait, self._interval + 1) if self._is_reserved else self._max_wait
+        until = time.monotonic() + wait
         async with self._hold_connection(holder, takes, until):
             await self._wait_for_interval(holder, until)
 
             async def pause(seconds: float) -> None:
-                # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
+                # Always succeeds: the lease is this holder's, or has run out, and nobody else can
+                # take it while this one holds the connection.
                 await self._ledger.leases.acquire_lease(
-                    self._next, holder, max(seconds, self._interval)
+                    self._pause_lease, holder, max(seconds, self._interval)
                 )
 
             yield RequestTurn(pause)
@@ -110,25 +114,28 @@ class FleetThrottle:
     async def reserve(self, *, takes: float) -> AsyncIterator[None]:
         """As in RequestPace. Raises LedgerUnavailable too."""
         async with self._hold_connection(str(uuid4()), takes, time.monotonic() + self._max_wait):
-            self._in_a_row = True
+            self._is_reserved = True
             try:
                 yield
             finally:
-                self._in_a_row = False
+                self._is_reserved = False
 
     @asynccontextmanager
     async def _hold_connection(
         self, holder: str, takes: float, until: float
     ) -> AsyncIterator[None]:
-        """Hold the connection, with a place while it is waited for."""
-        self._refuse_long(await self._ledger.leases.lease_remaining(self._next), until)
-        if self._in_a_row:
+        """Hold a place and the connection, unless the caller has reserved them. Raises SourceBusy
+        at once where the server's pause ends after `until`."""
+        remaining = await self._ledger.leases.lease_remaining(self._pause_lease)
+        self._require_before(until, remaining)
+        if self._is_reserved:
             yield
             return
-        held = self._max_wait + takes + _MARGIN
+        max_held = self._max_wait + takes + _MARGIN
+        wait_until = until if self._waits_for_place else 0.0
         async with (
-            self._hold_lease(self._places, holder, held, until if self._waits_for_place else 0.0),
-            self._hold_lease((self._connection,), holder, held, until),
+            self._hold_lease(self._places, holder, max_held, wait_until),
+            self._hold_lease((self._connection_lease,), holder, max_held, until),
         ):
             yield
 
@@ -136,7 +143,8 @@ class FleetThrottle:
     async def _hold_lease(
         self, names: Sequence[str], holder: str, seconds: float, until: float
     ) -> AsyncIterator[None]:
-        """Hold one of these leases, waited for as long as it is not `until`, for `seconds`."""
+        """Wait until the time `until` for one of these leases, then hold it, for `seconds` at
+        most."""
         while not (name := await self._take_lease(names, holder)):
             if time.monotonic() >= until:
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
@@ -151,12 +159,14 @@ class FleetThrottle:
         return None
 
     async def _wait_for_interval(self, holder: str, until: float) -> None:
-        while not await self._ledger.leases.acquire_lease(self._next, holder, self._interval):
-            left = await self._ledger.leases.lease_remaining(self._next)
-            self._refuse_long(left, until)
+        leases = self._ledger.leases
+        while not await leases.acquire_lease(self._pause_lease, holder, self._interval):
+            left = await leases.lease_remaining(self._pause_lease)
+            self._require_before(until, left)
             await asyncio.sleep(left + 0.005)
 
-    def _refuse_long(self, left: float, until: float) -> None:
+    def _require_before(self, until: float, left: float) -> None:
+        """Raise SourceBusy if it is later than `until` in `left` seconds."""
         if time.monotonic() + left > until:
             raise SourceBusy(
                 f"the next request to {self._label} is due in {left:.0f} s for the whole fleet",
@@ -165,7 +175,7 @@ class FleetThrottle:
 
 
 class LocalThrottle:
-    """Paces the requests of one client, where there is no ledger to share one."""
+    """Paces the requests of one client, where there is no ledger to pace those of all."""
 
     def __init__(self, *, label: str, interval: float, max_wait: float) -> None:
         self._label = label
@@ -192,5 +202,5 @@ class LocalThrottle:
 
     @asynccontextmanager
     async def reserve(self, *, takes: float) -> AsyncIterator[None]:
-        """As in RequestPace: nobody else is here who could come in between."""
+        """As in RequestPace: with a single client, no other request can come in between."""
         yield

@@ -1,5 +1,5 @@
-"""Pictures that are larger than what the models look at: where their print would become too small
-to be read, its lines are looked for piece by piece, in the picture as it is."""
+"""Find the lines of pictures that are larger than what the models look at: where print would become
+too small to be read, its lines are looked for piece by piece, in the unreduced picture."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     Box = tuple[float, float, float, float]
 
 PIECE = 1_600
-"""Pixels that a piece is long and wide at most."""
+"""Height and width of a piece in pixels, at most."""
 _OVERLAP = 240
 """Pixels that pieces share, so that a line is whole in one of them."""
-_SMALL = 16
-"""Pixels that a line is high, with some space, below which it is read badly."""
-_FEW = 10
-"""One line of so many may be smaller."""
-_REDUCED = 0.5
-"""From which size on a picture in which no line was found has none."""
-_SAME = 0.5
-"""Part of the smaller of two boxes that both share, from which on they are of one line."""
-_BESIDE = 0.6
-"""Part of the lower of two boxes that stand side by side, from which on they are of one line."""
+_MIN_LINE_HEIGHT = 16
+"""Height of a line's box in pixels (the print and some space) below which it is read badly."""
+_SMALL_LINES_ALLOWED = 10
+"""One line in this many may be smaller than _MIN_LINE_HEIGHT."""
+_TRUSTED_SCALE = 0.5
+"""A picture in which no line was found has none if its scale was this at least; a smaller one is
+searched piece by piece."""
+_SAME_LINE_OVERLAP = 0.5
+"""Two boxes are one line if they share more than this part of the smaller one's area."""
+_CONTINUES_OVERLAP = 0.6
+"""Two boxes side by side are one line if they share more than this part of the smaller height (of
+upright lines: of the smaller width)."""
 
 
 def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Picture]]:
@@ -42,7 +44,7 @@ def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Pictur
         crops, detected = engine.detect_and_crop(small, record)
         boxes = list(detected.boxes)
     except RapidOCRError:
-        if scale >= _REDUCED:
+        if scale >= _TRUSTED_SCALE:
             raise
         boxes = []
     if scale >= 1 or (boxes and not _are_small(boxes)):
@@ -55,12 +57,12 @@ def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Pictur
 
 def _are_small(boxes: Sequence[Any]) -> bool:
     heights = sorted(min(x1 - x0, y1 - y0) for x0, y0, x1, y1 in map(_around, boxes))
-    return heights[len(heights) // _FEW] < _SMALL
+    return heights[len(heights) // _SMALL_LINES_ALLOWED] < _MIN_LINE_HEIGHT
 
 
 def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]:
-    """Return the boxes of all lines. `rough` are those of the whole picture, which are better for
-    lines that are too high for a piece."""
+    """Return the boxes of all lines. `rough` are the boxes that were found in the whole picture:
+    they are used for lines that are higher than the overlap, which no piece may have whole."""
     from rapidocr.main import RapidOCRError
 
     high, wide = picture.shape[:2]
@@ -76,7 +78,7 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
             scale = max(part.shape[:2]) / max(piece.shape[:2])
             try:
                 _, there = engine.detect_and_crop(part, record)
-            except RapidOCRError:  # its word for one without text
+            except RapidOCRError:  # raised for a piece without text
                 continue
             padding = record.get("padding_1", {}).get("top", 0)
             for box in there.boxes:
@@ -86,15 +88,15 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
 
 
 def _starts(size: int) -> Iterator[int]:
-    """Return where pieces of equal length begin that cover so many pixels."""
+    """Return the pixels at which pieces of equal length begin that together cover `size`."""
     count = 1 + max(0, -(-(size - PIECE) // (PIECE - _OVERLAP)))
     for number in range(count):
         yield round(number * (size - PIECE) / (count - 1)) if count > 1 else 0
 
 
 def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
-    """Return each line once: what two pieces have is one, and so is what goes on in the next
-    piece."""
+    """Return each line once: boxes of one line in two pieces, or of a line that continues in the
+    next piece, are joined."""
     import numpy as np
 
     joined_boxes: list[Any] = []
@@ -106,15 +108,15 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
             across, down = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
             if across <= 0 or down <= 0:
                 continue
-            if across * down > _SAME * _area((x0, y0, x1, y1)):
+            if across * down > _SAME_LINE_OVERLAP * _area((x0, y0, x1, y1)):
                 joined = True
                 break
-            level = x1 - x0 > y1 - y0 and a1 - a0 > b1 - b0
-            stands = x1 - x0 < y1 - y0 and a1 - a0 < b1 - b0
-            goes_on = (level and down > _BESIDE * min(y1 - y0, b1 - b0)) or (
-                stands and across > _BESIDE * min(x1 - x0, a1 - a0)
+            both_horizontal = x1 - x0 > y1 - y0 and a1 - a0 > b1 - b0
+            both_upright = x1 - x0 < y1 - y0 and a1 - a0 < b1 - b0
+            continues = (both_horizontal and down > _CONTINUES_OVERLAP * min(y1 - y0, b1 - b0)) or (
+                both_upright and across > _CONTINUES_OVERLAP * min(x1 - x0, a1 - a0)
             )
-            if goes_on:
+            if continues:
                 left, upper, right, lower = min(x0, a0), min(y0, b0), max(x1, a1), max(y1, b1)
                 corners = [[left, upper], [right, upper], [right, lower], [left, lower]]
                 joined_boxes[at] = np.array(corners, np.float32)
@@ -126,6 +128,7 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
 
 
 def _around(box: Any) -> Box:
+    """Return the upright rectangle around a box: left, top, right, bottom."""
     xs, ys = box[:, 0], box[:, 1]
     return float(xs.min()), float(ys.min()), float(xs.max()), float(ys.max())
 

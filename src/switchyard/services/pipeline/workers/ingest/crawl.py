@@ -71,7 +71,7 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     if crawl is None or page is None or page.job_id != ctx.job_id:
         raise PermanentError("the job is of no crawl: start one with `jobctl crawl start`")
     now = ctx.ledger.clock.time()
-    if (why := crawl.over(now)) is not None:
+    if (why := crawl.why_over(now)) is not None:
         return Done({"skipped": why})
     pressure = await _lane_pressure(ctx)
     if pressure is Pressure.FULL:
