@@ -62,14 +62,14 @@ _SCHEMES = (
 _MAX_TITLE = 20_000
 """Characters with their markup; the formulae of one title may have some thousands."""
 _TAG = re.compile(r"<(/?)(\w{1,10}:)?([A-Za-z][\w-]{0,30})(?:\s[^<>]*|/)?(?:>|\Z)")
-_FACES = frozenset([
+_TYPE_FACES = frozenset([
     "i", "b", "u", "em", "strong", "italic", "bold", "sc", "scp", "tt", "span", "roman",
     "underline",
 ])  # fmt: skip
 _BREAKS = frozenset(["br", "p", "div", "title", "sec", "list-item"])
 _SOURCES = frozenset(["annotation", "annotation-xml", "tex-math"])
-"""They hold a formula once more, as it was written for a program."""
-_MARKUP = _FACES | _BREAKS | _SOURCES | frozenset([
+"""Elements that hold a formula once more, as it was written for a program."""
+_MARKUP = _TYPE_FACES | _BREAKS | _SOURCES | frozenset([
     "sub", "sup", "inf", "font", "small", "a", "xref", "ext-link", "math", "mrow", "mi", "mn",
     "mo", "ms", "mtext", "mspace", "msub", "msup", "msubsup", "mfrac", "msqrt", "mroot", "mover",
     "munder", "munderover", "mstyle", "mfenced", "mpadded", "mphantom", "menclose", "mtable",
@@ -77,15 +77,15 @@ _MARKUP = _FACES | _BREAKS | _SOURCES | frozenset([
     "disp-formula", "alternatives", "named-content", "styled-content", "inline-graphic",
 ])  # fmt: skip
 _MIN_WORD = 4
-"""Letters from which what stands in a face of its own is a word, and no part of one."""
+"""A stretch in another type face with at least so many letters is a word of its own."""
 
 
 def without_markup(text: str) -> str:
-    """Return a catalogue's title or name without markup. Linear.
+    """Return a catalogue's title or name without markup, in linear time.
 
-    HTML, JATS and MathML are removed, and references to characters, written once or twice over,
-    resolved; formulae lose the spaces between their elements. What only looks like a tag (`p <
-    0.05`) stays.
+    HTML, JATS and MathML are removed, and HTML entities, also doubly escaped ones, resolved;
+    formulae lose the spaces between their elements. Text that only looks like a tag (`p < 0.05`)
+    stays.
     """
     text = text[:_MAX_TITLE]
     if "<" not in text and "&" not in text:
@@ -95,27 +95,29 @@ def without_markup(text: str) -> str:
     skipped: list[str] = []
     at, source, is_formula = 0, "", False
     for tag in _TAG.finditer(text):
-        closes, prefix, name = tag[1], tag[2], tag[3].lower()
+        is_closing, prefix, name = bool(tag[1]), tag[2], tag[3].lower()
         if name not in _MARKUP and not prefix:
             continue
         piece, at = text[at : tag.start()], tag.end()
         (skipped if source else read).append(piece.strip() if is_formula else piece)
         if name in _SOURCES:
-            if closes:
+            if is_closing:
                 skipped.clear()
-            source = "" if closes else name
+            source = "" if is_closing else name
         elif name == "math":
-            is_formula = not closes
+            is_formula = not is_closing
         elif name in _BREAKS or (
-            name in _FACES and _parts_words(piece, text[at : at + _MIN_WORD], closes)
+            name in _TYPE_FACES
+            and _separates_words(piece, text[at : at + _MIN_WORD], is_closing=is_closing)
         ):
             read.append(" ")
     return " ".join("".join([*read, *skipped, text[at:]]).split())
 
 
-def _parts_words(before: str, after: str, closes: str) -> bool:
-    """Return whether a face begins or ends between two words that catalogues have run together."""
-    word, other = (before[-_MIN_WORD:], after[:1]) if closes else (after, before[-1:])
+def _separates_words(before: str, after: str, *, is_closing: bool) -> bool:
+    """Return whether a type face begins or ends between two words that a catalogue has run
+    together."""
+    word, other = (before[-_MIN_WORD:], after[:1]) if is_closing else (after, before[-1:])
     return len(word) == _MIN_WORD and word.isalpha() and other.isalnum()
 
 
@@ -186,7 +188,7 @@ class WorkLink:
 
 
 def with_work(reference: Reference, work: CitedWork) -> Reference:
-    """Return the reference with the identifiers of its work, where it has none itself."""
+    """Return the reference with the identifiers of its work where its own are missing."""
     return replace(
         reference,
         doi=reference.doi or work.doi,

@@ -39,8 +39,8 @@ _IDENTIFIERS = {
 }
 _WORD = re.compile(r"(\d+)|([^\W\d_]+(?:['’][^\W\d_]+)*)|(``|''|\S)")
 _TRAILING = ".,;:!?'’”\"»"
-_JOINED = re.compile(r"(?<=[^\W\d_])[-\u00ad\u00ac]\s*\n\s*(?=[a-zà-ÿ])")
-_JOINED_SOFT = re.compile(r"[\u00ad\u00ac]\s*")
+_LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u00ad\u00ac]\s*\n\s*(?=[a-zà-ÿ])")
+_SOFT_HYPHEN = re.compile(r"[\u00ad\u00ac]\s*")
 _BROKEN_ADDRESS = re.compile(r"(?<=[/\-_.=])[ \t]*\n[ \t]*(?=[\w/?=&%-])")
 # Marks of print that a publisher's text brings along: <italic>Water Research</italic>.
 _MARKUP = re.compile(
@@ -50,19 +50,19 @@ _SPACE = re.compile(r"\s+")
 
 
 def clean_reference(text: str) -> str:
-    """Return a reference as one line: ligatures undone, and words whole that a line's end had
-    cut."""
+    """Return a reference as one line: ligatures are resolved, and words joined that a line's end
+    has cut."""
     text = unicodedata.normalize("NFC", text[:MAX_REFERENCE_CHARS])
-    text = text.translate(_LIGATURES)
+    text = text.translate(_REPLACED_CHARACTERS)
     text = _MARKUP.sub("", text)
-    text = _JOINED.sub("", text)
-    text = _JOINED_SOFT.sub("", text)
+    text = _LINE_END_HYPHEN.sub("", text)
+    text = _SOFT_HYPHEN.sub("", text)
     if "http" in text or "doi" in text.lower():
         text = _BROKEN_ADDRESS.sub("", text)
     return _SPACE.sub(" ", text).strip()
 
 
-_LIGATURES = {
+_REPLACED_CHARACTERS = {
     ord(sign): unicodedata.normalize("NFKC", sign) for sign in "ﬀﬁﬂﬃﬄﬅﬆ\u2007\u202f\u00a0"
 } | {ord(sign): None for sign in "\u200b\u200c\u200d\u2060\ufeff\x00"}
 

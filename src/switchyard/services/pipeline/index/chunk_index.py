@@ -76,9 +76,9 @@ class ChunkCandidate:
     similarity: float
     """Cosine to the vector, from -1 to 1; 0 to a vector of zeros."""
     relevance: float = 0.0
-    """As of a WordMatch; 0 for what is only near."""
+    """As in WordMatch; 0 for a chunk that only the vector found."""
     text: str = ""
-    """Where it has words."""
+    """The chunk's text, if it has words of the query; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,13 @@ class ChunkIndex(Protocol):
         ...
 
     async def needs_compaction(self) -> bool:
-        """Return whether writes have left so many pieces that it costs less to compact than to go
-        on."""
+        """Return whether writes have left so many pieces that compaction costs less than searching
+        them."""
         ...
 
     async def compact(self) -> None:
-        """Merge what writes have left in pieces, drop what no reader needs, and index what has
-        grown. Takes seconds to minutes; others may read and write meanwhile."""
+        """Merge the pieces that writes have left, drop those that no reader needs, and index new
+        rows. Takes seconds to minutes; others may read and write meanwhile."""
         ...
 
 
@@ -206,8 +206,8 @@ async def merge_candidates(
     near: Coroutine[Any, Any, list[ChunkCandidate]],
     worded: Coroutine[Any, Any, list[ChunkCandidate]],
 ) -> list[ChunkCandidate]:
-    """Run both searches at the same time, and return each chunk once: as the words found it, where
-    they did. Where one search fails, the other is ended."""
+    """Run both searches at the same time, and return each chunk once; of a chunk that both found,
+    the candidate of the word search. Where one search fails, the other is ended."""
     tasks = asyncio.create_task(near), asyncio.create_task(worded)
     try:
         candidates = itertools.chain.from_iterable(await asyncio.gather(*tasks))

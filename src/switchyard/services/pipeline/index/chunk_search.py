@@ -21,7 +21,7 @@ from switchyard.services.pipeline.index.word_index import query_terms
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain_text import (
     accented_words,
-    is_in_pairs,
+    has_cjk,
     paragraphs,
     sentences,
     shorten,
@@ -261,7 +261,7 @@ def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
     for match in _WORD.finditer(text):
         start, word = match.start(), match.group()
         parts = words(word)
-        if len(parts) < 2 or not is_in_pairs(word):
+        if len(parts) < 2 or not has_cjk(word):
             its = {form for part in accented_words(word) for form in forms(part)}
             ranges = [(start, match.end())] if not query_words.isdisjoint(its) else []
         else:  # pairs of characters that overlap, each as long as it is in the text

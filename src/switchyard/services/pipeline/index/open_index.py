@@ -46,17 +46,18 @@ class OpenIndex:
     budget: EmbeddingBudget | None = None
     """Pays for the vectors that a server makes; None where nobody does."""
     clock: Callable[[], float] = time.time
-    """Seconds since the epoch by the ledger's clock, of whoever has a ledger."""
+    """Returns seconds since the epoch: by the ledger's clock where there is a ledger, otherwise by
+    the host's."""
     verified: VerificationCache = field(default_factory=VerificationCache)
-    """Which generations have been compared with what a server makes."""
+    """Generations whose vectors were compared with those that the server makes now."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How many texts embedding servers take in one request, by address and model, of those that
-    have refused more."""
+    """Texts that an embedding server takes in one request, by address and model; only of servers
+    that have refused more."""
 
     @property
     def configured(self) -> Generation:
-        """The generation that a new index has: that of the embedder in the settings. Raises
-        PermanentError when that embedder can't be."""
+        """The generation of a new index, with the embedder of the settings. Raises PermanentError
+        when that embedder can't be made."""
         return generation_of(embedder_for(self.settings), FIRST_TABLE)
 
     async def generations(self) -> Generations:
@@ -64,8 +65,9 @@ class OpenIndex:
         return await self.store.generations(self.configured)
 
     def embedder_of(self, generation: Generation) -> Embedder:
-        """Return the embedder of a generation's vectors, which checks that a server still makes the
-        same ones. Raises IndexMismatch where these settings can't make it."""
+        """Return the embedder of a generation's vectors. One on a server checks first that the
+        server still makes the same vectors. Raises IndexMismatch where these settings can't make
+        it."""
         embedder = self.unprobed_of(generation)
         if is_offline(embedder.name):
             return embedder

@@ -1,12 +1,12 @@
 """Count how many chunks have each word, when a large table is compacted.
 
-A search weighs the words of its query by that. To count the chunks with a word means to visit each
-of them, and these pages push others out of the server's memory, of the index of neighbours above
-all. So the counts are kept in a table beside the chunks, for words that more than a few of them
-have; the others are counted by each search, and a new one is found at once.
+A search weighs the words of its query by these counts. Counting the chunks with a word means
+visiting each of them, and their pages push others out of the server's memory, above all those of
+the index of neighbours. So the counts of common words are kept in a table beside the chunks; rare
+words are counted by each search, so a new word is found at once.
 
-The counts hold for a table of about that size: where it has doubled since, or lost half of its
-chunks, each search counts all words, until the next compaction.
+The counts hold for a table of about that size: once it has doubled, or lost half of its chunks,
+each search counts all words, until the next compaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from switchyard.services.pipeline.index.postgres_neighbours import MAINTENANCE
 COUNTED_FROM = 10_000
 """Chunks from which a table is large: words of smaller ones are counted by each search."""
 _SAMPLED_CHUNKS = 50_000
-"""Chunks whose words are counted at most, about: which ones is left to chance."""
+"""Chunks whose words are counted, about, at most: a random sample of the table."""
 _SEEN = 20
 """A word is kept if at least this many of the sampled chunks have it."""
 
@@ -28,17 +28,19 @@ IS_COUNTED = """coalesce((
     FROM pg_class AS own WHERE own.relname = pg_class.relname || '_counts'
         AND own.relnamespace = pg_class.relnamespace AND has_table_privilege(own.oid, 'SELECT')
 ), false)"""
-"""Of a row of pg_class: whether what was counted of its words counts, and we may read it."""
+"""Expression on a row of pg_class: whether its table of word counts is recent enough (see above),
+and readable by us."""
 
 
 def counts_of(table: str) -> str:
-    """Return the name of the table that keeps, for words of `table`, the share of chunks with
-    each."""
+    """Return the name of the table that keeps, for each word of `table`, the share of chunks that
+    have it (column `part`)."""
     return f"{table}_counts"
 
 
 async def count_words(connection: Any, table: str) -> None:
-    """Count the words of that table, if it is large; its size was just looked at."""
+    """Count the words of that table, if it is large. Call it after ANALYZE: the size is read from
+    its statistics."""
     number = await connection.fetchval(
         "SELECT reltuples FROM pg_class WHERE oid = to_regclass($1)", table
     )
@@ -46,8 +48,8 @@ async def count_words(connection: Any, table: str) -> None:
         return
     counts = counts_of(table)
     async with connection.transaction():
-        # One at a time; before anything of its own is locked, for which somebody may wait who
-        # drops both.
+        # Only one process counts at a time. The chunks' table is locked first, as by whoever drops
+        # both tables: in another order the two could wait for each other.
         await connection.execute(
             f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE", timeout=MAINTENANCE
         )
@@ -65,11 +67,11 @@ async def count_words(connection: Any, table: str) -> None:
 
 
 _COUNT = f"""
-WITH looked_at AS MATERIALIZED (
+WITH sample AS MATERIALIZED (
     SELECT words FROM {{table}} TABLESAMPLE SYSTEM ({{percent}}) REPEATABLE (1)
 )
 INSERT INTO {{counts}}
-SELECT word, count(*)::real / (SELECT count(*) FROM looked_at)
-FROM looked_at CROSS JOIN LATERAL (SELECT DISTINCT unnest(words) AS word) AS its
+SELECT word, count(*)::real / (SELECT count(*) FROM sample)
+FROM sample CROSS JOIN LATERAL (SELECT DISTINCT unnest(words) AS word) AS its
 GROUP BY word HAVING count(*) >= {_SEEN}
 """

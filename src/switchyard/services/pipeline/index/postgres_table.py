@@ -30,8 +30,8 @@ from switchyard.services.pipeline.index.postgres_counts import IS_COUNTED, count
 from switchyard.services.pipeline.index.postgres_neighbours import (
     EXACTLY,
     INDEXED_DIMENSIONS,
-    LISTS,
     MAINTENANCE,
+    SELECT_LIST_COUNT,
     index_neighbours,
     nearest,
     search_settings,
@@ -107,7 +107,8 @@ class TableDescription:
 
 DESCRIBED = (
     # Not by to_regclass: what that has once not found, it may find only in the next transaction.
-    f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists, {IS_COUNTED} AS counted "
+    f"SELECT obj_description(oid, 'pg_class') AS told, {SELECT_LIST_COUNT} AS lists, "
+    f"{IS_COUNTED} AS counted "
     "FROM pg_class WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
 )
 """What `description_of` reads, of a table of that name."""
@@ -295,7 +296,9 @@ class PostgresTable:
     ) -> list[NearDocument]:
         query_vectors = [json.dumps(list(vector)) for vector in vectors if any(vector)]
         near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
-        async with self._open_read(search_settings(self._lists, for_each=True)) as connection:
+        async with self._open_read(
+            search_settings(self._lists, several_vectors=True)
+        ) as connection:
             rows = await connection.fetch(
                 f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
                 query_vectors,

@@ -1,7 +1,7 @@
-"""The words of a query and of the chunks: stemmed in one way, and LanceDB's index of them.
+"""The words of queries and of chunks, stemmed in the same way, and LanceDB's index of them.
 
-Rows that came after the index was last brought up to date are searched one by one, so what was
-just written is found; `ChunkIndex.compact` brings it up to date.
+Rows that are newer than the index are searched one by one, so that they are found; `ChunkIndex.
+compact` brings the index up to date.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 from switchyard.services.pipeline.text.plain_text import (
     content_words,
-    has_marks,
-    is_in_pairs,
+    has_cjk,
+    has_combining_marks,
     normalised,
     words,
 )
 from switchyard.services.pipeline.text.stems import language_of, query_words
 
 TOKENIZER_VERSION = 3
-"""How the words of chunks are kept. Counted up when `stems.stems` or `stems.stemmed` give other
-words for a text: an index of another number misses some of what it is asked for, until it is built
-anew."""
+"""Version of the words that are kept of chunks. Counted up when `stems.stems` or `stems.stemmed`
+give other words for a text: an index of another version misses some matches until it is rebuilt."""
 STEMMED_FROM = 3
-"""Version from which an index keeps stems; an older one is asked for words as they are written."""
+"""Version from which an index keeps stems; an older one is searched for words as they are
+written."""
 MAX_QUERY_WORDS = 64
-_WORDS = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
+_RUN = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 
 
 async def has_word_index(table: Any, column: str) -> bool:
@@ -36,9 +36,9 @@ async def has_word_index(table: Any, column: str) -> bool:
 
 
 async def add_word_index(table: Any, column: str) -> None:
-    """Make the index. Words are told apart by Unicode's rules and dictionaries, so Chinese,
-    Japanese and Thai have words, too; stems are kept in the column, for documents come in many
-    languages."""
+    """Make the index. Text is divided into words by Unicode's rules and dictionaries, so Chinese,
+    Japanese and Thai have words, too. The column holds stems already: LanceDB would stem in one
+    language, and documents come in many."""
     from lancedb.index import FTS
 
     config = FTS(base_tokenizer="icu", stem=False, remove_stop_words=False)
@@ -47,7 +47,7 @@ async def add_word_index(table: Any, column: str) -> None:
 
 def query_terms(text: str, *, has_stems: bool = True) -> list[tuple[str, ...]]:
     """Return the words of a query as PostgreSQL's index and the ranking compare them: each with all
-    forms that count as this word; as they are written for an index without stems."""
+    forms that count as this word, or as it is written, for an index without stems."""
     if has_stems:
         return query_words(text, MAX_QUERY_WORDS, language_of(text))
     found = dict.fromkeys(content_words(text) or words(text))
@@ -55,32 +55,31 @@ def query_terms(text: str, *, has_stems: bool = True) -> list[tuple[str, ...]]:
 
 
 def full_text_query(text: str, *, has_stems: bool = True) -> str | None:
-    """Return a query as the text that LanceDB's full-text index cuts into words itself: the words
-    that say something, or all of them where none does; None without any. Where spaces are written,
-    all forms of each word, but for an index without stems."""
-    # One by one: what is behind the last word that counts is not looked at.
+    """Return a query as text that LanceDB's full-text index cuts into words itself: its content
+    words, or all words if it has no others; None without words. In scripts that put spaces between
+    words, each word in all its forms, unless the index has no stems."""
     plain = normalised(text)
     content = frozenset(content_words(text))
-    telling = (run for run in _words(plain) if not content.isdisjoint(words(run)))
-    query_words = list(islice(telling, MAX_QUERY_WORDS)) or list(
-        islice(_words(plain), MAX_QUERY_WORDS)
+    # A generator: runs behind the last one that counts are not compared.
+    content_runs = (run for run in _runs(plain) if not content.isdisjoint(words(run)))
+    runs = list(islice(content_runs, MAX_QUERY_WORDS)) or list(
+        islice(_runs(plain), MAX_QUERY_WORDS)
     )
-    if has_marks(plain):
-        query_words = plain.split()[:MAX_QUERY_WORDS]  # the index cuts these, by dictionaries
+    if has_combining_marks(plain):
+        runs = plain.split()[:MAX_QUERY_WORDS]  # the index cuts these, by dictionaries
     if has_stems:
         language = language_of(text)
-        query_words = list(
-            dict.fromkeys(form for run in query_words for form in _forms_of(run, language))
-        )
-    return " ".join(query_words) or None
+        runs = list(dict.fromkeys(form for run in runs for form in _forms_of(run, language)))
+    return " ".join(runs) or None
 
 
 def _forms_of(run: str, language: str | None) -> list[str]:
     """Return the forms that find the stems of a run of letters."""
-    if is_in_pairs(run) or has_marks(run):
+    if has_cjk(run) or has_combining_marks(run):
         return [run]
     return [form for word in query_words(run, MAX_QUERY_WORDS, language) for form in word]
 
 
-def _words(text: str) -> Iterator[str]:
-    return (match.group() for match in _WORDS.finditer(text))
+def _runs(text: str) -> Iterator[str]:
+    """Yield the runs of letters and digits between spaces and signs."""
+    return (match.group() for match in _RUN.finditer(text))

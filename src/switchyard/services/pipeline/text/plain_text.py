@@ -147,15 +147,15 @@ def words(text: str) -> list[str]:
 
 
 def accented_words(text: str) -> list[str]:
-    """Return the same words with their accents, by which stemmers tell endings; without them where
-    they are vowel marks, which no stemmer needs."""
+    """Return the same words with their accents, by which stemmers recognise endings; without marks
+    where these are vowel marks, which no stemmer needs."""
     plain = normalised(text)
-    return words(text) if has_marks(plain) else _cut(plain)
+    return words(text) if has_combining_marks(plain) else _cut(plain)
 
 
-def has_marks(plain: str) -> bool:
-    """Return whether a text has marks that are no letters of their own, and would cut a word in
-    two."""
+def has_combining_marks(plain: str) -> bool:
+    """Return whether a text has marks that are no letters of their own, so that they would cut a
+    word in two."""
     return not plain.isascii() and _MARK.search(plain) is not None
 
 
@@ -166,11 +166,11 @@ def without_accents(word: str) -> str:
 
 def _cut(plain: str) -> list[str]:
     """Return the words of a folded text."""
-    if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
+    if not has_cjk(plain):  # most texts: looked at once, and not word by word
         return WORD.findall(plain)
     pieces: list[str] = []
     for word in WORD.findall(plain):
-        if is_in_pairs(word):
+        if has_cjk(word):
             pieces.extend(_pairs(word))
         else:
             pieces.append(word)
@@ -178,35 +178,33 @@ def _cut(plain: str) -> list[str]:
 
 
 def normalised(text: str) -> str:
-    """Return the text for an index that tells words apart itself: as `words` does, but with the
-    accents and vowel marks that dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
+    """Return the text for an index that cuts it into words itself: folded as by `words`, but with
+    the accents and vowel marks that dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
     return _fold(text, _compatible)
 
 
 def _numbers_apart(text: str) -> str:
-    """Return the text with raised numbers as words of their own, as markers of notes and exponents
-    are; a lowered one is part of its word, as in formulas, and the word is there without it,
-    too."""
+    """Return the text with raised numbers (markers of notes, exponents) as words of their own. A
+    word with a lowered number, as in formulas, is there twice: with the number and without."""
     apart = _RAISED.sub(r" \g<0> ", text)
-    # Few texts have lowered numbers, and their pattern looks at every word.
+    # Few texts have lowered numbers, and the pattern for them looks at every word.
     return _LOWERED.sub(r"\g<0> \1", apart) if _LOWERED_NUMBER.search(apart) else apart
 
 
-def is_in_pairs(word: str) -> bool:
-    """Return whether a word is cut into pairs of characters, as it has Chinese or Japanese ones."""
+def has_cjk(word: str) -> bool:
+    """Return whether a word has Chinese or Japanese characters: it is cut into pairs of them."""
     return not word.isascii() and _CJK.search(word) is not None
 
 
 def content_words(text: str) -> list[str]:
-    """Return the words that say something of the subject: no stop words, no lone Latin letters."""
+    """Return the words that say something of the subject: no stop words, no single letters."""
     all_words = words(text)
     stop_words = stop_words_among(all_words)
     return [word for word in all_words if word not in stop_words and len(word) > 1]
 
 
 def count_words(text: str) -> int:
-    """Return how long a text is, in words (for Chinese and Japanese, about one for two
-    characters)."""
+    """Return the number of words of a text; of Chinese and Japanese, one for two characters."""
     plain = _CJK.sub(" ", text)
     pairs = sum((run.end() - run.start() + 1) // 2 for run in _CJK.finditer(text))
     return sum(1 for _ in WORD.finditer(plain)) + pairs

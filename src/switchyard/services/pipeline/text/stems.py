@@ -14,8 +14,8 @@ from switchyard.services.pipeline.text.plain_text import (
     WORD,
     accented_words,
     content_words,
-    has_marks,
-    is_in_pairs,
+    has_cjk,
+    has_combining_marks,
     normalised,
     without_accents,
     words,
@@ -57,14 +57,14 @@ def stemmed(text: str) -> str:
     itself. Chinese, Japanese and scripts that write vowels as marks stay as they are."""
     language = language_of(text) or _FALLBACK
     plain = normalised(text)
-    if has_marks(plain):
+    if has_combining_marks(plain):
         if language != "arabic":
             return plain
         plain = without_accents(plain)
 
     def its_stem(match: re.Match[str]) -> str:
         word = match.group()
-        return word if is_in_pairs(word) else _stem(word, language)
+        return word if has_cjk(word) else _stem(word, language)
 
     return WORD.sub(its_stem, plain)
 
@@ -72,7 +72,7 @@ def stemmed(text: str) -> str:
 def forms(word: str) -> tuple[str, ...]:
     """Give the different stems that a word has, in one language or another; for Chinese and
     Japanese, those of its pairs."""
-    if is_in_pairs(word):
+    if has_cjk(word):
         return tuple(dict.fromkeys(words(word)))
     return _forms(word)
 

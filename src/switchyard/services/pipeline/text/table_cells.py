@@ -1,8 +1,10 @@
-"""Cells of tables that a PDF has in one line: padded with blanks, or too near to one another.
+"""Divide lines of a PDF that hold several cells of a table: padded with blanks, or too near to one
+another.
 
-Extractors join what stands close together. Here a line is divided where a space runs down through
-rows that follow one another, and is wider than the spaces between words, or stands before numbers.
-Whether the parts are a table or columns of text is decided afterwards, by `tables` and `layout`.
+Extractors join words that stand close together. Here a line is divided where a space runs down
+through rows that follow one another, and is wider than the spaces between words, or stands before
+numbers. Whether the parts are a table or columns of text is decided afterwards, by `tables` and
+`layout`.
 """
 
 from __future__ import annotations
@@ -17,38 +19,42 @@ from statistics import median
 from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
 
 PADDING = re.compile(r"\S[ \u00a0]{3,}(?:\S|$)")
-"""Blanks within a line that make room between cells, or behind it."""
+"""Blanks that separate cells within a line, or fill its end."""
 MIN_ROWS = 3
 _MAX_WORDS = 60
-"""Words of a row from which on it is no row of a table."""
-_MAX_STEPS = 9
-"""Heights of a line that a line of horizontal print may have."""
+"""Words of a line, and spaces of a row, at most; longer lines are not divided."""
+_MAX_BANDS = 9
+"""A line that is higher than this many usual lines is upright print: only its first bands are
+looked at."""
 _BLANK = 0.28
-"""Width of a blank in sizes of a letter, where letters are not all of the same width."""
+"""Width of a blank in ems (font sizes), where letters are not all of the same width."""
 _WIDE_DIGIT = 0.59
-"""Sizes of a letter from which on a digit is as wide as a typewriter's."""
+"""Width in ems from which on a digit is as wide as a typewriter's."""
 _PADDED = 2.9
 """Blanks, at least, between padded cells."""
 _NARROW = 1.4
 """Blanks, at least, between numbers of two cells."""
-_SHARED = 0.9
+_MIN_COMMON_BLANKS = 0.9
 """Blanks that the spaces of all rows have in common, at least."""
 _WIDER = 1.8
-"""How many times as wide as the other spaces of its row one between cells is: all of them are
-wide in justified text."""
-_MOST = 0.75
+"""A space between cells is at least this many times as wide as the narrowest of its line: in
+justified text all spaces are wide."""
+_MIN_BLANKS_BEFORE_NUMBERS = 1.8
+"""Blanks, at least, between a cell of words and one of numbers."""
+_MIN_SHARE_OF_ROWS = 0.75
+"""Share of a river's rows, at least, that must look like cells there."""
 _SHORT_CELL = 28
-"""Letters of a cell, on average, up to which what stands side by side may be a table."""
+"""Letters of a cell, on average, up to which lines side by side may be a table."""
 _NUMBER = re.compile(
     r"[-+–−(<>~±$€£¥]*\d[\d.,:/'’%)*†‡°±–-]*[a-z]?|[-–—.$€£¥]|n/?a\.?", re.IGNORECASE
 )
 _CURRENCY = "$€£¥"
-_GROUP = re.compile(r"\d{3}(?:[.,]\d+)?")
+_THOUSANDS_GROUP = re.compile(r"\d{3}(?:[.,]\d+)?")
 _PAIR = re.compile(r"\d[%)*]*\s+[-+–−(]?\d")
 _CODE_END = re.compile(r"[;{},\\]$")
 _COMMENT = re.compile(r"//|/\*|#|--")
 _SENTENCE_ENDS = ".!?:"
-"""Behind them, two blanks are usual."""
+"""Characters behind which two blanks are usual."""
 
 
 @dataclass(slots=True)
@@ -65,10 +71,10 @@ class Word:
 def with_cells(
     lines: Sequence[Line], words: Callable[[], Iterable[Word]], *, are_padded: bool
 ) -> list[Line]:
-    """Return the lines of a page, those divided that hold several cells.
+    """Return the lines of a page, with those divided that hold several cells.
 
-    `words` gives all words of the page, and is only called where there may be such lines;
-    `are_padded` tells that there may be padded lines.
+    `words` returns all words of the page, and is only called where there may be such lines;
+    `are_padded` says that there may be padded lines.
     """
     if not MIN_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
@@ -92,8 +98,8 @@ def with_cells(
 
 
 def _likely_rows(rows: Sequence[list[Line]]) -> list[list[Line]]:
-    """Return the rows that may be of a table, with numbers of several cells in one line: several
-    that follow one another."""
+    """Return the rows that may be of a table with numbers of several cells in one line: runs of at
+    least MIN_ROWS rows."""
     likely_rows: list[list[Line]] = []
     run: list[list[Line]] = []
     has_pair = False
@@ -125,8 +131,8 @@ class _LineOfWords:
         return self.words[-1].x1 if self.words else self.line.x1
 
     def cut(self, at: Sequence[int]) -> list[Line]:
-        """Return the parts of the line, cut before the words with these numbers, each as wide as
-        its words: the line may end in blanks."""
+        """Return the parts of the line, cut before the words with these numbers. Each is as wide as
+        its words, as the line may end in blanks."""
         cells = []
         start = 0
         for first, last in pairwise([0, *at, len(self.words)]):
@@ -139,7 +145,7 @@ class _LineOfWords:
 
 
 def _end_of(text: str, start: int, letters: int) -> int:
-    """Return where so many letters of a text end."""
+    """Return the index behind so many letters of a text."""
     for at in range(start, len(text)):
         if letters == 0:
             return at
@@ -156,14 +162,14 @@ class _Space:
     left: str
     right: str
     line: _LineOfWords | None
-    """The line that it is in; None between two lines."""
+    """The line that the space is in; None between two lines."""
     at: int
     """Number of the word to its right in that line."""
     blanks: float
     """Its width, in blanks."""
     is_padding: bool
-    """It is wide, and wider than the spaces between the words of its line, none of which is
-    stretched."""
+    """Whether the space is wide, and wider than those between the words of its line, none of which
+    is stretched."""
 
 
 @dataclass(slots=True)
@@ -177,14 +183,16 @@ class _Row:
     blank: float
 
 
-def _rows(of_lines: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_Row]:
-    of_line = _by_line([line for row in of_lines for line in row], words)
-    rows = [[_LineOfWords(line, of_line.get(id(line), [])) for line in row] for row in of_lines]
-    even = [_even_width(row) for row in rows]
-    known = [width for width in even if width is not None]
+def _rows(line_rows: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_Row]:
+    words_by_line = _words_by_line([line for row in line_rows for line in row], words)
+    rows = [
+        [_LineOfWords(line, words_by_line.get(id(line), [])) for line in row] for row in line_rows
+    ]
+    widths = [_monospace_width(row) for row in rows]
+    known = [width for width in widths if width is not None]
     usual = median(known) if 2 * len(known) > len(rows) else _BLANK
     cell_rows = []
-    for row, width in zip(rows, even, strict=True):
+    for row, width in zip(rows, widths, strict=True):
         blank = max((width or usual) * max(each.line.size for each in row), 0.1)
         cell_rows.append(
             _Row(
@@ -200,9 +208,9 @@ def _rows(of_lines: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_Ro
     return cell_rows
 
 
-def _even_width(row: Sequence[_LineOfWords]) -> float | None:
-    """Return the width of each letter of a row, in sizes of a letter, where it is the same for
-    all, so that a blank has it, too."""
+def _monospace_width(row: Sequence[_LineOfWords]) -> float | None:
+    """Return the width of a letter in ems if all letters of the row are equally wide (a blank,
+    too); else None."""
     words = [word for each in row for word in each.words]
     size = max(each.line.size for each in row)
     widths = [(word.x1 - word.x0) / len(word.text) for word in words]
@@ -214,30 +222,31 @@ def _even_width(row: Sequence[_LineOfWords]) -> float | None:
     return max(width, _BLANK) if has_letters or width > _WIDE_DIGIT else None
 
 
-def _by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, list[Word]]:
-    """Return the words of each line, by its identity; none of a line whose letters are others."""
-    step = max(median(line.height for line in lines), 1.0)
-    near: defaultdict[int, list[Line]] = defaultdict(list)
+def _words_by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, list[Word]]:
+    """Return the words of each line, by the line's id(). Lines whose words have not as many letters
+    as the line are left out."""
+    band_height = max(median(line.height for line in lines), 1.0)
+    lines_by_band: defaultdict[int, list[Line]] = defaultdict(list)
     for line in lines:
-        first = int(line.y0 // step)
-        for cell in range(first, min(int(line.y1 // step), first + _MAX_STEPS) + 1):
-            near[cell].append(line)
+        first = int(line.y0 // band_height)
+        for band in range(first, min(int(line.y1 // band_height), first + _MAX_BANDS) + 1):
+            lines_by_band[band].append(line)
     words_by_line: defaultdict[int, list[Word]] = defaultdict(list)
     for word in words:
         x, y = (word.x0 + word.x1) / 2, (word.y0 + word.y1) / 2
-        for line in near.get(int(y // step), ()):
+        for line in lines_by_band.get(int(y // band_height), ()):
             if line.y0 <= y <= line.y1 and line.x0 - 1 <= x <= line.x1 + 1:
                 words_by_line[id(line)].append(word)
                 break
-    whole = {}
+    complete = {}
     for line in lines:
-        of_line = words_by_line.get(id(line), [])
-        if 0 < len(of_line) <= _MAX_WORDS:
-            of_line.sort(key=lambda word: word.x0)
+        line_words = words_by_line.get(id(line), [])
+        if 0 < len(line_words) <= _MAX_WORDS:
+            line_words.sort(key=lambda word: word.x0)
             letters = len("".join(line.text.split()))
-            if letters == sum(len(word.text) for word in of_line):
-                whole[id(line)] = of_line
-    return whole
+            if letters == sum(len(word.text) for word in line_words):
+                complete[id(line)] = line_words
+    return complete
 
 
 def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
@@ -252,10 +261,10 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
         )
         least = min(gaps, default=0.0)
         for at, ((a, b), blanks) in enumerate(zip(pairs, gaps, strict=True), 1):
-            if a.text in _CURRENCY:  # it stands at the left of its cell
+            if a.text in _CURRENCY:  # the number behind it is in the same cell
                 continue
             is_pair = _is_number(a.text) and _is_number(b.text)
-            if blanks < (_SHARED if is_pair else _NARROW):
+            if blanks < (_MIN_COMMON_BLANKS if is_pair else _NARROW):
                 continue
             is_code = _CODE_END.search(a.text) or _COMMENT.match(b.text)
             is_wider = least >= _PADDED or blanks > _WIDER * max(least, 0.5) or len(gaps) == 1
@@ -266,7 +275,7 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
         right = after.words[0].text if after.words else after.line.text
         x0, x1 = before.x1, after.x0
         blanks = (x1 - x0) / blank
-        if blanks >= _SHARED:
+        if blanks >= _MIN_COMMON_BLANKS:
             spaces.append(_Space(x0, x1, left, right, None, 0, blanks, blanks >= _PADDED))
     spaces.sort(key=lambda space: space.x0)
     return spaces[:_MAX_WORDS]
@@ -289,22 +298,25 @@ class _River:
         spaces = self.spaces
         if len(spaces) < MIN_ROWS or all(space.line is None for space in spaces):
             return False
-        most = _MOST * len(spaces)
+        enough_rows = _MIN_SHARE_OF_ROWS * len(spaces)
         width = median(space.blanks for space in spaces)
         right = sum(_is_number(space.right) for space in spaces)
         left = sum(_is_number(space.left) for space in spaces)
-        if right >= most and (left >= most or left <= len(spaces) - most):
-            grouped = all(
-                _GROUP.fullmatch(space.right) and space.left[-1:].isdigit() for space in spaces
+        if right >= enough_rows and (left >= enough_rows or left <= len(spaces) - enough_rows):
+            are_thousands = all(
+                _THOUSANDS_GROUP.fullmatch(space.right) and space.left[-1:].isdigit()
+                for space in spaces
             )
-            return width >= (_PADDED if grouped else _NARROW if left >= most else _WIDER)
-        return sum(space.is_padding for space in spaces) >= most
+            if are_thousands:
+                return width >= _PADDED
+            return width >= (_NARROW if left >= enough_rows else _MIN_BLANKS_BEFORE_NUMBERS)
+        return sum(space.is_padding for space in spaces) >= enough_rows
 
-    def goes_on(self, row: _Row) -> bool:
-        """Return whether it runs through a row as well, and follow it there."""
-        least = _SHARED * row.blank
-        best = max(row.spaces, key=self._shared_share, default=None)
-        if best is not None and self._shared_share(best) >= least:
+    def follow_into(self, row: _Row) -> bool:
+        """Follow the river into a row. Returns whether it runs through the row."""
+        least = _MIN_COMMON_BLANKS * row.blank
+        best = max(row.spaces, key=self._common_width, default=None)
+        if best is not None and self._common_width(best) >= least:
             self.x0, self.x1 = max(self.x0, best.x0), min(self.x1, best.x1)
             self.spaces.append(best)
             return True
@@ -316,7 +328,7 @@ class _River:
             return True
         return False
 
-    def _shared_share(self, space: _Space) -> float:
+    def _common_width(self, space: _Space) -> float:
         return min(self.x1, space.x1) - max(self.x0, space.x0)
 
 
@@ -328,7 +340,7 @@ def _rivers(rows: Sequence[_Row]) -> list[_River]:
     for row in rows:
         if above is not None and row.y0 - above.y1 > 3 * (row.y1 - row.y0):
             active = []
-        active = [river for river in active if river.goes_on(row)]
+        active = [river for river in active if river.follow_into(row)]
         taken = {id(river.spaces[-1]) for river in active}
         begun = [
             _River(space.x0, space.x1, [space]) for space in row.spaces if id(space) not in taken
@@ -340,17 +352,16 @@ def _rivers(rows: Sequence[_Row]) -> list[_River]:
 
 
 def _padded_parts(rows: Sequence[_Row]) -> dict[int, list[Line]]:
-    """Return the cells of lines that follow one another and have as many padded cells each, by the
-    line's identity. Those of letters of different widths need not stand below one another: they
-    are put there."""
-    lines_by_part: dict[int, list[Line]] = {}
+    """Return the cells of lines that follow one another and have the same number of padded cells,
+    by the line's id(). Cells in proportional fonts may not line up: they are moved into columns."""
+    parts_by_line: dict[int, list[Line]] = {}
     for count, run in groupby(rows, _count_padding):
         padded = list(run) if count else []
         if len(padded) >= MIN_ROWS:
             cut = [row.lines[0].cut([space.at for space in _padding_spaces(row)]) for row in padded]
-            for row, cells in zip(padded, _stand_apart(cut), strict=True):
-                lines_by_part[id(row.lines[0].line)] = cells
-    return lines_by_part
+            for row, cells in zip(padded, _separate_columns(cut), strict=True):
+                parts_by_line[id(row.lines[0].line)] = cells
+    return parts_by_line
 
 
 def _count_padding(row: _Row) -> int:
@@ -361,8 +372,8 @@ def _padding_spaces(row: _Row) -> list[_Space]:
     return [space for space in row.spaces if space.is_padding]
 
 
-def _stand_apart(cells: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    """Return the cells of rows with places in which no column reaches into the next one."""
+def _separate_columns(cells: Sequence[Sequence[Line]]) -> list[list[Line]]:
+    """Return the cells of rows, moved where a column would reach into the next one."""
     columns = [
         (min(cell.x0 for cell in column), max(cell.x1 for cell in column))
         for column in zip(*cells, strict=True)
