@@ -19,13 +19,13 @@ from switchyard.services.pipeline.text.chunks import Chunk
 BATCH_SIZE = 4_096
 """Vectors in memory at once where many are read."""
 APPROXIMATE_FROM = 50_000
-"""Chunks from which compaction makes an index of neighbours. Up to there a search compares with
-every vector, and is exact; beyond, it may miss some of the nearest."""
+"""Number of chunks from which compaction makes an index of neighbours. Below it, a search compares
+every vector and is exact; above it, a search may miss some of the nearest."""
 
 
 class IndexMismatch(PermanentError):
-    """The index was made by an embedder that this process can't make, or for vectors of another
-    length."""
+    """This process can't make the embedder that the index was made with, or the index has vectors
+    of another length."""
 
 
 class IndexUnavailable(DependencyUnavailable):
@@ -64,7 +64,7 @@ class WordMatch:
 
 
 Key = str | int
-"""By which an index finds a chunk again that it has just found."""
+"""With it, an index finds a chunk again that it has just returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ChunkCandidate:
     relevance: float = 0.0
     """As in WordMatch; 0 for a chunk that only the vector found."""
     text: str = ""
-    """The chunk's text, if it has words of the query; otherwise empty."""
+    """The chunk's text; it may be missing from all but the best one by words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class ChunkIndex(Protocol):
     ) -> None:
         """Write some chunks of a document, in place of those with the same numbers.
 
-        Safe to repeat and to interrupt: ids are the same each time, and what is left of a longer
-        text, `drop_from` removes.
+        Safe to repeat and to interrupt, as ids are the same each time. `drop_from` removes what is
+        left of an earlier, longer text.
         """
         ...
 
@@ -156,7 +156,8 @@ class ChunkIndex(Protocol):
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
         """Return the documents of the `limit` chunks that are nearest to each vector, the nearest
-        first, each once, and without `excluding`. Several vectors cost little more than one."""
+        first, each once, and without the document `excluding`. Several vectors cost little more
+        than one."""
         ...
 
     async def keyword_search(
@@ -178,8 +179,8 @@ class ChunkIndex(Protocol):
         *,
         document_ids: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        """Return what `nearest` and `keyword_search` find, each chunk once, in no order. Only what
-        the rank needs is read, as most candidates are not shown."""
+        """Return what `nearest` and `keyword_search` find, each chunk once, in no order. Only the
+        values that ranking needs are read, as most candidates are not shown."""
         ...
 
     async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:

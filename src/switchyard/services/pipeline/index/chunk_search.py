@@ -30,17 +30,18 @@ from switchyard.services.pipeline.text.plain_text import (
 from switchyard.services.pipeline.text.stems import forms, stems
 
 SNIPPET_LENGTH = 280
-"""Characters."""
+"""Characters of a snippet at most."""
 _CANDIDATES = 50
-"""Chunks that each way of a hybrid search brings at least."""
+"""Chunks, at least, that a hybrid search fetches by vectors, and as many by words."""
 _TRUSTED_SHARE = 0.6
-"""Part of a query's words from which the best chunk has so many that they count in full."""
+"""Words count in full if the best chunk has at least this share of the query's words."""
 _TRUST_POWER = 4
-"""How fast they count for less below."""
+"""Power with which words count for less below that share."""
 _FEEDBACK_CHUNKS = 5
-"""Chunks that are compared with the others as the best ones."""
+"""Number of the best chunks, with which all candidates are compared."""
 _LOUD_WORDS = 3
-"""Words in capitals alone from which they are no abbreviations, but a way of writing."""
+"""A query of at least so many words, all in capitals, has no abbreviations, but is written that
+way."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
@@ -83,10 +84,10 @@ async def search(
     """Return the chunks that answer a query, best first.
 
     `limit` is 1 to MAX_LIMIT; `document_ids` leaves out all documents but these; `per_document` is
-    how many hits one document may have. Where vectors are compared, what is less similar than
-    `at_least` (by default the embedder's own bound) is no hit, unless a hybrid search finds it by
-    words. A query without words finds nothing. Raises ValueError for a limit out of range, and what
-    the embedder raises.
+    how many hits one document may have. Where vectors are compared, a chunk that is less similar
+    than `at_least` (by default the embedder's own bound) is no hit, unless a hybrid search finds it
+    by words. A query without words finds nothing. Raises ValueError for a limit out of range, and
+    what the embedder raises.
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
@@ -110,8 +111,10 @@ async def search(
         candidates = await index.candidates(vector, query, each, document_ids=document_ids)
         fitting = list(_filter_fitting(candidates, least))
         weighed = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
-        # Of one document may be all of the first ones.
-        ranked = await _first(index, weighed, limit if per_document is None else len(candidates))
+        # All of the first ones may be of one document.
+        ranked = await _read_first(
+            index, weighed, limit if per_document is None else len(candidates)
+        )
     wanted_forms = {form for word in terms for form in word}
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
@@ -125,7 +128,7 @@ async def search(
     return hits
 
 
-async def _first(
+async def _read_first(
     index: ChunkIndex, weighed: Iterator[tuple[Key, float]], number: int
 ) -> list[_Ranked]:
     """Read the first `number` candidates. Those that were deleted meanwhile are replaced by the
@@ -169,10 +172,10 @@ async def _rank(
     weight: float,
 ) -> Iterator[tuple[Key, float]]:
     """Rank candidates by similarity and words, and then once more with their likeness to the best
-    ones: these use words of the subject that the query leaves out.
+    chunks: these use words of the subject that the query leaves out.
 
     That likeness counts as far as the query's words are trusted: where they say little, the best
-    ones may be about quite another subject.
+    chunks may be about quite another subject.
     """
     trust = _trust(candidates, terms)
     first = _weigh(candidates, trust, weight)
@@ -193,9 +196,9 @@ async def _rank(
 def _weigh(
     candidates: Sequence[ChunkCandidate], trust: float, weight: float
 ) -> Iterator[tuple[Key, float]]:
-    """Yield keys and scores, best first: the weighted sum of similarity and words, each from 0 to
-    1; equal ones by their keys. Words count by BM25, as a part of the best one's, as far as they
-    are trusted."""
+    """Yield keys and scores, best first, equal scores by their keys. A score is the weighted sum of
+    similarity and words, each from 0 to 1; words count by BM25 relative to the best chunk's, as far
+    as they are trusted."""
     best = max((each.relevance for each in candidates), default=0.0) or 1.0
     scores = [
         (
@@ -210,14 +213,14 @@ def _weigh(
 
 
 def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]]) -> float:
-    """Return how far the words of a query are trusted, from 0 to 1: by how many of them the chunk
-    has that is best by words. A query in other words than the texts finds one of them by chance."""
+    """Return how far the words of a query are trusted, from 0 to 1, by the share of them in the
+    chunk that is best by words. A query in other words than the texts finds a word by chance."""
     worded = [each for each in candidates if each.relevance]
     if not worded:
         return 0.0
     best = min(worded, key=lambda each: (-each.relevance, not each.text, each.key))
     known = set(stems(best.text))
-    # The index knows words where no spaces are written: it found one even if we see none.
+    # The index finds words also where no spaces are written: it found one even if we see none.
     number = max(sum(not known.isdisjoint(word) for word in terms), 1)
     return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
 
@@ -237,15 +240,15 @@ def _hit(ranked: _Ranked, words: set[str]) -> Hit:
 
 
 def _snippet(text: str, words: set[str]) -> str:
-    """Return the text from the sentence with most of the query's words on; from the first, where
-    none has any."""
+    """Return the text from the sentence on that has most of the query's words; all of the text
+    where none has any."""
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
     if not parts:
         return ""
     best, most = 0, 0
     for at, part in enumerate(parts if len(parts) > 1 else ()):
-        its = {forms(word) for word in accented_words(part)}
-        number = sum(not words.isdisjoint(word) for word in its)
+        forms_by_word = {forms(word) for word in accented_words(part)}
+        number = sum(not words.isdisjoint(word_forms) for word_forms in forms_by_word)
         if number > most:
             best, most = at, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
@@ -255,15 +258,15 @@ def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
     """Return start and end of each run of words of the text that have one of these forms
     (`stems.forms`).
 
-    Where no spaces are written, in Chinese and Japanese, only the characters that fit are taken.
+    Of a run in Chinese or Japanese, which has no spaces, only the characters that match are taken.
     """
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(text):
         start, word = match.start(), match.group()
         parts = words(word)
         if len(parts) < 2 or not has_cjk(word):
-            its = {form for part in accented_words(word) for form in forms(part)}
-            ranges = [(start, match.end())] if not query_words.isdisjoint(its) else []
+            word_forms = {form for part in accented_words(word) for form in forms(part)}
+            ranges = [(start, match.end())] if not query_words.isdisjoint(word_forms) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
             ranges = [
                 (start + at, start + at + len(part))

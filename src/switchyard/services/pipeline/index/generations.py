@@ -20,7 +20,7 @@ from switchyard.services.pipeline.index.chunk_index import (
 )
 
 FIRST_TABLE = "chunks"
-"""The table of an index that was never built anew."""
+"""The table of an index that was never rebuilt."""
 _MAX_TRIES = 20
 
 
@@ -36,7 +36,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A generation that another has replaced. Readers that began before may still use it."""
+    """A generation that another has replaced. Readers that began before that may still use it."""
 
     generation: Generation
     since: float
@@ -52,7 +52,7 @@ class Generations:
     building: Generation | None = None
     retired: tuple[Retired, ...] = ()
     number: int = 0
-    """Of the state; 0 for an index that was never built anew."""
+    """Number of the state; 0 for an index that was never rebuilt."""
 
     @property
     def write_targets(self) -> tuple[Generation, ...]:
@@ -78,7 +78,7 @@ class IndexStore(Protocol):
         ...
 
     async def put_state(self, state: Generations) -> bool:
-        """Write a state. Returns False where there is one of its number."""
+        """Write a state. Returns False where a state of the same number exists."""
         ...
 
     def table(self, generation: Generation) -> AbstractAsyncContextManager[ChunkIndex]:
@@ -88,12 +88,12 @@ class IndexStore(Protocol):
 
     def compacting(self, generation: Generation) -> AbstractAsyncContextManager[bool]:
         """Claim the compaction of a generation's table. Yields False where another process has
-        it."""
+        claimed it."""
         ...
 
     async def text_index_version(self, generation: Generation) -> int | None:
-        """Return the version by which the words of a generation's table are kept
-        (`TOKENIZER_VERSION`): 0 from before there were versions, None where there is no table."""
+        """Return the TOKENIZER_VERSION of the words in a generation's table: 0 if the table is from
+        before there were versions, None where there is no table."""
         ...
 
     async def drop(self, generation: Generation) -> None:
@@ -127,7 +127,7 @@ async def change_generations(
 ) -> Generations:
     """Write the next state of the catalogue, and return it. `step` returns the state to follow the
     given one, or None where nothing is to be done; it is called again when another process was
-    faster. Raises IndexUnavailable when that happens all the time."""
+    faster. Raises IndexUnavailable when that happens again and again."""
     for _ in range(_MAX_TRIES):
         now = await store.generations(first)
         changed = step(now)
@@ -145,7 +145,7 @@ def encode_state(state: Generations) -> bytes:
 
 
 def decode_state(text: bytes | str) -> Generations:
-    """Decode what `encoded` returned. Raises IndexMismatch for anything else."""
+    """Decode what `encode_state` returned. Raises IndexMismatch for anything else."""
     try:
         state = json.loads(text)
         building = state["building"]

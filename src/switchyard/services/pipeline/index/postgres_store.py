@@ -33,7 +33,7 @@ from switchyard.services.pipeline.index.generations import (
 from switchyard.services.pipeline.index.lance_store import mismatch
 from switchyard.services.pipeline.index.postgres_counts import counts_of
 from switchyard.services.pipeline.index.postgres_table import (
-    DESCRIBED,
+    SELECT_DESCRIPTION,
     PostgresTable,
     TableDescription,
     create_table,
@@ -49,7 +49,7 @@ _CATALOGUE = "chunk_index_generations"
 _NOTES = "chunk_index_notes"
 _STANDS = (
     f"SELECT * FROM (SELECT (SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1)) "
-    f"AS latest LEFT JOIN ({DESCRIBED}) AS described ON true"
+    f"AS latest LEFT JOIN ({SELECT_DESCRIPTION}) AS described ON true"
 )
 """The catalogue's last state, and the description of a table; of each NULL where there is none."""
 _LOCK = 0x5357_4944

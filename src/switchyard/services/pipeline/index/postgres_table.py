@@ -55,26 +55,26 @@ from switchyard.services.pipeline.text.stems import stems
 INLINE_DIMENSIONS = 1_900
 """Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
 COMPARED = 5_000
-"""Chunks within the documents of a filter up to which a search compares all of them."""
+"""A search compares all chunks of a filter's documents if there are no more than these."""
 _BY_WORDS = (
     "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'; "
     "SET LOCAL plan_cache_mode = force_generic_plan"
 )
 """Settings for a search by words. All searches share one plan. It never reads the whole table, as
-the server otherwise would for words that stand together less often than by chance; and it has the
-memory in which the index of a large table names the chunks themselves, not only their pages."""
+the server otherwise would for words that occur together less often than by chance; and it has
+enough memory that the index of a large table returns chunks, and not only their pages."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 async def create_table(connection: Any, generation: Generation) -> None:
-    """Make the table, with its indexes; it is not there yet."""
+    """Make the table of a generation, which must not exist, and its indexes."""
     name, length = generation.table, generation.dimensions
     await connection.execute(
         f"CREATE TABLE {name} (id text PRIMARY KEY, document_id text NOT NULL, "
         "index integer NOT NULL, page integer NOT NULL, title text NOT NULL, text text NOT NULL, "
         f"words text[] NOT NULL, vector vector({length}) NOT NULL) "
-        # Texts lie beside the table, so that whoever looks at the rest reads less.
+        # Texts are stored outside the table, so that reading other columns reads less.
         "WITH (toast_tuple_target = 128)"
     )
     storage = "PLAIN" if length <= INLINE_DIMENSIONS else "EXTERNAL"
@@ -93,33 +93,33 @@ async def create_table(connection: Any, generation: Generation) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """What is known of a table."""
+    """How a table's vectors and words were made, and which indexes it has."""
 
     embedder: str
     dimensions: int
     text_index_version: int = TOKENIZER_VERSION
-    """How its words were cut, 0 for any way before there were such numbers."""
+    """TOKENIZER_VERSION of its words; 0 for a table from before there were versions."""
     lists: int | None = None
-    """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
+    """Lists of its index of neighbours (`postgres_neighbours`); None where it has no lists."""
     is_counted: bool = False
-    """Whether it is known how many chunks have each word (`postgres_counts`)."""
+    """Whether the table of word counts (`postgres_counts`) can be used."""
 
 
-DESCRIBED = (
-    # Not by to_regclass: what that has once not found, it may find only in the next transaction.
-    f"SELECT obj_description(oid, 'pg_class') AS told, {SELECT_LIST_COUNT} AS lists, "
+SELECT_DESCRIPTION = (
+    # Not by to_regclass, which may not see a table that was made within this transaction.
+    f"SELECT obj_description(oid, 'pg_class') AS comment, {SELECT_LIST_COUNT} AS lists, "
     f"{IS_COUNTED} AS counted "
     "FROM pg_class WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
 )
-"""What `description_of` reads, of a table of that name."""
+"""The row that `description_of` reads, for a table's name."""
 
 
 def description_of(row: Any) -> TableDescription | None:
     """Read a table's description; None where there is no such table."""
-    if row is None or row["told"] is None:
+    if row is None or row["comment"] is None:
         return None
     try:
-        fields = json.loads(row["told"])
+        fields = json.loads(row["comment"])
         embedder = str(fields["embedder"]), int(fields["dimensions"])
     except (ValueError, KeyError, TypeError):
         return TableDescription("unknown", 0, 0)
@@ -132,7 +132,7 @@ def description_of(row: Any) -> TableDescription | None:
 
 async def fetch_description(connection: Any, name: str) -> TableDescription | None:
     """Fetch a table's description; None where there is no such table."""
-    return description_of(await connection.fetchrow(DESCRIBED, name))
+    return description_of(await connection.fetchrow(SELECT_DESCRIPTION, name))
 
 
 class PostgresTable:
@@ -261,7 +261,7 @@ class PostgresTable:
                 rows = await connection.fetch(
                     self._nearest(columns, query_vector, "$2", where), *values
                 )
-            if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
+            if len(rows) < limit:  # not searched yet, or the index has returned too few
                 await connection.execute(EXACTLY)
                 rows = await connection.fetch(
                     nearest(self._name, columns, query_vector, "$2", where), *values
@@ -280,8 +280,8 @@ class PostgresTable:
         )
 
     async def _are_few(self, connection: Any, document_ids: Collection[str] | None) -> bool:
-        """Return whether the documents have so few chunks that comparing all of them takes less
-        time than the index of neighbours, which would miss some, too."""
+        """Return whether the documents have so few chunks that comparing all of them is quicker
+        than the index of neighbours, which would also miss some."""
         if document_ids is None:
             return False
         count = await connection.fetchval(
@@ -377,22 +377,21 @@ class PostgresTable:
         return {row["id"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
 
     @asynccontextmanager
-    async def _open_read(self, activity: str) -> AsyncIterator[Any]:
-        """Open a transaction for a search, with these settings besides; all reads in it see one
-        state."""
+    async def _open_read(self, settings: str) -> AsyncIterator[Any]:
+        """Open a transaction for a search, with these settings; all reads in it see one state."""
         async with self._connect() as connection:
-            await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {activity}")
+            await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings}")
             try:
                 yield connection
             except (TimeoutError, asyncio.CancelledError):
-                raise  # the connection is given up: to roll back would take as long again
+                raise  # the connection is dropped: a rollback would have to wait for the query
             except BaseException:
                 await connection.execute("ROLLBACK")
                 raise
             await connection.execute("COMMIT")
 
     async def needs_compaction(self) -> bool:
-        return False  # the server clears up behind writers by itself
+        return False  # autovacuum does it
 
     async def compact(self) -> None:
         """Vacuum and analyse the table. Where there are many chunks, also index the vectors and
@@ -403,7 +402,7 @@ class PostgresTable:
                 try:
                     await index_neighbours(connection, self._name, self.dimensions, number)
                 finally:
-                    connection.terminate()  # with what was set for that
+                    connection.terminate()  # `index_neighbours` has changed its settings
         async with self._connect() as connection:
             await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=MAINTENANCE)
             await count_words(connection, self._name)
@@ -432,5 +431,5 @@ def _rows(
 
 
 def _storable(text: str) -> str:
-    """Return text that PostgreSQL takes: no NUL, and no half of a surrogate pair."""
+    """Return the text as PostgreSQL accepts it: without NUL and halves of surrogate pairs."""
     return text.replace("\0", " ").encode(errors="replace").decode()

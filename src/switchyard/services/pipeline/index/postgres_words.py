@@ -1,14 +1,14 @@
 """Search by words in PostgreSQL: an inverted index finds some candidates, and BM25 orders them.
 
-PostgreSQL's own full-text search knows no BM25 and no words where no spaces are written. So the
+PostgreSQL's own full-text search has no BM25, and finds no words in scripts without spaces. So the
 words of a chunk are cut and stemmed as those of a query are (`services.pipeline.text.stems`), and
 kept as an array with a GIN index.
 
-Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all that
-have any word of a query are read: first those with all of its telling words are looked for, then
-those that lack the least telling one, and so on, until there are enough. How many chunks have a
-word was counted when the table was compacted (`postgres_counts`); where it was not, the server's
-own statistics know the common words. Those with any other word are counted.
+Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all
+chunks with any word of a query are read: first those with all of its rarest words are looked for,
+then those that lack the least rare one, and so on, until there are enough. The number of chunks
+with a word was counted when the table was compacted (`postgres_counts`); for a table that was not,
+the server's own statistics have the common words, and the search counts chunks with the others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from switchyard.services.pipeline.text.chunks import Chunk
 CHUNK = "id, document_id, index, page, text, title"
 """The columns of `chunk_of`."""
 MAX_WORD = 100
-"""Characters of a word that are kept: an inverted index takes no long ones."""
+"""Characters of a word that are kept: an inverted index accepts no long ones."""
 _CANDIDATES = 3
-"""For each chunk that is asked for, so many are compared."""
+"""Chunks that are compared for each one that is asked for."""
 _MAX_COUNTED = 500
-"""Chunks with a word that are counted at most, where it is not known how many there are."""
-_TELLING = 6
-"""Words of a query of which all combinations are looked for, the best first."""
+"""A search counts so many chunks with a word at most, where their number is not known."""
+_COMBINED_WORDS = 6
+"""Number of the rarest words of a query of which all combinations are looked for."""
 _FEW = 500
-"""Where there are fewer chunks to be searched, all of them are compared."""
+"""Where fewer chunks than these are to be searched, all of them are compared."""
 _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
 
@@ -67,8 +67,8 @@ async def word_candidates(
     limit: int,
     document_ids: Collection[str] | None,
 ) -> list[ChunkCandidate]:
-    """Do as `keyword_search`, but return candidates, compared with the vector; the first with its
-    text."""
+    """Return candidates for what `keyword_search` returns, with their similarity to the vector.
+    Only the first has its text."""
     best = await _most_relevant(connection, table, is_counted, terms, limit, document_ids, vector)
     if not best:
         return []
@@ -126,8 +126,8 @@ async def _candidates(
     document_ids: Collection[str] | None,
     near: list[float] | None,
 ) -> Sequence[Any]:
-    """Fetch the chunks with the most telling words; of few chunks, all. A row has the chunk's
-    length, how often it has each of the forms, in order, and its similarity to a vector."""
+    """Fetch the chunks with the rarest words; of few chunks, all. A row has the chunk's length, how
+    often it has each of the forms, in order, and its similarity to a vector."""
     documents = None if document_ids is None else list(document_ids)
     together = combinations({word[0]: weight for word, weight in weighed.items()})
     together += [form for word in weighed for form in word[1:]]
@@ -136,7 +136,7 @@ async def _candidates(
         few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
         if len(few) < _FEW:
             ids, values = "$3", [few]
-    # They are compared in the statement that finds them: a round trip less.
+    # Found and compared in one statement, which saves a round trip.
     statement = _COMPARED.format(table=table, ids=ids)
     parameters = _forms(weighed), near
     rows: Sequence[Any] = await connection.fetch(statement, *parameters, *values)
@@ -144,29 +144,30 @@ async def _candidates(
 
 
 def combinations(weights: Mapping[str, float]) -> list[str]:
-    """Return words to look for together, with spaces between: all combinations of the most telling
-    words, those that weigh most first, and then each of the others alone."""
+    """Return words to look for together, with spaces between: all combinations of the rarest words,
+    the combination that weighs most first, and then each of the others alone."""
     ordered = sorted(weights, key=lambda word: (-weights[word], word))
-    telling = ordered[:_TELLING]
-    chosen = [
-        [word for at, word in enumerate(telling) if number >> at & 1]
-        for number in range(1, 1 << len(telling))
+    rarest = ordered[:_COMBINED_WORDS]
+    combined = [
+        [word for at, word in enumerate(rarest) if number >> at & 1]
+        for number in range(1, 1 << len(rarest))
     ]
-    chosen.sort(key=lambda some: -sum(weights[word] for word in some))
-    return [" ".join(some) for some in chosen] + ordered[_TELLING:]
+    combined.sort(key=lambda some: -sum(weights[word] for word in some))
+    return [" ".join(some) for some in combined] + ordered[_COMBINED_WORDS:]
 
 
 def _weights(
     terms: Sequence[tuple[str, ...]], numbers: Mapping[str, float], chunks: float
 ) -> dict[tuple[str, ...], float]:
-    """Return the weight of each word that is in any chunk, as the tuple of its forms that are in
-    any, the most frequent first. `numbers` are the chunks with each form, of all `chunks`."""
+    """Return the weight of each word that any chunk has. A key is the tuple of the word's forms
+    that any chunk has, the most frequent first. `numbers` are the chunks with each form, of all
+    `chunks`."""
     weighed: dict[tuple[str, ...], float] = {}
     for word in terms:
-        its = tuple(sorted((form for form in word if form in numbers), key=lambda f: -numbers[f]))
-        if its:
-            number = sum(numbers[form] for form in its)
-            weighed[its] = math.log(1 + (max(chunks, number) - number + 0.5) / (number + 0.5))
+        used = tuple(sorted((form for form in word if form in numbers), key=lambda f: -numbers[f]))
+        if used:
+            number = sum(numbers[form] for form in used)
+            weighed[used] = math.log(1 + (max(chunks, number) - number + 0.5) / (number + 0.5))
     return weighed
 
 
@@ -179,8 +180,8 @@ def _by_relevance(
     rows: Sequence[Any], places: Sequence[tuple[float, Sequence[int]]]
 ) -> list[tuple[float, Any]]:
     """Return BM25 and row of the candidates that have any of the words, best first. The mean length
-    of a chunk is that of the candidates. `places` are each word's weight, and where a row counts
-    its forms."""
+    of a chunk is that of the candidates. `places` are each word's weight and the indices of its
+    forms in a row's counts."""
     usual = sum(row["length"] for row in rows) / max(len(rows), 1)
     matches = []
     for row in rows:
@@ -232,7 +233,7 @@ WITH RECURSIVE step AS (
 )
 SELECT ids FROM step ORDER BY number DESC LIMIT 1
 """
-"""One combination of words after the other, until there are enough chunks."""
+"""Looks for one combination of words after the other, until there are enough chunks."""
 _OF_FEW = """
 SELECT coalesce(array_agg(id), ARRAY[]::text[])
 FROM (SELECT id FROM {table} WHERE document_id = ANY($1) LIMIT {few}) AS few
@@ -247,5 +248,5 @@ FROM (
     FROM {table} WHERE id = ANY(({ids})::text[]) OFFSET 0
 ) AS chunk
 """
-"""With nothing added to them, words are read from beside the table and unpacked once for each
-chunk: else it would be once for each word that is asked for."""
+"""The empty array that is appended to `words` makes the server fetch and unpack them once for each
+chunk; otherwise it would do so for each word that is asked for."""

@@ -1,4 +1,5 @@
-"""Which descriptions are of one node: pure rules, for the transaction that looks nodes up."""
+"""Decide which descriptions are of one node: pure rules, for the transaction that looks nodes
+up."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from switchyard.services.pipeline.records.graph import TRUST, NodeDescription, N
 SCHEMES_BEST_FIRST = ("doi", "arxiv", "openalex", "wikidata", "document", "title")
 """Schemes of keys, in the order in which one of them becomes a node's name."""
 UNIQUE_SCHEMES = ("doi", "arxiv", "openalex", "wikidata")
-"""A work has one of each: two that differ there are two works, whatever their titles. Of several
-the first that both have decides."""
+"""A work has one key of each: two descriptions with different ones are two works, whatever their
+titles. The first scheme that both have decides."""
 MAX_YEAR_DIFFERENCE = 1
-"""A preprint and what is printed of it may be told with years that differ by so much."""
+"""The years of a preprint and of the printed work may differ by so much."""
 MIN_TITLE_WORDS, MIN_TITLE_LENGTH = 4, 20
-"""A title of so many words and characters is enough, where year or author are not known."""
+"""A title of at least so many words and characters identifies a work by itself."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ def scheme_of(key: str) -> str:
 
 
 def best_key(keys: Iterable[str]) -> str:
-    """Return the key that a node goes by."""
+    """Return the key that names a node."""
 
     def place(key: str) -> tuple[int, str]:
         scheme = scheme_of(key)
@@ -68,14 +69,14 @@ def contradict(keys: Collection[str], other: Collection[str]) -> bool:
 
 
 def identifies_work(title: str) -> bool:
-    """Return whether a title alone identifies a work."""
+    """Return whether a title is long enough to identify a work where year or author are unknown."""
     return len(title) >= MIN_TITLE_LENGTH and len(title.split()) >= MIN_TITLE_WORDS
 
 
 def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
     """Return whether both are one work by title, year and first author, as far as these are known.
 
-    Two documents are never: reports of each year have one title, and nothing else to tell them by.
+    Two documents never are: yearly reports share a title, and nothing else tells them apart.
     """
     if not node.title or node.title != other.title:
         return False

@@ -5,11 +5,12 @@
     async with SourceClient.connect(SERVER, ctx.settings, ctx.ledger) as client:
         record = (await client.get("/records/7", {"all": "1"})).json()
 
-- Every request waits for its turn in the whole fleet (throttle.py). A job that finds no turn gets
+- Every request waits for its turn in the whole fleet (throttle.py). A job that gets no turn gets
   SourceBusy and snoozes; a program that can wait says how long by `max_wait`.
-- A server that says "later" (`Retry-After`, rate limits: rate_headers.py) is left alone by the
-  whole fleet until then.
-- With `conditional=True`, the last answer is kept with its ETag, and asked for again by it.
+- When a server asks for a pause (`Retry-After`, rate limits: rate_headers.py), the whole fleet
+  sends it nothing until the pause is over.
+- With `conditional=True`, the last answer is kept with its ETag, and only fetched again if it has
+  changed.
 - Bodies are bounded in size, requests in time; redirects are followed within the server only.
 - Errors (source_errors.py) say whether to try again. No request is repeated here: the job's
   retries do the rest.
@@ -49,34 +50,34 @@ if TYPE_CHECKING:
 MAX_TURN_WAIT = 10.0
 """Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
 MAX_REDIRECTS = 3
-"""Within one server: GitHub has them for what was renamed."""
+"""Redirects within one server, at most: GitHub redirects from names that have changed."""
 _MOVED = frozenset({301, 302, 307, 308})
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceServer:
-    """A server, and how it wants to be asked."""
+    """A server, and the bounds of requests to it."""
 
     name: str
-    """Names its pace in the ledger and its answers in the storage: lower-case letters, digits, `_`
-    and `-`; the same in all processes."""
+    """Names its leases in the ledger and its answers in the storage: lower-case letters, digits,
+    `_` and `-`; the same in all processes."""
     label: str
-    """For people: `arXiv`."""
+    """Name in messages for people: `arXiv`."""
     base_url: str
     interval: float
     """Least seconds from one request's beginning to the next one's, all processes together."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with each request, for example an authorization."""
     secret_params: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Parameters sent with each request and told nowhere: no address in an error, a log or the
+    """Parameters sent with each request and kept secret: no address in an error, a log or the
     storage has them."""
     timeout: float = 60.0
-    """Seconds for one request, all of its answer."""
+    """Seconds for one request and its whole answer."""
     max_bytes: int = 20 * 1024 * 1024
-    """Longest answer that is read."""
+    """Bytes of an answer at most."""
     throttled_pause: float = 60.0
-    """Seconds for which it is left alone when it says that it is too much, and not until when."""
+    """Seconds of a pause when the server refuses a request for now without saying until when."""
 
 
 class SourceClient:
@@ -92,7 +93,7 @@ class SourceClient:
         self.server = server
         self.pace = pace
         self._http = http
-        self._kept = cache
+        self._cache = cache
 
     @classmethod
     @asynccontextmanager
@@ -104,10 +105,9 @@ class SourceClient:
         *,
         max_wait: float | None = None,
     ) -> AsyncIterator[SourceClient]:
-        """Open a client. `max_wait` is in seconds: a request whose turn is further off raises
+        """Open a client. A request whose turn is more than `max_wait` seconds away raises
         SourceBusy. None is for jobs: they wait for two turns at most, and not at all where others
-        wait already. With a ledger, turns are those of the whole fleet; without one, of this client
-        alone."""
+        wait already. With a ledger, the whole fleet takes turns; without it, this client alone."""
         await load("switchyard.services.common.files.safe_http")
         from switchyard.services.common.files.safe_http import uncompressed_client
 
@@ -133,8 +133,8 @@ class SourceClient:
             yield cls(server, http, pace, cache)
 
     def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
-        """Reserve turns for up to so many requests that belong together, with nobody's in between:
-        `async with client.reserve(3):`. Raises SourceBusy."""
+        """Reserve turns for up to so many requests that belong together, with none of another
+        caller in between: `async with client.reserve(3):`. Raises SourceBusy."""
         return self.pace.reserve(takes=requests * (self.server.timeout + self.server.interval))
 
     async def get(
@@ -167,7 +167,7 @@ class SourceClient:
         for an address of another server.
         """
         url = asked_for = self._url(path, params)
-        stored = await self._kept.find(asked_for, accept) if conditional else None
+        stored = await self._cache.find(asked_for, accept) if conditional else None
         headers = {"Accept": accept, **conditions(stored.headers if stored else {})}
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._in_turn(url, headers)
@@ -184,7 +184,7 @@ class SourceClient:
                 )
             return stored
         if conditional and answer.status == 200:
-            await self._kept.keep(answer, asked_for, accept)
+            await self._cache.keep(answer, asked_for, accept)
         return answer
 
     async def download(self, url: str, *, max_bytes: int, timeout: float) -> bytes:

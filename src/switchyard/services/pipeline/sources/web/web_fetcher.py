@@ -1,5 +1,6 @@
-"""Fetches other people's web pages: robots.txt first, one request at a time for each host, nothing
-of our own network, whatever a name or a redirect says (services/common/files/safe_http.py)."""
+"""Fetch other people's web pages: robots.txt first, one request at a time for each host, and
+nothing from our own network, whatever a name or a redirect says
+(services/common/files/safe_http.py)."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 MAX_HOPS = 5
 """Redirects on the way to a page."""
 ROBOTS_TTL = 3600.0
-"""Seconds for which a robots.txt is believed."""
+"""Seconds for which a robots.txt is kept."""
 MAX_PAGE_BYTES = 10 * 1024 * 1024
-"""Of a page that is no PDF or image; those may be as large as any document."""
+"""Bytes of a page at most; a PDF or an image may be as large as any document."""
 ROBOTS_TIMEOUT = 30.0
 JUDGE_TIMEOUT = 10.0
 JUDGE_MEMORY_MB = 1024
 """Address space for reading a robots.txt."""
 THROTTLED_PAUSE = 60.0
-"""Seconds for which a host is left alone that says that it is too much, and not until when."""
+"""Seconds of a pause when a host refuses a request for now without saying until when."""
 TURN_TIMEOUT = 5.0
 """Seconds that a job waits for its turn before it snoozes."""
 PAGE_TIMEOUT = 120.0
@@ -51,9 +52,9 @@ class FetchedPage:
     """The page at an address."""
 
     url: str
-    """Where it was in the end, in the form of `page_address`."""
+    """The address behind all redirects, in the form of `page_address`."""
     status: int
-    """304 where it is as it was."""
+    """304 where the page has not changed."""
     headers: Mapping[str, str]
     body: bytes
 
@@ -72,9 +73,9 @@ class WebFetcher:
         *,
         may_follow: Callable[[str], Awaitable[None]] | None = None,
     ) -> FetchedPage:
-        """Fetch the page at an address, redirects followed; `headers` ask for what has changed, and
-        `may_follow` is asked before each redirect: it raises SourceRefused for one that is not to
-        be followed.
+        """Fetch the page at an address, and follow redirects. `headers` are conditions, such as
+        If-None-Match; `may_follow` is called before each redirect, and raises SourceRefused for one
+        that must not be followed.
 
         Raises SourceBusy (no turn now), SourceRefused (robots.txt, our own network, a status),
         SourceNotFound, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable.
@@ -106,7 +107,7 @@ class WebFetcher:
                     body = await _read_body(fetched, limit)
                     return FetchedPage(url, fetched.status, fetched.headers, body)
             except SourceUnavailable as error:
-                # Also raised by `_fetch`, where the server asks to be left alone.
+                # With `after` where the server asks for a pause.
                 if error.after is None:
                     raise
                 wait = await turn.pause(error.after)
@@ -156,8 +157,8 @@ class WebFetcher:
         return verdict if isinstance(verdict, RobotsVerdict) else RobotsVerdict(allowed=False)
 
     async def _robots(self, origin: str) -> str:
-        """Return the site's robots.txt; empty where it has none. Of a site that does not answer we
-        do not know what it allows: that is SourceUnavailable, and tried again."""
+        """Return the site's robots.txt; empty where it has none. Raises SourceUnavailable for a
+        site that does not answer, as we do not know what it allows."""
         key = f"sources/robots/{content_hash(origin.encode())}"
         stored = await self._stored_robots(key)
         if stored is not None:
@@ -180,7 +181,7 @@ class WebFetcher:
 
         for _ in range(MAX_HOPS + 1):
             try:
-                # A longer file is read up to the limit, as the RFC says, and not refused.
+                # A longer file is not refused but read up to the limit, as the RFC says.
                 async with self._fetch(url, 10**12, ROBOTS_TIMEOUT, {}) as fetched:
                     body = bytearray()
                     async for part in fetched.parts:
@@ -196,7 +197,7 @@ class WebFetcher:
                 if isinstance(error, _StatusRefused):
                     return ""  # a site that answers 4xx has no rules
                 raise
-        return ""  # the RFC: behind five redirects, as if there were none
+        return ""  # the RFC: after five redirects, the site counts as one without robots.txt
 
     async def _stored_robots(self, key: str) -> str | None:
         try:
@@ -212,7 +213,7 @@ class _StatusRefused(SourceRefused):
 
 
 class _TranslatedFetch:
-    """The context `fetching`, with the errors of sources."""
+    """The context `fetching`, with its errors translated to those of sources."""
 
     def __init__(
         self, url: str, limit: int, timeout: float, headers: Mapping[str, str], guard: SsrfGuard
@@ -258,9 +259,9 @@ class _TranslatedFetch:
             case FetchFailed():
                 return SourceUnavailable(f"{host}: {error}")
             case NotPublic():
-                # Of the host, not of the robots.txt there, which is asked for first.
+                # The message names the host, not its robots.txt, which is fetched first.
                 return SourceRefused(
-                    f"{error}; if it is yours and may be asked, "
+                    f"{error}; if the host is yours and may be fetched from, "
                     f"name it in JOBS_WEB_HOSTS of the ingest workers, as {address}"
                 )
             case FetchRefused(status=404 | 410):
