@@ -177,7 +177,7 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
     monkeypatch.setattr(postgres_table, "COMPARED", left - beyond)
     monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", graph_from)
     # A walk of such small steps goes astray, and so does one look into the nearest list.
-    monkeypatch.setattr(postgres_neighbours, "_LOOKED_AT", 1)
+    monkeypatch.setattr(postgres_neighbours, "_EF_SEARCH", 1)
     monkeypatch.setattr(postgres_neighbours, "_SHARE", LARGE)
     await expect_a_large_table(pgvector_url, walks_on=True)
     home = index_store_at(pgvector_url)
