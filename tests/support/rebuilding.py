@@ -61,7 +61,7 @@ async def fill(index: OpenIndex, names: Iterable[str], text: str) -> None:
 async def contents(index: OpenIndex) -> dict[str, list[str]]:
     """The texts of every document in the generation that is searched. Fails where a chunk is there
     twice, or has another length of vector."""
-    async with index.searched() as (table, embedder):
+    async with index.open_active() as (table, embedder):
         found = {
             document_id: [each.chunk.text for each in await table.texts_of(document_id, 0, 10_000)]
             for document_id in await table.document_ids()

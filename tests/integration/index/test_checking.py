@@ -21,7 +21,7 @@ async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.
     """A directory's library took longer to load than a server may take to answer, in a container
     on a busy machine, and the doctor called the index away."""
     settings = Settings(index_url=SecretStr(url), embed_offline="hashed")
-    async with open_index(settings) as index, index.searched():
+    async with open_index(settings) as index, index.open_active():
         monkeypatch.setattr(index_check, "TIMEOUT", 0.0)
         (check,) = await index_check.check_index(settings)
     late = ("wrong", Finding.INDEX_AWAY) if is_postgres(url) else ("ok", None)
@@ -45,5 +45,5 @@ def test_what_lancedb_only_remarks_is_not_among_the_lines_of_a_log(
     monkeypatch.setenv("LANCEDB_LOG", said or "")
     if said is None:
         monkeypatch.delenv("LANCEDB_LOG")
-    lance_home._library()
+    lance_home._import_lancedb()
     assert os.environ["LANCEDB_LOG"] == then

@@ -88,7 +88,7 @@ async def test_the_index_of_neighbours_is_read_once_and_not_for_each_search(tmp_
 async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lance_table, "_SEGMENTS", 3)
+    monkeypatch.setattr(lance_table, "_MAX_SEGMENTS", 3)
     home = index_store_at(str(tmp_path / "index"))
     async with home.table(GENERATION) as index:
         pieces = []

@@ -53,7 +53,7 @@ async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is
     async with open_index(settings) as index:
         await write(index, "b", 2, "new")
         assert sorted(await contents(index)) == ["a", "b"]
-        async with index.searched() as (table, embedder):
+        async with index.open_active() as (table, embedder):
             assert embedder.name == "hashed-2-64"
             assert await search(table, embedder, "the tide", 3)
 
@@ -64,7 +64,7 @@ async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
         async with index.store.table(odd):
             pass
         with pytest.raises(IndexMismatch, match="JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL"):
-            async with index.searched():
+            async with index.open_active():
                 pass
 
 

@@ -46,7 +46,7 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
 
         async def look() -> None:
             while not done.is_set():
-                async with searching.searched() as (table, embedder):
+                async with searching.open_active() as (table, embedder):
                     hits = await search(table, embedder, "tide", 5, mode=SearchMode.HYBRID)
                     searched.append(embedder.name)
                     assert len(hits) == 5

@@ -27,7 +27,7 @@ PIECES = 6
 
 @pytest.fixture(autouse=True)
 def few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lance_table, "_PIECES", PIECES)
+    monkeypatch.setattr(lance_table, "_MIN_FRAGMENTS", PIECES)
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ async def write(index: OpenIndex, document_id: str, count: int = 2) -> None:
 
 
 async def is_scattered(index: OpenIndex) -> bool:
-    async with index.searched() as (table, _):
+    async with index.open_active() as (table, _):
         return await table.needs_compaction()
 
 
 async def test_what_many_small_writes_leave_is_merged_while_they_go_on(index: OpenIndex):
     for number in range(3 * PIECES):
         await write(index, f"doc{number}")
-        async with index.searched() as (table, _):
+        async with index.open_active() as (table, _):
             (found, *_) = await table.keyword_search(f"doc{number}", 1)
             assert found.chunk.document_id == f"doc{number}"
 
@@ -71,7 +71,7 @@ async def test_what_many_small_writes_leave_is_merged_while_they_go_on(index: Op
         return not await is_scattered(index)
 
     await eventually(is_merged)
-    async with index.searched() as (table, _):
+    async with index.open_active() as (table, _):
         assert await table.document_ids() == sorted(f"doc{n}" for n in range(3 * PIECES))
         assert await table.count() == 6 * PIECES
 
@@ -82,7 +82,7 @@ async def test_two_writers_that_both_merge_lose_and_double_nothing(
     async with open_index(settings) as other:
         for number in range(2 * PIECES):
             await asyncio.gather(write(index, f"a{number}"), write(other, f"b{number}"))
-    async with index.searched() as (table, _):
+    async with index.open_active() as (table, _):
         assert await table.count() == 8 * PIECES
 
 
@@ -130,5 +130,5 @@ async def test_a_write_is_whole_although_the_table_can_not_be_compacted(
         for number in range(PIECES):
             await write(index, f"doc{number}")
         await eventually(lambda: any("no room" in str(each.get("error")) for each in logs))
-    async with index.searched() as (table, _):
+    async with index.open_active() as (table, _):
         assert await table.count() == 2 * PIECES

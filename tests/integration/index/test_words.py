@@ -215,7 +215,7 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
         state = await begin_rebuild(whole, made, force=True)
         assert state.building is not None
         assert await continue_rebuild(whole, state.building, lambda: False)
-        async with whole.searched() as (index, _):
+        async with whole.open_active() as (index, _):
             assert len(await index.keyword_search("12", 10)) == 1
     (check,) = await check_index(settings)
     assert check.status == "ok"

@@ -52,12 +52,12 @@ def whole_result(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
 
 
 async def find(pipeline: Pipeline, query: str, limit: int = 10, **options: Any) -> list[Hit]:
-    async with open_index(pipeline.settings) as home, home.searched() as (index, embedder):
+    async with open_index(pipeline.settings) as home, home.open_active() as (index, embedder):
         return await search(index, embedder, query, limit, **options)
 
 
 async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
-    async with open_index(pipeline.settings) as home, home.searched() as (index, _):
+    async with open_index(pipeline.settings) as home, home.open_active() as (index, _):
         return await index.count(document_id)
 
 

@@ -320,7 +320,7 @@ async def test_a_damaged_output_is_made_again(pipeline: Pipeline, paper: str):
 
 async def test_chunks_that_got_lost_are_embedded_again(pipeline: Pipeline, paper: str):
     document_id = await ingested(pipeline, {"path": paper})
-    async with open_index(pipeline.settings) as home, home.searched() as (index, _):
+    async with open_index(pipeline.settings) as home, home.open_active() as (index, _):
         await index.delete_document(document_id)
     await pipeline.run("embed_content", {"document_id": document_id})
     assert not pipeline.result("embed_content")["reused"]

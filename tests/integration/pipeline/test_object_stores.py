@@ -248,7 +248,7 @@ async def test_workers_of_several_hosts_share_one_store(
     ):
         await hosts[n % 3].one(stage, {"document_id": document_id}, run_id=hosts[0].run_id)
     assert b"Moon" in await hosts[1].storage.get_async(result_key(document_id))
-    async with open_index(hosts[2].settings) as index, index.searched() as (table, embedder):
+    async with open_index(hosts[2].settings) as index, index.open_active() as (table, embedder):
         hits = await search(table, embedder, "why the tide rises", 3)
     assert [hit.document_id for hit in hits] == [document_id]
     assert not any((tmp_path / f"host-{n}").exists() for n in range(3))

@@ -56,7 +56,7 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
     result = json.loads(pipeline.storage.get(result_key(document_id)))
     assert (result["title"], result["page_count"]) == (SLIPS[0], 3)
     assert result["word_count"] == sum(len(words(each)) for each in SLIPS)
-    async with open_index(pipeline.settings) as home, home.searched() as (index, embedder):
+    async with open_index(pipeline.settings) as home, home.open_active() as (index, embedder):
         hits = await search(index, embedder, "lantern harbour", 3)
     assert hits[0].document_id == document_id
 

@@ -19,7 +19,7 @@ async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, t
     await pipeline.run("ingest_document", {"path": str(tmp_path / "a.txt")})
     document_id = pipeline.result("extract_text")["document_id"]
     async with open_index(pipeline.settings) as index:
-        async with index.searched() as (table, _):
+        async with index.open_active() as (table, _):
             await table.delete_document(document_id)
         outcome = await pipeline.one("reindex_content", {"document_id": document_id})
         assert isinstance(outcome, Done)

@@ -257,7 +257,7 @@ async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(t
     (check,) = await check_index(settings)
     assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
     assert list(tmp_path.iterdir()) == []
-    async with open_index(settings) as opened, opened.searched():
+    async with open_index(settings) as opened, opened.open_active():
         pass
     (check,) = await check_index(settings)
     assert check.status == "ok"

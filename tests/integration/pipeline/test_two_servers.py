@@ -82,7 +82,7 @@ async def test_other_weights_under_the_name_of_the_model_write_and_find_nothing_
             await put(before, "a")
             with pytest.raises(IndexMismatch, match=r"'model-8'.*jobctl index rebuild --force"):
                 await put(after, "b")
-            async with after.searched() as (table, embedder):
+            async with after.open_active() as (table, embedder):
                 with pytest.raises(IndexMismatch):
                     await search(table, embedder, "tide")
                 assert await search(table, embedder, "tide", mode=SearchMode.KEYWORD)

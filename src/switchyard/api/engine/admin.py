@@ -22,7 +22,7 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState
-from switchyard.services.pipeline.index.document_search import answered_soon
+from switchyard.services.pipeline.index.document_search import search_time_limit
 from switchyard.services.pipeline.index.open_index import generation_reports
 
 router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
@@ -70,7 +70,7 @@ async def workers(state: Shared) -> WorkerList:
 async def index(state: Shared, request: Request) -> IndexView:
     """Show the location of the search index, its embedder, and the progress of a rebuild."""
     try:
-        async with answered_soon(state.index):
+        async with search_time_limit(state.index):
             return view_index(state.index, await generation_reports(state.index))
     except (RetryableError, PermanentError, TimeoutError) as error:
         request.state.trouble = f"{type(error).__name__}: {error}"

@@ -85,7 +85,7 @@ async def _load_index(ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.index.embedder import is_offline
     from switchyard.services.pipeline.index.open_index import index_of
 
-    async with index_of(ctx) as index, index.searched() as (_, embedder):
+    async with index_of(ctx) as index, index.open_active() as (_, embedder):
         if is_offline(embedder.name):
             await embedder.embed(["ready"])
     return Done()

@@ -324,7 +324,7 @@ async def _search(system: System, story: DemoRun) -> None:
         return  # nothing was indexed
     story.query = SAMPLE_QUERY if story.are_samples else titles[0]
     try:
-        async with open_index(system.settings) as index, index.searched() as (table, embedder):
+        async with open_index(system.settings) as index, index.open_active() as (table, embedder):
             story.hits = await search(
                 table, embedder, story.query, HITS, mode=SearchMode.HYBRID, per_document=1
             )

@@ -37,6 +37,6 @@ async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
 
 async def indexed(arxiv: Pipeline) -> list[list[float]]:
     """The vectors of the only document."""
-    async with open_index(arxiv.settings) as home, home.searched() as (index, _):
+    async with open_index(arxiv.settings) as home, home.open_active() as (index, _):
         document_id = (await the_document(arxiv)).id
         return await index.vectors_at(document_id, range(100))

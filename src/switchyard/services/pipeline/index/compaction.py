@@ -1,8 +1,8 @@
 """Compact the tables of the index: in a maintenance job, and in the background of processes that
 write.
 
-LanceDB makes a file of every write. A night's compaction is not enough for it: after some hundred
-documents, each further one costs several times as much as the first.
+LanceDB makes a file of every write, so compacting once a night is not enough: after some hundred
+documents, writing another costs several times as much as the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from switchyard.services.pipeline.index.generations import Generation, IndexStor
 
 
 class BackgroundCompactor:
-    """Compacts in the background of a process that writes to an index, one table at a time."""
+    """Compacts tables in the background of a process that writes to an index, one at a time."""
 
     def __init__(self, store: IndexStore) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class BackgroundCompactor:
             self._task = asyncio.create_task(self._compact(generation), name="index compaction")
 
     async def close(self) -> None:
-        """Stop compacting; the next compaction does anew what is half done."""
+        """Stop compacting; the next compaction repeats what was half done."""
         if self._task is not None:
             await end_tasks(self._task)
 
@@ -37,7 +37,7 @@ class BackgroundCompactor:
         try:
             await compact_table(self._store, generation)
         except (RetryableError, PermanentError, OSError, RuntimeError, ValueError) as error:
-            # The next write begins again, and the maintenance job tells people.
+            # The next write tries again, and the maintenance job reports the error to people.
             structlog.get_logger("index").warning("index not compacted", error=str(error))
 
 

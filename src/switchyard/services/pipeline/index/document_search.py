@@ -18,7 +18,8 @@ from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.ledger import PipelineLedger
 
 SEARCH_TIMEOUT = 8.0
-"""Seconds that embedder and index have together: somebody waits, and can ask again."""
+"""Seconds that embedder and index have together: a person waits for the search, and can repeat
+it."""
 
 
 class EmbedderUnavailable(DependencyUnavailable):
@@ -27,21 +28,21 @@ class EmbedderUnavailable(DependencyUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which documents to search; fields that are None do not matter, several all hold."""
+    """Which documents to search: those that fit all fields that are not None."""
 
     document_ids: Collection[str] | None = None
     source: str | None = None
-    """Where the document came from, as its upload said."""
+    """Where the documents came from, as their uploads said."""
     classes: Collection[str] = ()
-    """What it is classified as, each `kind:label`: of several labels of one kind any."""
+    """Classes as `kind:label`. The documents have, of each kind named, one of the labels."""
     since: float | None = None
-    """Taken in at this time or later, in seconds since the epoch."""
+    """The documents were taken in at this time or later, in seconds since the epoch."""
     until: float | None = None
-    """Taken in before this time."""
+    """The documents were taken in before this time."""
     cites: str | None = None
-    """They cite that work: any key of its node in the graph, or its document's id."""
+    """A work that the documents cite: any key of its node in the graph, or its document's id."""
     cited_by: str | None = None
-    """That work cites them."""
+    """A work that cites the documents."""
 
 
 class UnknownWork(InvalidInput):
@@ -65,20 +66,20 @@ async def search_documents(
     filters: Filters | None = None,
     per_document: int | None = None,
 ) -> list[Hit]:
-    """Return the places that answer a query, best first. Raises what `chunk_search.search` raises,
-    LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. Where index and embedder
-    together take longer than SEARCH_TIMEOUT seconds, raises IndexUnavailable or
-    EmbedderUnavailable, for the one that was waited for."""
-    document_ids = await _within(ledger, filters or Filters())
+    """Return the passages that answer a query, best first. Raises what `chunk_search.search`
+    raises, LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. Where index and
+    embedder together take longer than SEARCH_TIMEOUT seconds, raises EmbedderUnavailable if the
+    embedder has not answered, else IndexUnavailable."""
+    document_ids = await _filtered_ids(ledger, filters or Filters())
     if document_ids is not None and not document_ids:
         return []
-    watched: _Watched | None = None
+    watched: _WatchedEmbedder | None = None
     try:
         async with (
-            answered_soon(index) as timeout,
-            index.searched() as (table, embedder),
+            search_time_limit(index) as timeout,
+            index.open_active() as (table, embedder),
         ):
-            watched = _Watched(embedder)
+            watched = _WatchedEmbedder(embedder)
             return await search(
                 table,
                 watched,
@@ -92,44 +93,44 @@ async def search_documents(
         if not timeout.expired():
             raise
         reason = f"has not answered within {SEARCH_TIMEOUT:g} s"
-        if watched is not None and watched.is_asked:
+        if watched is not None and watched.is_embedding:
             raise EmbedderUnavailable(f"the embedder {watched.name!r} {reason}") from error
         raise IndexUnavailable(f"the index at {index.store.location} {reason}") from error
 
 
 @asynccontextmanager
-async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
+async def search_time_limit(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
     """Raise TimeoutError if the block takes longer than SEARCH_TIMEOUT seconds. Loading the index's
-    library does not count: that is done once in a process."""
+    library, which is done once in a process, does not count."""
     await index.store.load()
     async with asyncio.timeout(SEARCH_TIMEOUT) as timeout:
         yield timeout
 
 
-class _Watched:
-    """An embedder that says whether it is being waited for."""
+class _WatchedEmbedder:
+    """An embedder that says whether a caller is waiting for it."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.dimensions = embedder.name, embedder.dimensions
         self.calibration = embedder.calibration
         self._embedder = embedder
-        self.is_asked = False
+        self.is_embedding = False
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        self.is_asked = True
+        self.is_embedding = True
         vectors = await self._embedder.embed(texts)
-        self.is_asked = False
+        self.is_embedding = False
         return vectors
 
 
-async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
-    """Return the ids of the documents that the filters leave; None for all."""
+async def _filtered_ids(ledger: Ledger, filters: Filters) -> set[str] | None:
+    """Return the ids of the documents that fit the filters; None for all documents."""
     repositories = PipelineLedger(ledger)
     document_ids = None if filters.document_ids is None else set(filters.document_ids)
     if filters.source is not None:
         page = await repositories.documents.list_documents(source=filters.source, limit=1)
-        from_there = {document.id for document in page.items}
-        document_ids = from_there if document_ids is None else document_ids & from_there
+        ids = {document.id for document in page.items}
+        document_ids = ids if document_ids is None else document_ids & ids
     if filters.classes or filters.since is not None or filters.until is not None:
         document_filter = DocumentFilter(
             classes=tuple(filters.classes), since=filters.since, until=filters.until

@@ -13,9 +13,10 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.budget_account import EmbeddingBudget
 
 OFFLINE = ("hashed", "wordllama", "local")
-"""Embedders that ask nobody; their names begin with these."""
+"""Embedders that work without a server; their names begin with these."""
 _MODEL_WEIGHT = 0.6
-"""That of the offline embedder by meaning: a server's model is hardly worth less."""
+"""`vector_weight` of a server's model: as that of the offline embedder by meaning, since such a
+model is hardly worth less."""
 
 
 class Embedder(Protocol):
@@ -23,8 +24,8 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the embedder and its model. Vectors of two names are never compared, so another
-        way of embedding needs another name."""
+        """Name of the embedder and its model. Vectors of different names are never compared: an
+        embedder that makes other vectors than before needs another name."""
         ...
 
     @property
@@ -41,7 +42,7 @@ class Embedder(Protocol):
         """Return one vector of length 1 for each text, in order; all zeros for a text without known
         words.
 
-        Raises RetryableError or PermanentError where a server is asked.
+        Raises RetryableError or PermanentError where a server makes the vectors.
         """
         ...
 
@@ -49,7 +50,7 @@ class Embedder(Protocol):
 def embedder_for(settings: Settings) -> Embedder:
     """Return the server's model when JOBS_EMBED_BASE_URL is set, else that of JOBS_EMBED_OFFLINE.
 
-    Raises PermanentError when that has no vectors of the length in the settings.
+    Raises PermanentError when the model has no vectors of the length in the settings.
     """
     dimensions = settings.embed_dimensions
     if settings.embed_base_url is None:
@@ -58,16 +59,16 @@ def embedder_for(settings: Settings) -> Embedder:
 
 
 def is_offline(name: str) -> bool:
-    """Return whether an embedder of that name asks no server: it makes the same vectors for
+    """Return whether an embedder of that name uses no server, and so makes the same vectors for
     ever."""
     return any(name.startswith(f"{kind}-") for kind in OFFLINE)
 
 
 def offline_embedder(kind: str, dimensions: int) -> Embedder:
-    """Return an embedder that asks no server: `hashed`, `wordllama`, `minilm`, or the model in a
+    """Return an embedder that uses no server: `hashed`, `wordllama`, `minilm`, or the model in a
     folder.
 
-    Raises PermanentError when it is not there, or has no vectors of that length.
+    Raises PermanentError when the model is not there, or has no vectors of that length.
     """
     if kind == "hashed":
         from switchyard.services.pipeline.index.hashed_embedder import HashedEmbedder
@@ -89,11 +90,12 @@ def embedder_named(
     budget: EmbeddingBudget | None = None,
     sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder | None:
-    """Return the embedder of that name, which the settings need not name. None where they can't
-    make it: a server's model without a server, or an older version of an offline one.
+    """Return the embedder of that name, which need not be the one of the settings. None where the
+    settings can't make it: a server's model without a server, or an older version of an offline
+    embedder.
 
-    `budget` is charged for requests to a server; `sizes` are the request sizes that this process
-    has learned of servers.
+    `budget` is charged for requests to a server; `sizes` are the request sizes that servers accept,
+    as far as this process has found out.
     """
     for kind in OFFLINE:
         if not name.startswith(f"{kind}-"):

@@ -2,8 +2,8 @@
 
 Two servers may give one name to different weights, and one server may change its weights over
 night. In one index, the vectors of both would not find each other. So every generation stores the
-vector of a fixed sentence, its probe. A process compares with it before it uses an embedder for the
-generation, and again from time to time. The first process to ask stores it.
+vector of a fixed sentence, its probe, which the first process stores that uses the generation. A
+process compares its embedder with the probe before the first use, and again from time to time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ PROBE_SENTENCE = (
     "The tide comes in twice a day, and whoever lives by the sea is not surprised by it."
 )
 MIN_COSINE = 0.98
-"""Least cosine of two vectors of the same weights for one text: other hardware, batches and
-precisions come to 0.99 and more, other weights to far less."""
+"""Least cosine of two vectors of one text for which the weights count as the same: with other
+hardware, batches or precision it is 0.99 and more, with other weights far less."""
 REMEDY = (
-    "have every process ask the server that made them; or, when all ask the new one, "
-    "`jobctl index rebuild --force`, and redrive what was refused"
+    "have every process use the server that made them; or, when all use the new one, "
+    "`jobctl index rebuild --force`, and redrive the jobs that were refused"
 )
 VERIFICATION_TTL = 600.0
-"""Seconds for which a process that has compared does not compare again."""
+"""Seconds after a comparison until the process compares again."""
 
 
 @dataclass(slots=True)
 class VerificationCache:
-    """When this process has last verified each generation's embedder."""
+    """The time at which this process last verified each generation's embedder."""
 
     at: dict[Generation, float] = field(default_factory=dict)
     """By the monotonic clock."""
@@ -63,8 +63,8 @@ class ProbedEmbedder:
         return self.embedder.calibration
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Embed texts. Raises also IndexMismatch where the vectors are not those of the
-        generation."""
+        """Embed texts. Also raises IndexMismatch where the server makes other vectors than those of
+        the generation."""
         if self.verified.at.get(self.generation, -math.inf) < time.monotonic() - VERIFICATION_TTL:
             await self._compare()
             self.verified.at[self.generation] = time.monotonic()
@@ -79,7 +79,7 @@ class ProbedEmbedder:
         self._require(likeness(decode_probe(stored_probe), now))
 
     async def _compare_with_a_chunk(self, near: Sequence[float]) -> None:
-        """Verify with a stored chunk: an index from before there were probes has none."""
+        """Verify with a stored chunk, for an index from before there were probes."""
         async with self.store.table(self.generation) as table:
             for match in await table.nearest(near, 1):
                 chunk = match.chunk

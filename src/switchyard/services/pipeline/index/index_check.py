@@ -23,11 +23,11 @@ from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 from switchyard.services.pipeline.index.word_index import TOKENIZER_VERSION
 
 TIMEOUT = 8.0
-"""Seconds that a database or object store has to say what the index is, and then the server of its
-vectors for one of them; an object store is asked again meanwhile."""
+"""Seconds that a database or object store has to describe the index (failed requests to an object
+store are repeated meanwhile), and then the embedding server for one vector."""
 LOCAL_TIMEOUT = 60.0
-"""Seconds for an index in a directory of this host: nobody has to answer, but a busy host may be
-slow."""
+"""Seconds for an index in a directory of this host: there is no server that may not answer, but a
+busy host may be slow."""
 
 
 async def check_index(settings: Settings) -> list[Diagnostic]:
@@ -50,7 +50,7 @@ async def check_index(settings: Settings) -> list[Diagnostic]:
         remedy = (
             "see JOBS_INDEX_URL: is it right, does the database or object store run?"
             if directory is None
-            else f"is the disk of {directory} away, or this host far too busy?"
+            else f"is the disk of {directory} missing, or this host far too busy?"
         )
         return [failure("index", Finding.INDEX_AWAY, detail, remedy)]
     except PermanentError as error:
@@ -59,8 +59,8 @@ async def check_index(settings: Settings) -> list[Diagnostic]:
 
 
 def _has_tables(directory: Path) -> bool:
-    """Return whether a directory has an index; its marker file alone does not count. Without one,
-    nobody needs LanceDB, which takes 1.5 s of processor time to load."""
+    """Return whether a directory has an index; its marker file alone does not count. It spares
+    loading LanceDB, which takes 1.5 s of processor time, where there is no index."""
     return directory.is_dir() and any(each.is_dir() for each in directory.iterdir())
 
 
@@ -69,7 +69,7 @@ def _check_embedder(state: Generations, configured: Generation) -> Diagnostic:
     if (active.embedder, active.dimensions) == (configured.embedder, configured.dimensions):
         return ok("index", f"it holds vectors of {active.embedder!r}, as the settings name")
     if any(each.embedder == configured.embedder for each in state.write_targets):
-        return ok("index", f"it is being built anew for {configured.embedder!r}")
+        return ok("index", f"it is being rebuilt for {configured.embedder!r}")
     detail = (
         f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
         f"{configured.embedder!r}"
@@ -81,7 +81,7 @@ def _check_embedder(state: Generations, configured: Generation) -> Diagnostic:
 
 
 def _check_words(tokenizer_version: int | None, state: Generations) -> list[Diagnostic]:
-    """Check that the index keeps words as a query's words are looked for."""
+    """Check that the words of chunks are kept in the form in which a query's words are."""
     if tokenizer_version in (None, TOKENIZER_VERSION) or state.building is not None:
         return []
     detail = "it keeps words as an earlier version did: `wing` may not find `wings`"
@@ -90,8 +90,8 @@ def _check_words(tokenizer_version: int | None, state: Generations) -> list[Diag
 
 
 async def _check_vectors(opened: OpenIndex, active: Generation) -> list[Diagnostic]:
-    """Check that a server still makes the vectors that are searched. No diagnostic where no server
-    is asked, or where no vector of it is stored yet."""
+    """Check that a server still makes the vectors that are searched. No diagnostic where the
+    embedder uses no server, or where no probe is stored yet."""
     if is_offline(active.embedder):
         return []
     embedder = opened.unprobed_of(active)

@@ -1,13 +1,14 @@
 """Build an index for another embedder beside the one that is searched, and swap them in one step.
 
-Meanwhile, new chunks are written to both (`OpenIndex.write`), to the old one first. A document that
-was there before is copied from the old index's texts, and compared once more after that: if it was
-written meanwhile, the two differ, and it is copied again. So when all documents have been gone
-through, the new generation has what the old one has. A second round, which finds hardly anything to
-do, repairs what was left by a writer that died between its two writes.
+Meanwhile, new chunks are written to both generations (`OpenIndex.write`), to the old one first. A
+document that was there before is copied from the old generation's texts, and then compared: if it
+was written meanwhile, the two differ, and it is copied again. So once all documents were copied,
+the new generation has what the old one has. A second round, which finds hardly anything to do,
+repairs what a writer has left that died between its two writes.
 
-Whoever takes over from a process that died goes on after the last document that was noted. A
-process that was only frozen writes nothing after the swap: it asks before each write.
+A process that takes over from one that died goes on after the last document that was recorded. A
+process that was only frozen writes nothing after the swap, as it checks before each write whether
+it still may.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BATCH_SIZE = 256
 """Chunks that are copied at once."""
 MAX_ROUNDS = 2
 PROGRESS_INTERVAL = 20
-"""Documents after which the progress is stored."""
+"""The progress is stored after so many documents."""
 RETIRED_RETENTION = 3600.0
 """Seconds for which a generation that was replaced is kept: jobs and searches may still use it."""
 _MAX_TRIES = 10
@@ -43,24 +44,24 @@ class AnotherRebuild(PermanentError):
 
 
 class _NotBuilding(Exception):
-    """The generation is not the one being built any more: what it has now is not ours to change."""
+    """The generation is no longer being built, so this process must not change it."""
 
 
 _CheckMayWrite = Callable[[], Awaitable[None]]
-"""Awaited before each write to the generation that is built. Raises _NotBuilding."""
+"""Awaited before each write to the generation that is being built. Raises _NotBuilding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is."""
+    """How far a rebuild has come."""
 
     round: int = 1
     after: str = ""
-    """The document that was done last in this round; empty before the first."""
+    """The last document that was copied in this round; empty before the first."""
 
     @classmethod
     def from_note(cls, text: str | None) -> Progress:
-        """Read what `str` returned; the start where nothing was stored."""
+        """Read what `str` returned; for None, return the start."""
         number, _, after = (text or "").partition(" ")
         return cls(int(number), after) if number.isdigit() else cls()
 
@@ -71,16 +72,16 @@ class Progress:
 async def begin_rebuild(
     index: OpenIndex, embedder: Embedder, *, force: bool = False
 ) -> Generations:
-    """Begin to build a generation of that embedder, unless it is begun or searched already; with
-    `force`, also one of the embedder of the index. Return the state after that. Raises
-    AnotherRebuild where one of another embedder is being built, IndexMismatch, IndexUnavailable."""
+    """Begin to build a generation of that embedder, unless one is being built or searched already;
+    with `force`, even if one is searched. Return the state after that. Raises AnotherRebuild where
+    a generation of another embedder is being built, IndexMismatch, IndexUnavailable."""
 
     def step(now: Generations) -> Generations | None:
         if now.building is not None:
             if _is_of(now.building, embedder):
                 return None
             raise AnotherRebuild(
-                f"the index is being built anew for {now.building.embedder!r}: wait for that "
+                f"the index is being rebuilt for {now.building.embedder!r}: wait for that "
                 "(`jobctl index show`), or give it up with `jobctl index abandon`"
             )
         if _is_of(now.active, embedder) and not force:
@@ -94,7 +95,7 @@ async def continue_rebuild(
     index: OpenIndex, building: Generation, is_over: Callable[[], bool]
 ) -> bool:
     """Copy all documents and swap. Return whether that is done: False where `is_over` says that
-    time is up, and the next call goes on; True also where the building was given up.
+    time is up, and the next call goes on; True also where the rebuild was abandoned.
 
     Raises IndexMismatch, IndexUnavailable, and what the embedder raises.
     """
@@ -157,7 +158,7 @@ async def abandon_rebuild(index: OpenIndex) -> Generation | None:
 
 async def compact_index(index: OpenIndex) -> list[Generation]:
     """Compact all generations in use, and remove those that were replaced more than
-    RETIRED_RETENTION seconds ago; gives these. Raises IndexUnavailable."""
+    RETIRED_RETENTION seconds ago. Return the removed ones. Raises IndexUnavailable."""
     state = await index.generations()
     for generation in state.write_targets:
         await compact_table(index.store, generation)
@@ -186,11 +187,11 @@ async def _copy_document(
     document_id: str,
     may_write: _CheckMayWrite,
 ) -> None:
-    """Make the document's chunks in the target what they are in the source."""
+    """Make the document's chunks in the target equal to those in the source."""
     for _ in range(_MAX_TRIES):
         if not await _copy_differences(source, target, embedder, document_id, may_write):
             return
-    raise IndexUnavailable(f"document {document_id} is being written all the time")
+    raise IndexUnavailable(f"document {document_id} changes again and again while it is copied")
 
 
 async def _copy_differences(
@@ -227,7 +228,7 @@ async def _copy_differences(
 
 def _swap(now: Generations, building: Generation, moment: float) -> Generations | None:
     if now.building != building:
-        return None  # somebody else was first, or has given it up
+        return None  # another process has swapped them, or abandoned the rebuild
     retired = (*now.retired, Retired(now.active, moment))
     return replace(now, active=building, building=None, retired=retired)
 

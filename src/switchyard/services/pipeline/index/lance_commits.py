@@ -1,4 +1,5 @@
-"""Writing to LanceDB beside other processes: it commits optimistically, so losers try again."""
+"""Write to LanceDB beside other processes: it commits optimistically, so a write that lost against
+another is tried again."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from switchyard.services.common.errors import RetryableError
 MAX_COMMIT_TRIES = 8
 """Attempts at a write that conflicts with others; some seconds in all."""
 FIRST_RETRY_DELAY = 0.05
-"""Seconds."""
+"""Seconds before the first retry."""
 _CONFLICT_WORDS = ("conflict", "concurrent", "incompatible transaction", "too many")
 
 Answer = TypeVar("Answer")
 
 
 async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Run a write, again while other writers win. LanceDB's conflicts have no type of their own."""
+    """Run a write, and again while other writers win. The error's text tells a conflict, as LanceDB
+    has no error type for it."""
     from tenacity import (
         AsyncRetrying,
         RetryError,

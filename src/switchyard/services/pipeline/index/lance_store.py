@@ -1,8 +1,7 @@
-"""Where an index in LanceDB is kept: a directory or an object store with a table for each
-generation.
+"""Keep an index in LanceDB: a directory or an object store with a table for each generation.
 
-The catalogue is a file for each of its states, which only one process can put. So is the marker
-that guards the creation of a table: two at once would overwrite one another.
+The catalogue has a file for each of its states, which only one process can create. So has the
+creation of a table, its marker: two processes that created it at once would overwrite one another.
 """
 
 from __future__ import annotations
@@ -41,20 +40,21 @@ from switchyard.services.pipeline.index.word_index import TOKENIZER_VERSION, add
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
 _COMPACTION_TIMEOUT = 600.0
-"""The same of a compaction's marker. Two compactions at once only do the same twice."""
+"""Seconds after which a compaction's marker belongs to a process that died. Two compactions at once
+do no harm: they only do the same twice."""
 _EMBEDDER = b"embedder"
 _WORDING = b"wording"
 _STATES = "generations"
 """Folder of the catalogue."""
 _MAX_STATE_BYTES = 100_000
-"""Bytes of a state."""
+"""Bytes of a state, at most."""
 INDEX_CACHE = 256 * 1024**2
-"""Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 26 MB.
-What is not there, a search reads again."""
+"""Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 26 MB. A
+search reads the other parts again."""
 _METADATA_CACHE = 64 * 1024**2
-"""Bytes of what a process keeps of files and schemas."""
+"""Bytes of the metadata of files and schemas that a process keeps in memory."""
 _LANCE_RAISES = (RuntimeError, ValueError, OSError)
-_AWAY = (
+_STORE_ERRORS = (
     "Generic S3 error",
     "Generic MicrosoftAzure error",
     'store: "S3"',
@@ -62,21 +62,21 @@ _AWAY = (
     "lacked the necessary privileges",
     "lacked valid authentication",
 )
-"""How it says that an object store does not answer, or refuses."""
+"""Texts of LanceDB's errors for an object store that does not answer, or refuses."""
 _SILENT = "does not answer"
 
 
-def _library() -> Any:
-    """Import LanceDB. Its log goes to stderr as plain text, among lines of JSON, and warns of
-    harmless things: it shows errors alone, unless LANCEDB_LOG says otherwise."""
+def _import_lancedb() -> Any:
+    """Import LanceDB. Its log goes to stderr as plain text, among our lines of JSON, and warns of
+    harmless things: only errors are let through, unless LANCEDB_LOG says otherwise."""
     os.environ.setdefault("LANCEDB_LOG", "error")
-    configure_malloc()  # before it begins its threads
+    configure_malloc()  # before LanceDB begins its threads
     return import_module("lancedb")
 
 
 class LanceStore:
-    """An index at an address of LanceDB. Connections are made anew each time, so each sees what
-    others have written; they share what they have read of the indexes, which never changes."""
+    """An index at an address of LanceDB. Each use opens a new connection, which sees what others
+    have written; all share a cache of the indexes' files, which never change."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -85,7 +85,7 @@ class LanceStore:
         self._session: Any = None
 
     async def load(self) -> None:
-        await load("lancedb", by=_library)
+        await load("lancedb", by=_import_lancedb)
 
     async def generations(self, first: Generation) -> Generations:
         with self._translate_errors():
@@ -106,7 +106,7 @@ class LanceStore:
         return Generations(Generation(FIRST_TABLE, embedder, dimensions))
 
     async def put_state(self, state: Generations) -> bool:
-        # Of the same length, so that the last one by name is the newest.
+        # Numbers are padded, so that the last key by name is the newest.
         key = f"{_STATES}/{state.number:08d}.json"
         with self._translate_errors():
             return await self._beside.put_new_async(key, encode_state(state))
@@ -182,16 +182,16 @@ class LanceStore:
             reason = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
             raise IndexUnavailable(f"the index at {self.location} {reason}") from error
         except (RuntimeError, ValueError, OSError) as error:
-            # Lance has no class for it; an error of those who use a table has one of its own.
+            # Lance has no class for it; errors of this project have classes of their own.
             text = str(error)
-            if type(error) not in _LANCE_RAISES or not any(each in text for each in _AWAY):
+            if type(error) not in _LANCE_RAISES or not any(each in text for each in _STORE_ERRORS):
                 raise
             raise IndexUnavailable(f"the index at {self.location} {trouble(error)}") from error
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
         await self.load()
-        lancedb = _library()
+        lancedb = _import_lancedb()
         if self._session is None:
             self._session = lancedb.Session(INDEX_CACHE, _METADATA_CACHE)
         connection: Any = await lancedb.connect_async(self._url, session=self._session)
@@ -226,7 +226,7 @@ class LanceStore:
                 return table
             await self._drop_stale(marker, _CREATION_TIMEOUT)
         raise IndexUnavailable(
-            f"the index at {self.location} is being made by another process for too long"
+            f"another process has been creating the index at {self.location} for too long"
         )
 
     async def _drop_stale(self, marker: str, timeout: float) -> None:
@@ -256,7 +256,7 @@ def _made_by(schema: Any) -> tuple[str, int]:
 
 
 def _wording_of(schema: Any) -> int:
-    """Return the version by which a table's words are kept; 0 where it has no column of words."""
+    """Return the TOKENIZER_VERSION of a table's words; 0 where it has no column of words."""
     wording = (schema.metadata or {}).get(_WORDING, b"")
     return int(wording) if wording.isdigit() and WORDS_COLUMN in schema.names else 0
 

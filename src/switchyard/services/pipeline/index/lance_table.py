@@ -1,9 +1,10 @@
 """The index of chunks in LanceDB, in a directory or an object store.
 
 Several processes write it at once. LanceDB commits optimistically, with a gap that is closed here:
-two upserts of the same new id would both insert it, so `id` is declared the primary key, by which
-they conflict, and has no index: upserts that use one do not notice. And whoever has a table open
-sees it as it was then: what must be of this moment looks for the latest version.
+two upserts of the same new id would both insert it. So `id` is declared the primary key, which
+makes them conflict, and has no index, as upserts that use an index do not notice the conflict. An
+open table shows the version at which it was opened: reads that must be up to date switch to the
+latest one first.
 """
 
 from __future__ import annotations
@@ -45,28 +46,28 @@ from switchyard.services.pipeline.text.stems import stemmed
 
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
 WORDS_COLUMN = "words"
-"""The text in stems: words are looked for there, and the text is shown as it was."""
+"""The column of stems, in which words are looked for; the text itself is kept unchanged."""
 _VERSION_RETENTION = timedelta(minutes=10)
-"""Versions of a table that are younger stay: a reader that is slow may still be at one."""
-_PIECES = 64
-"""Small fragments from which merging pays. Every read and upsert looks into each of them (some
-0.2 ms), and merging them rewrites a table of up to a million rows (some 30 µs a row): in a larger
-table, the two cost the same where there are about half as many pieces as the root of its rows."""
-_PART = 4_096
-"""Vectors in a part of the index of neighbours: what LanceDB divides them into, and keeps to."""
-_PROBED = 32
-"""Parts that are looked at for neighbours at least, some ten milliseconds; of a large index, one
-part in _SHARE."""
+"""Versions of a table that are younger stay: a slow reader may still use them."""
+_MIN_FRAGMENTS = 64
+"""Number of small fragments from which merging pays. Every read and upsert looks into each of them
+(some 0.2 ms), and merging rewrites a table of up to a million rows (some 30 µs a row). For a larger
+table, the two cost the same at half the square root of its rows."""
+_VECTORS_IN_PART = 4_096
+"""Vectors in a part of the index of neighbours: as many as LanceDB uses by default."""
+_MIN_PROBED_PARTS = 32
+"""Parts that a search for neighbours reads at least, in some ten milliseconds; of a large index,
+one part in _SHARE."""
 _SHARE = 8
-_REFINED = 2
-"""For each chunk that is asked for, so many are compared by their vectors: the index of neighbours
-has but a byte for each number, so that a search reads a quarter."""
-_EQUAL = 200
-"""Chunks besides those that are asked for among which a search by words looks for equal ones. Of
-these it reads only ids and scores."""
-_SEGMENTS = 8
-"""Each compaction adds one to the index of neighbours, of what came in since, and each is looked
-through; from so many on, the index is made anew."""
+_COMPARED = 2
+"""For each chunk that is asked for, so many are compared by their full vectors: the index of
+neighbours has only a byte for each number, so that a search reads a quarter of the bytes."""
+_MAX_EQUAL = 200
+"""Chunks that a search by words reads beyond those that are asked for, to choose among chunks of
+equal score. Only their ids and scores are read."""
+_MAX_SEGMENTS = 8
+"""Each compaction adds a segment with the new vectors to the index of neighbours, and each search
+reads all segments; from so many on, the index is rebuilt."""
 
 
 class LanceTable:
@@ -76,7 +77,8 @@ class LanceTable:
         self._table = table
         self.dimensions = dimensions
         self._words = WORDS_COLUMN if wording else "text"
-        """A table from before words were kept beside the text is searched by the text."""
+        """Use an open table. One from before there was a column of stems is searched by its
+        text."""
         self._has_stems = wording >= STEMMED_FROM
 
     async def put(
@@ -88,7 +90,7 @@ class LanceTable:
 
     async def drop_from(self, document_id: str, number: int) -> None:
         orphans = f"document_id = {_quote(document_id)} AND index >= {number}"
-        # A delete that finds nothing is a commit nevertheless, which others may collide with.
+        # A delete that finds nothing is a commit nevertheless, with which others may conflict.
         if await self._table.count_rows(orphans):
             await retry_on_conflict(lambda: self._table.delete(orphans))
 
@@ -130,7 +132,7 @@ class LanceTable:
         return [row["vector"] for row in sorted(rows, key=lambda row: row["index"])]
 
     async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
-        """Read batch by batch: vectors of large documents do not fit into memory."""
+        """Read the vectors in batches: those of large documents do not fit into memory."""
         if not document_ids:
             return {}
         query = self._table.query().where(_one_of(document_ids))
@@ -185,10 +187,10 @@ class LanceTable:
         query = self._table.query().nearest_to(vectors).distance_type("cosine").limit(limit)
         if exact:
             return query.bypass_vector_index()
-        parts = await self._table.count_rows() // _PART
-        # More than these only until enough are found that fit the conditions.
-        query = query.maximum_nprobes(0).minimum_nprobes(max(_PROBED, parts // _SHARE))
-        return query.refine_factor(_REFINED)
+        parts = await self._table.count_rows() // _VECTORS_IN_PART
+        # It reads more parts only until enough rows are found that fit the conditions.
+        query = query.maximum_nprobes(0).minimum_nprobes(max(_MIN_PROBED_PARTS, parts // _SHARE))
+        return query.refine_factor(_COMPARED)
 
     async def keyword_search(
         self, text: str, limit: int, *, document_ids: Collection[str] | None = None
@@ -205,9 +207,9 @@ class LanceTable:
     async def _relevances(
         self, text: str, limit: int, document_ids: Collection[str] | None
     ) -> dict[int, float]:
-        """Return BM25 of the rows with words of a text, by their ids. Of equal ones the first in
-        the table are taken, as LanceDB's own choice varies."""
-        search = await self._keyword_search(text, limit + _EQUAL, document_ids)
+        """Return BM25 of the rows with words of a text, by their ids. Of rows with equal scores the
+        first in the table are taken, as LanceDB's own choice varies."""
+        search = await self._keyword_search(text, limit + _MAX_EQUAL, document_ids)
         if search is None:
             return {}
         rows = await search.select(["_score"]).with_row_id().to_arrow()
@@ -247,7 +249,8 @@ class LanceTable:
     ) -> list[ChunkCandidate]:
         if not any(vector) or (document_ids is not None and not document_ids):
             return []
-        # Whoever is not among the first by a byte for each number is not among the best of both.
+        # A factor of 1 is enough: a chunk that is not among the first by a byte for each number is
+        # not among the best of both searches.
         query = (await self._near(list(vector), limit)).refine_factor(1)
         if document_ids is not None:
             query = query.where(_one_of(document_ids))
@@ -302,11 +305,11 @@ class LanceTable:
     async def needs_compaction(self) -> bool:
         stats = await self._table.stats()
         pieces = int(stats["fragment_stats"]["num_small_fragments"])
-        return pieces >= max(_PIECES, math.isqrt(int(stats["num_rows"])) // 2)
+        return pieces >= max(_MIN_FRAGMENTS, math.isqrt(int(stats["num_rows"])) // 2)
 
     async def compact(self) -> None:
-        """Merge small files, drop versions older than _VERSION_RETENTION, index the column that
-        writes and filters look up, and vectors where there are many."""
+        """Merge small files, drop versions older than _VERSION_RETENTION, and index the column that
+        writes and filters look up, and the vectors where there are many."""
         try:
             await self._compact()
         finally:
@@ -315,7 +318,7 @@ class LanceTable:
     async def _compact(self) -> None:
         from lancedb.index import BTree, IvfSq
 
-        # First, for this writes the rows to other places, and then the indexes anew.
+        # First of all, as it moves rows and then updates all indexes.
         await retry_on_conflict(lambda: self._table.optimize(cleanup_older_than=_VERSION_RETENTION))
         number = await self._table.count_rows()
         if not number:
@@ -325,18 +328,18 @@ class LanceTable:
             await retry_on_conflict(
                 partial(self._table.create_index, "document_id", config=BTree())
             )
-        if "id" in indexed:  # earlier versions made one, by which upserts missed each other
-            await self._drop_doubles()
+        if "id" in indexed:  # earlier versions made one, with which upserts missed each other
+            await self._drop_duplicates()
             await retry_on_conflict(partial(self._table.drop_index, indexed["id"].name))
         segments = await self._segments(indexed.get("vector"))
-        if number >= APPROXIMATE_FROM and not 0 < segments < _SEGMENTS:
+        if number >= APPROXIMATE_FROM and not 0 < segments < _MAX_SEGMENTS:
             # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
             config = IvfSq(distance_type="cosine")
             await retry_on_conflict(partial(self._table.create_index, "vector", config=config))
 
-    async def _drop_doubles(self) -> None:
-        """Keep one row of each id. Safe beside writers: what they write, or move, has new row ids,
-        and the old ones are not used again."""
+    async def _drop_duplicates(self) -> None:
+        """Keep one row of each id. Safe beside writers: rows that they write or move get new row
+        ids, and the old ids are not used again."""
         rows = await self._table.query().select(["id"]).with_row_id().to_arrow()
         first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
         doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
@@ -345,8 +348,8 @@ class LanceTable:
             await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({row_ids})"))
 
     async def _segments(self, index: Any | None) -> int:
-        """Count the segments of an index of neighbours; 0 without one, and for the kind that
-        earlier versions made, which is made anew."""
+        """Count the segments of an index of neighbours; 0 without an index, and for the kind that
+        earlier versions made, which has to be rebuilt."""
         if index is None or index.index_type != "IvfSq":
             return 0
         stats = await self._table.index_stats(index.name)
@@ -379,7 +382,8 @@ class LanceTable:
 
 
 def columns_of(dimensions: int, *, has_words: bool = True) -> Any:
-    """Return the schema; without words, that of a table from before they were kept."""
+    """Return the schema; with `has_words` False, that of tables from before there was a column of
+    stems."""
     import pyarrow as pa
 
     # Without a primary key, two upserts of the same new id at once insert it twice.
@@ -408,5 +412,5 @@ def _one_of(ids: Collection[str], column: str = "document_id") -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a string literal of the filter language."""
+    """Return the text as a string literal of LanceDB's filters."""
     return "'" + text.replace("'", "''") + "'"

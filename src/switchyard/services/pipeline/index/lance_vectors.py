@@ -1,4 +1,4 @@
-"""Columns of vectors as LanceDB gives them, in Arrow: compared, and added up."""
+"""Compare and add up vectors in columns of Arrow, as LanceDB returns them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def cosines(vector: Sequence[float], column: Any) -> list[float]:
-    """Return how similar each vector of a column is to that one; 0 where either is of zeros."""
+    """Return the cosine of each vector of a column and `vector`; 0 where either is all zeros."""
     import numpy as np
 
     query_vector = np.array(vector)
@@ -18,7 +18,7 @@ def cosines(vector: Sequence[float], column: Any) -> list[float]:
 
 
 def add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:
-    """Add each document's vectors of a batch to its sum."""
+    """Add the vectors of a batch to the sums of their documents."""
     import numpy as np
 
     vectors = batch.column("vector").flatten().to_numpy().reshape(-1, dimensions)

@@ -1,4 +1,5 @@
-"""An embedder by meaning from a folder: a sentence model that runs in this process, asking nobody.
+"""An embedder by meaning from a folder: a sentence model that runs in this process, without a
+server.
 
 The folder is one of sentence-transformers: `config.json` and `model.safetensors` of a BERT model,
 or an ONNX file, with `tokenizer.json`. all-MiniLM-L6-v2 comes as a package of that form. A BERT
@@ -40,15 +41,15 @@ _WEIGHTS, _TOKENIZER, _CONFIG = "model.safetensors", "tokenizer.json", "config.j
 _ONNX = ("model.onnx", "onnx/model.onnx")
 _POOLING = "1_Pooling/config.json"
 _MAX_TOKENS = 512
-"""Of a text: what is longer is cut. A chunk of 180 words has some 250."""
+"""Tokens of a text, at most; a longer one is cut. A chunk of 180 words has some 250."""
 _HASHED_PIECE, _HASHED_PIECES = 16_384, 256
-"""Bytes of a file of weights, and how many such pieces, that are hashed: another model has other
-numbers everywhere, and to read all of it would take too long at every start."""
+"""Length in bytes, and number, of the pieces of a file of weights that are hashed: another model
+differs everywhere, and reading the whole file would take too long at every start."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModelEmbedder:
-    """Vectors of a model in a folder."""
+    """Makes the vectors of a model in a folder."""
 
     folder: Path
     dimensions: int
@@ -63,7 +64,7 @@ class LocalModelEmbedder:
 
     @property
     def name(self) -> str:
-        """With a hash of the weights, so that vectors of two models are never compared."""
+        """Has a hash of the weights, so that vectors of two models are never compared."""
         return f"local-{_fingerprint(self.folder)}-{self.dimensions}"
 
     @property
@@ -77,12 +78,12 @@ class LocalModelEmbedder:
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
         """Do as `embed`, for callers without an event loop."""
         model = _model(self.folder)
-        # One by one: what a batch is filled up with costs as much as it saves, and memory besides.
+        # One by one: in a batch, padding costs as much time as is saved, and takes memory besides.
         return [model.vector(text) for text in texts]
 
 
 def is_minilm_installed() -> bool:
-    """Return whether the package of all-MiniLM-L6-v2 is there."""
+    """Return whether the package of all-MiniLM-L6-v2 is installed."""
     return find_spec(_PACKAGE) is not None
 
 
@@ -102,7 +103,7 @@ def model_folder(setting: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a folder says of its model."""
+    """The sizes of a model, and how its vectors are made, as the folder's files say."""
 
     hidden_size: int
     heads: int
@@ -111,7 +112,7 @@ class _Shape:
     epsilon: float
     max_tokens: int
     uses_first_token: bool
-    """The vector is that of the first token; else the mean of all."""
+    """Whether the text's vector is that of the first token; else it is the mean of all."""
     onnx: Path | None
 
 
@@ -172,7 +173,7 @@ def _fingerprint(folder: Path) -> str:
 class _Model:
     tokenizer: Any
     run: Callable[[Any], Matrix]
-    """The last layer's vectors, a row for each of these tokens; or one row for them all."""
+    """Returns the last layer's vectors for tokens: a row for each, or one row for all of them."""
     unknown: int | None
     special: frozenset[int]
     size: int
@@ -198,7 +199,7 @@ def _model(folder: Path) -> _Model:
     shape = _shape(folder)
     try:
         tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
-    except Exception as error:  # its own class, which is no subclass of anything else
+    except Exception as error:  # the library's errors derive from Exception directly
         raise PermanentError(f"the model's {folder / _TOKENIZER} can't be read: {error}") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(shape.max_tokens)
@@ -301,8 +302,8 @@ _KINDS = ("weight", "bias")
 
 
 def _use_one_thread() -> None:
-    """Let numpy compute on one core: jobs run side by side as it is, and where cores are busy, its
-    threads spend six times the processor time on waiting for each other."""
+    """Let numpy compute on one core: jobs run side by side anyway, and where cores are busy,
+    numpy's threads spend six times the processor time on waiting for each other."""
     import numpy as np
 
     folder = Path(np.__file__).parent.parent / "numpy.libs"
@@ -337,7 +338,7 @@ def _onnx(path: Path) -> Callable[[Any], Matrix]:
         session = onnxruntime.InferenceSession(
             str(path), options, providers=gpu_first(onnxruntime.get_available_providers())
         )
-    except Exception as error:  # its own classes, of no common base
+    except Exception as error:  # the library's errors have no common base
         raise PermanentError(f"onnxruntime can't run the model's {path}: {error}") from error
     names = {each.name for each in session.get_inputs()}
 

@@ -44,7 +44,7 @@ class OpenIndex:
     store: IndexStore
     compactor: BackgroundCompactor
     budget: EmbeddingBudget | None = None
-    """Pays for the vectors that a server makes; None where nobody does."""
+    """Is charged for the vectors that a server makes; None where they are not charged."""
     clock: Callable[[], float] = time.time
     """Returns seconds since the epoch: by the ledger's clock where there is a ledger, otherwise by
     the host's."""
@@ -87,7 +87,7 @@ class OpenIndex:
         return embedder
 
     @asynccontextmanager
-    async def searched(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
+    async def open_active(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
         """Open the generation that is searched, with the embedder for queries. Raises
         IndexMismatch, IndexUnavailable."""
         active = (await self.generations()).active
@@ -98,11 +98,11 @@ class OpenIndex:
     async def write(
         self, work: Callable[[ChunkIndex, Embedder], Awaitable[None]]
     ) -> tuple[Generation, ...]:
-        """Call `work` for every generation in use, the one that is searched first. Returns those
-        generations.
+        """Call `work` for every generation in use, first for the one that is searched. Returns
+        those generations.
 
         The catalogue is read again afterwards: a generation that was begun meanwhile lacks what
-        `work` has just written, so it is written to as well.
+        `work` has just written, so `work` is called for it as well.
         """
         done: list[Generation] = []
         while left := [
@@ -133,7 +133,7 @@ class GenerationReport:
     role: Literal["active", "building", "retired"]
     generation: Generation
     chunks: int | None
-    """None of a retired one."""
+    """None for a retired generation."""
 
 
 async def generation_reports(index: OpenIndex) -> list[GenerationReport]:
@@ -173,8 +173,8 @@ async def open_index(
 
 @asynccontextmanager
 async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
-    """Open the index for a job, which is charged for its vectors; that of its process, where jobs
-    share one."""
+    """Open the index for a job, which is charged for its vectors. Where the jobs of a process share
+    an index, that one is used."""
     budget = _embedding_budget(ctx)
     clock = time.time if ctx.ledger is None else ctx.ledger.clock.time
     if ctx.shared is None:

@@ -1,6 +1,7 @@
-"""Where an index in PostgreSQL is kept: a database with a table for each generation.
+"""Keep an index in PostgreSQL: a database with a table for each generation.
 
-The catalogue is a table with a row for each of its states, of whose numbers each can be put once.
+The catalogue is a table with a row for each of its states, with the state's number as primary key,
+so that only one process can write it.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from switchyard.services.pipeline.index.postgres_table import (
 )
 
 CONNECTIONS = 8
-"""That one process has at most."""
+"""Connections of one process at most."""
 _TIMEOUT = 60.0
 """Seconds that a statement may take; maintenance has no limit."""
 _CATALOGUE = "chunk_index_generations"
 _NOTES = "chunk_index_notes"
-_STANDS = (
+_SELECT_STATE = (
     f"SELECT * FROM (SELECT (SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1)) "
     f"AS latest LEFT JOIN ({SELECT_DESCRIPTION}) AS described ON true"
 )
-"""The catalogue's last state, and the description of a table; of each NULL where there is none."""
+"""The catalogue's last state and the description of a table; NULL for the one that is missing."""
 _LOCK = 0x5357_4944
-"""Of those who make tables: two at once would be in each other's way."""
+"""Key of the advisory lock of processes that make or drop tables: two at once would conflict."""
 
 
 class PostgresStore:
@@ -70,7 +71,7 @@ class PostgresStore:
 
     async def generations(self, first: Generation) -> Generations:
         async with self._connection() as connection:
-            row = await connection.fetchrow(_STANDS, FIRST_TABLE)
+            row = await connection.fetchrow(_SELECT_STATE, FIRST_TABLE)
         if row["state"] is not None:
             return decode_state(row["state"])
         description = description_of(row)
@@ -94,7 +95,7 @@ class PostgresStore:
         async with self._connection() as connection:
             description = await fetch_description(connection, generation.table)
             if description is None:
-                async with self._alone(connection):
+                async with self._locked_transaction(connection):
                     description = await fetch_description(connection, generation.table)
                     if description is None:
                         await create_table(connection, generation)
@@ -108,7 +109,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
-        yield True  # the server sees to it that two are not in each other's way
+        yield True  # the server itself lets only one process vacuum a table or build its index
 
     async def text_index_version(self, generation: Generation) -> int | None:
         async with self._connection() as connection:
@@ -116,7 +117,7 @@ class PostgresStore:
         return None if description is None else description.text_index_version
 
     async def drop(self, generation: Generation) -> None:
-        async with self._connection() as connection, self._alone(connection):
+        async with self._connection() as connection, self._locked_transaction(connection):
             table = generation.table
             await connection.execute(f"DROP TABLE IF EXISTS {table}, {counts_of(table)}")
             await connection.execute(
@@ -160,8 +161,8 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        """Borrow a connection of the pool. Raises IndexUnavailable where the database is away,
-        IndexMismatch where its tables are not as they were made, PermanentError where it has no
+        """Borrow a connection of the pool. Raises IndexUnavailable where the database does not
+        answer, IndexMismatch where its tables were changed by hand, PermanentError where it has no
         pgvector."""
         await self.load()
         import asyncpg
@@ -174,7 +175,7 @@ class PostgresStore:
                     max_size=CONNECTIONS,
                     command_timeout=_TIMEOUT,
                     connect=open_one,
-                    reset=_as_it_is,
+                    reset=_reset_nothing,
                     **connection_options(),
                 )
             pool = await self._pool
@@ -185,7 +186,7 @@ class PostgresStore:
                         self._ready = True
                     yield connection
                 except (TimeoutError, asyncio.CancelledError):
-                    # Or the pool would wait as long again, for the statement to be called off.
+                    # Otherwise the pool would wait as long again, to cancel the statement.
                     connection.terminate()
                     raise
         except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
@@ -197,7 +198,7 @@ class PostgresStore:
             raise IndexMismatch(f"the index at {self.location}: {error}") from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             if is_demoted(error) or isinstance(error, TimeoutError):
-                # The next ones lead to whichever server takes writes, and answers, now.
+                # New connections lead to the server that takes writes, and answers, now.
                 await self._pool.expire_connections()
             reason = str(error) or type(error).__name__
             raise IndexUnavailable(f"the index at {self.location}: {reason}") from error
@@ -213,7 +214,7 @@ class PostgresStore:
         )
         if has_all:
             return
-        async with self._alone(connection):
+        async with self._locked_transaction(connection):
             try:
                 await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             except (asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFileError) as error:
@@ -235,16 +236,16 @@ class PostgresStore:
             )
 
     @asynccontextmanager
-    async def _alone(self, connection: Any) -> AsyncIterator[None]:
-        """Run a transaction in which nobody else makes or drops tables."""
+    async def _locked_transaction(self, connection: Any) -> AsyncIterator[None]:
+        """Open a transaction during which no other process makes or drops tables."""
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
             yield
 
 
-async def _as_it_is(connection: Any) -> None:
-    """Reset nothing when a connection goes back to the pool. Settings are for one transaction, or
-    the connection is given up; so each search has a round trip less."""
+async def _reset_nothing(connection: Any) -> None:
+    """Reset nothing when a connection goes back to the pool, which saves a round trip for each
+    search. Settings hold for one transaction; a connection with others is closed."""
 
 
 def _probe_name(generation: Generation) -> str:

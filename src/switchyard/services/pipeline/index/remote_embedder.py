@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 BATCH_SIZE = 64
 """Texts in one request, unless JOBS_EMBED_BATCH_SIZE says otherwise."""
 _TOO_MANY = frozenset({400, 413, 422})
-"""What servers answer to more texts, or longer ones together, than they take in one request."""
+"""Statuses with which servers refuse more texts, or more text, than they accept in one request."""
 _TRIES_TIMEOUT = 2.0
 """All tries of one request may take this many times one request's time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteEmbedder:
-    """Asks an embedding server. `timeout` is seconds for one request."""
+    """Has an embedding server make the vectors. `timeout` is seconds for one request."""
 
     base_url: str
     model: str
@@ -43,17 +43,17 @@ class RemoteEmbedder:
     calibration: SimilarityCalibration
     api_key: SecretStr | None = field(default=None, repr=False)
     own_model: str | None = None
-    """The model of the settings, where another is asked for. A server of one model answers with its
-    own whatever is asked for, so the answer has to name its model: vectors of two models are never
-    in one index."""
+    """The model of the settings, where `model` is another. Some servers answer with their only
+    model whatever the request names: then the answer must name its model, so that vectors of two
+    models never get into one index."""
     budget: EmbeddingBudget | None = None
-    """Who pays, and notes what was paid; None where nobody does."""
+    """Is charged for requests, and records their cost; None where they are not charged."""
 
     batch_size: int = BATCH_SIZE
     """Texts in one request at most."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
-    """Texts that servers take in one request, by address and model, of those that have refused
-    more: shared by the embedders of a process."""
+    """Texts that servers accept in one request, by address and model; only of servers that have
+    refused more. The embedders of a process share it."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class RemoteEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Embed texts in batches. A batch too large for the server is halved until it is taken.
 
-        Raises RetryableError when the server is away, overloaded or answers nonsense,
+        Raises RetryableError when the server does not answer, is overloaded or answers nonsense,
         PermanentError when it refuses or its vectors have another length, IndexMismatch when they
         are another model's, NoBudget."""
         key = self.api_key.get_secret_value() if self.api_key else None
@@ -80,7 +80,7 @@ class RemoteEmbedder:
                     if len(batch) == 1:
                         raise self._refusal(error, batch[0], len(vectors), len(texts)) from error
                     size = (len(batch) + 1) // 2
-        if size < first:  # and every text was taken: it was their number
+        if size < first:  # every text was accepted, so the batch was too large
             self.sizes[server] = size
             structlog.get_logger("index").warning(
                 "embedding batch size reduced",
@@ -96,11 +96,11 @@ class RemoteEmbedder:
             body = {"model": self.model, "input": batch, "encoding_format": "float"}
             return await api.post("/embeddings", body=body, cast_to=object)
 
-        async with self._paid(batch) as bill:
+        async with self._charge(batch) as charge:
             answer = await call_with_retries(
-                create, timeout=self.timeout * _TRIES_TIMEOUT, on_broken=bill.count_broken
+                create, timeout=self.timeout * _TRIES_TIMEOUT, on_broken=charge.count_broken
             )
-            bill.answer = CompletionReader(self.model).completion_without_text(answer)
+            charge.answer = CompletionReader(self.model).completion_without_text(answer)
         self._check_model(answer)
         return self._vectors(answer, len(batch))
 
@@ -108,7 +108,7 @@ class RemoteEmbedder:
         which = f" text {place + 1} of {of}, of {len(text):,} characters, alone" if of > 1 else ""
         return LlmRefused(f"the embedding server refuses{which or ' the text'}: {error}")
 
-    def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[CallCharge]:
+    def _charge(self, batch: Sequence[str]) -> AbstractAsyncContextManager[CallCharge]:
         return (
             nullcontext(CallCharge())
             if self.budget is None
@@ -146,7 +146,7 @@ class RemoteEmbedder:
     def _normalise(self, vector: Any) -> list[float]:
         if not is_vector(vector):
             raise InvalidLlmResponse(
-                f"the embedding server answered something that is no vector: "
+                f"the embedding server returned something other than a vector: "
                 f"{quoted_answer(vector)}"
             )
         if len(vector) != self.dimensions:

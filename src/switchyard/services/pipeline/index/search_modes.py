@@ -1,4 +1,4 @@
-"""How the index can be searched, as plain values."""
+"""The ways in which the index can be searched."""
 
 from enum import StrEnum
 
@@ -9,8 +9,8 @@ class SearchMode(StrEnum):
     """How to search."""
 
     VECTOR = "vector"
-    """What is near in meaning, as far as the embedder sees it."""
+    """Find texts of similar meaning, as far as the embedder sees it."""
     KEYWORD = "keyword"
-    """What has the words."""
+    """Find texts with the words of the query."""
     HYBRID = "hybrid"
-    """Both: similarity and words, each by what the embedder is worth."""
+    """Find both, and weigh similarity and words by how good the embedder is."""

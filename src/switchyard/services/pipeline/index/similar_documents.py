@@ -1,7 +1,7 @@
 """Find the documents that are similar to one.
 
 Two documents are as similar as the means of their chunks' vectors (cosine). That is symmetric and
-does not depend on what else is in the index. Candidates are the owners of the chunks that are
+does not depend on what else is in the index. Candidates are the documents of the chunks that are
 nearest to the document's mean and to a few of its chunks, so the whole index is never read.
 """
 
@@ -16,9 +16,9 @@ from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 TOP_K = 5
 """Links that a document gets at most."""
 _PROBES = 8
-"""Chunks, evenly spread, whose neighbours are looked at."""
+"""Number of the document's chunks, evenly spread, whose neighbours are looked at."""
 _NEIGHBOURS = 50
-"""Chunks looked at for each probe."""
+"""Number of nearest chunks that are looked at for the mean and for each probe."""
 _CANDIDATES = 100
 
 

@@ -19,25 +19,28 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 DIMENSIONS = 256
-"""Of the vectors as they come. The first numbers of each say most, so fewer may be taken."""
+"""Length of the package's vectors. The first numbers of each say most, so shorter ones can be
+used."""
 _VECTORS = "weights/l2_supercat_256.safetensors"
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
-"""In the folder of the package."""
+"""Path in the folder of the package."""
 _SHORT_WORD = 3
-"""Letters of a word that tell nothing of whether the vocabulary knows the text's language."""
+"""Words with at most so many letters do not tell whether the vocabulary knows the language."""
 _MIN_LETTERS = 1.9
-"""Letters that a token of a known text has on average. English has 3.5 and more, other languages
-in Latin and Cyrillic letters 2 and more; below are other scripts, of which the vocabulary has
-characters or bytes alone, and what is no language. A mean of such crumbs means nothing."""
+"""Letters per token, on average, from which a text's language counts as known. English has 3.5 and
+more, other languages in Latin and Cyrillic letters 2 and more. Below are other scripts, of which
+the vocabulary has only characters or bytes, and text in no language: the mean of such pieces means
+nothing."""
 WORD_BEGINS = "\u2581"
-"""What a token begins with that begins a word."""
+"""First character of a token that begins a word."""
 _BYTE = re.compile("<0x..>")
 _BYTES_OF_A_LETTER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WordllamaEmbedder:
-    """Knows English best. Texts of whose words it has but crumbs are near to nothing."""
+    """Knows English best. A text in a language that the vocabulary does not know gets a vector of
+    zeros, which is near to nothing."""
 
     dimensions: int = DIMENSIONS
 
@@ -70,16 +73,16 @@ class WordllamaEmbedder:
 class _Model:
     tokenizer: Any
     vectors: Any
-    """A row for each token."""
+    """Array with a row for each token of the vocabulary."""
     letters: Any
-    """How many letters or digits each token has."""
+    """Array: the number of letters or digits of each token."""
     begins: Any
-    """Whether a word begins with it."""
+    """Array: whether each token begins a word."""
 
     def vector(self, text: str, dimensions: int) -> list[float]:
         import numpy as np
 
-        # One by one: a batch would take all cores, and leave threads behind that no fork survives.
+        # One by one: a batch would use all cores, and leave threads behind, which make forks fail.
         tokens = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
         if not self._knows(tokens):
             return [0.0] * dimensions
@@ -113,8 +116,8 @@ def _model() -> _Model:
         vectors = load_file(folder / _VECTORS)["embedding.weight"]
     except FileNotFoundError as error:
         raise PermanentError(
-            "the package wordllama is not there with its vectors: install the pinned requirements "
-            "again, or set JOBS_EMBED_OFFLINE=hashed"
+            "the package wordllama, or its file of vectors, is missing: install the pinned "
+            "requirements again, or set JOBS_EMBED_OFFLINE=hashed"
         ) from error
     letters = np.zeros(len(vectors))
     begins = np.zeros(len(vectors), dtype=bool)

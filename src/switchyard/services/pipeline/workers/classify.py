@@ -102,7 +102,7 @@ async def _similarity_classes_of(
     kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, MeaningKind)}
     if not kinds:
         return []
-    async with index.searched() as (table, embedder):
+    async with index.open_active() as (table, embedder):
         count = await table.count(document_id)
         passages = await table.vectors_at(document_id, _evenly_spread(count))
     vectors = await _description_vectors(ctx, embedder, kinds)

@@ -69,7 +69,7 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
         completed, payload.after, payload.batch
     )
     edges = 0
-    async with index_of(ctx) as index, index.searched() as (chunks, embedder):
+    async with index_of(ctx) as index, index.open_active() as (chunks, embedder):
         threshold = (
             embedder.calibration.min_similarity if payload.threshold is None else payload.threshold
         )
