@@ -1,8 +1,8 @@
-"""Lines of Arabic, Hebrew and other scripts that are written from right to left.
+"""Put lines of Arabic, Hebrew and other scripts from right to left into the order of reading.
 
-A PDF places glyphs, and says nothing of the order in which they are read. Here a line's letters
-are put into that order by their places: the reverse of the Unicode bidirectional algorithm
-(UAX #9), with numbers and words of other scripts in theirs.
+A PDF places glyphs, and does not say in which order they are read. Here a line's letters are put
+into that order by their places. This reverses the Unicode bidirectional algorithm (UAX #9);
+numbers and words of other scripts keep their order from left to right.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _STRONG_RTL = frozenset(("R", "AL"))
 _NUMBERS = frozenset(("EN", "AN"))
 _WITHIN_NUMBERS = frozenset(("ES", "CS", "ET"))
 _GAP = 0.2
-"""Heights of a letter between two, from which on there is a blank where the file has none."""
+"""Two letters at least this far apart (in heights of a letter) have a blank between them, although
+the file has none."""
 _ENDS = frozenset("\u0629\u0649\u05da\u05dd\u05df\u05e3\u05e5")
-"""Letters that stand at the end of words alone: teh marbuta and alef maksura, and Hebrew's five."""
+"""Letters that stand only at the end of words: teh marbuta and alef maksura, and Hebrew's five."""
 _ARTICLE = "\u0627\u0644"
 _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
@@ -29,8 +30,8 @@ _PAIRS = (("(", ")"), ("[", "]"), ("{", "}"), ("«", "»"))
 
 @dataclass(frozen=True, slots=True)
 class Glyph:
-    """What a glyph says, and from where to where it reaches; a ligature says several letters, in
-    the order in which they are read."""
+    """The text of a glyph and its left and right edge. A ligature has several letters, in the order
+    of reading."""
 
     text: str
     x0: float
@@ -44,7 +45,7 @@ def text_in_order(glyphs: Sequence[Glyph], size: float) -> str:
         return ""
     read = _from_left if _runs_right(placed) else _logical
     text = read(placed)
-    if _disorder(text) > 0:  # it is shown as in a mirror: the file has its letters the wrong way
+    if _disorder(text) > 0:  # the file has the letters of the line in reverse
         turned = read([each[::-1] for each in reversed(placed)])
         if _disorder(turned) < _disorder(text):
             return turned
@@ -58,18 +59,18 @@ def text_from_left(glyphs: Sequence[Glyph], size: float) -> str:
 
 
 def _runs_right(placed: Sequence[str]) -> bool:
-    """Return whether a line runs from left to right, though it has words that do not."""
+    """Return whether a line runs from left to right, although some of its words do not."""
     kinds = [_kind(char) for text in placed for char in text]
     strong = [kind for kind in kinds if kind in "LR"]
     if any({"L", "R"} <= {_kind(char) for char in text} for text in placed if len(text) > 1):
-        return True  # a glyph that stands for words of both
+        return True  # a glyph with words of both directions
     if strong[:1] == strong[-1:]:
         return strong[:1] == ["L"]
     return strong.count("L") >= strong.count("R")
 
 
 def _from_left(placed: Sequence[str]) -> str:
-    """Return what is read in a line from left to right: its words from right to left turned."""
+    """Return the text of a line from left to right, with its words from right to left reversed."""
     kinds = [_kind(text) for text in placed]
     read: list[str] = []
     at = 0
@@ -109,7 +110,7 @@ def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
 
 
 def _logical(placed: Sequence[str]) -> str:
-    """Return what is read, of what stands from left to right in a line from right to left."""
+    """Return the text of a line from right to left, from its clusters from left to right."""
     kinds = _resolve_directions(placed)
     read: list[str] = []
     run: list[str] = []
@@ -132,8 +133,8 @@ def _kind(text: str) -> str:
 
 
 def _resolve_directions(placed: Sequence[str]) -> list[str]:
-    """Return L for what keeps its order from left to right: words of other scripts, numbers, and
-    what stands between two of them; R for all others."""
+    """Return L for clusters that keep their order from left to right: words of other scripts,
+    numbers, and signs between two of them; R for all others."""
     kinds = [_kind(text) for text in placed]
     resolved = list(kinds)
     for at, kind in enumerate(kinds):
@@ -154,8 +155,8 @@ def _resolve_directions(placed: Sequence[str]) -> list[str]:
 
 
 def _end_of_run(placed: Sequence[str], kinds: Sequence[str], start: int) -> int:
-    """Return where words of another script end that begin there: blanks and signs between two
-    words belong to them, numbers behind them, and the brackets around some of them."""
+    """Return where a run of words of another script ends that begins at `start`. The run includes
+    blanks and signs between its words, numbers behind them, and brackets around them."""
     end = last = start
     brackets = open_brackets = 0
     while end < len(kinds) and kinds[end] != "R":
@@ -172,7 +173,8 @@ def _end_of_run(placed: Sequence[str], kinds: Sequence[str], start: int) -> int:
 
 
 def _disorder(text: str) -> int:
-    """Return how many words begin as words end, less those that end so."""
+    """Return the number of words that begin with what belongs at a word's end, minus the number of
+    words that end with it."""
     count = 0
     for word in re.findall(r"[^\W\d_]+", text):
         if len(word) > 1 and RIGHT_TO_LEFT.match(word):
@@ -182,7 +184,7 @@ def _disorder(text: str) -> int:
 
 
 def _count_unpaired(text: str) -> int:
-    """Return how many brackets close what was not opened."""
+    """Return the number of closing brackets without an opening one."""
     count = 0
     for opening, closing in _PAIRS:
         depth = 0

@@ -12,7 +12,7 @@ from switchyard.services.pipeline.text.plain_text import count_words, paragraphs
 CHUNK_WORDS = 180
 """Words that a chunk has at most."""
 OVERLAP_WORDS = 40
-"""Words at the end of a chunk, in whole sentences, with which the next begins again."""
+"""Words at the end of a chunk, in whole sentences, that the next chunk repeats."""
 _MAX_SENTENCE_CHARACTERS = 2_000
 _MAX_FIGURE_CHARACTERS = 4_000
 _CHUNK_NAMESPACE = UUID("8f1e4c1a-6f0b-5d8e-9a57-3b1f0c9d2e64")
@@ -27,7 +27,7 @@ class Chunk:
     index: int
     """Number in the document, from 0."""
     page: int
-    """Page on which it begins, from 1."""
+    """Page on which the chunk begins, from 1."""
     text: str
 
 
@@ -40,8 +40,8 @@ class _Sentence:
 
 
 def chunk_id(document_id: str, index: int) -> str:
-    """Return the id of a chunk. It depends on document and place alone, so a repeat overwrites and
-    never doubles."""
+    """Return the id of a chunk. It depends on document and place alone, so that writing a document
+    again overwrites its chunks."""
     return str(uuid5(_CHUNK_NAMESPACE, f"{document_id}/{index}"))
 
 
@@ -89,7 +89,7 @@ def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
         if fresh and (full or good_place):
             close()
             if size + sentence.words > CHUNK_WORDS:
-                current, size = [], 0  # overlap and a very long sentence do not go together
+                current, size = [], 0  # overlap and a very long sentence do not fit into one chunk
         current.append(sentence)
         size += sentence.words
         fresh += 1
@@ -109,7 +109,7 @@ def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:
 
 
 def _pieces(sentence: str) -> Iterator[str]:
-    """Yield a sentence, or the parts of it that fit a chunk: tables and data have no sentence
+    """Yield a sentence, or parts of it that fit into a chunk, as tables and data have no sentence
     ends."""
     if len(sentence) <= _MAX_SENTENCE_CHARACTERS and _size(sentence) <= CHUNK_WORDS:
         yield sentence
@@ -133,8 +133,8 @@ def _pieces(sentence: str) -> Iterator[str]:
 
 
 def _size(text: str) -> int:
-    """Return the length of a text in words, of which none counts for more than a dozen characters:
-    what looks like one endless word is data."""
+    """Return the length of a text in words. A long word counts as one for each dozen of characters:
+    an endless word is data."""
     return max(count_words(text), len(text) // 12, 1)
 
 
@@ -147,7 +147,7 @@ def _join(chunk: Sequence[_Sentence]) -> str:
 
 
 def _tail(chunk: Sequence[_Sentence]) -> list[_Sentence]:
-    """Return the last sentences, which make up the overlap; none when the chunk is one sentence."""
+    """Return the last sentences, which are the overlap; none when the chunk is one sentence."""
     sentences: list[_Sentence] = []
     size = 0
     for sentence in reversed(chunk[1:]):

@@ -1,4 +1,4 @@
-"""Extract the text of a stored original: in one form for PDF, images, plain text and Markdown."""
+"""Extract the text of an original, in the same form for PDF, images, plain text and Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from switchyard.services.pipeline.text.plain_text import (
 )
 
 _UNKNOWN = "it can't be read"
-"""Of a page that an earlier version could not read: it kept no reason."""
+"""Error of a page that an earlier version could not read, which kept no reason."""
 
 
 def extract(
@@ -37,9 +37,9 @@ def extract(
 ) -> dict[str, Any]:
     """Return the output of the stage `extract_text`, as JSON.
 
-    `title` is the sender's; else it comes from the document, else from `filename`. `drafts` and
-    `on_page` are as in `read_pdf`. Raises CorruptDocument, EncryptedDocument, DocumentTooLarge,
-    UnsupportedDocument, MemoryError.
+    The title is `title`, which the sender gave, else the document's own, else made of `filename`.
+    `drafts` and `on_page` are as in `read_pdf`. Raises CorruptDocument, EncryptedDocument,
+    DocumentTooLarge, UnsupportedDocument, MemoryError.
     """
     outline: list[dict[str, Any]] = []
     if media_type == PDF:
@@ -77,10 +77,10 @@ def with_ocr(
     title: str | None,
     filename: str | None,
 ) -> dict[str, Any]:
-    """Return the output of `extract_text` with the texts of OCR, by page.
+    """Return the output of `extract_text` with `read`, the texts of OCR by page.
 
-    A page that is None can't be read, for the reason in `errors`, and keeps the text that it had.
-    Titles are as in `extract`; one that was only the file's name gives way to a headline.
+    A page whose text is None can't be read, for the reason in `errors`, and keeps its earlier text.
+    Titles are as in `extract`; one that was only the file's name is replaced by a headline.
     """
     by_ocr = set(text.get("ocr_pages", ()))
     unreadable = set(text.get("unreadable_pages", ()))

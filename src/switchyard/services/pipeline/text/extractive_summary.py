@@ -1,9 +1,9 @@
-"""A summary without a language model: the sentences of the text that say most of it.
+"""Summarise a text without a language model, by its most important sentences.
 
 Deterministic. A sentence scores by how frequent its content words are in the whole text, by its
-place (openings of documents and paragraphs announce), and by words it shares with the title;
-sentences are then taken one by one, each against its likeness to those taken before (maximal
-marginal relevance), and put back into the text's order.
+place (the beginnings of documents and paragraphs announce what follows), and by words it shares
+with the title. Sentences are then taken one by one, with a deduction for likeness to those taken
+before (maximal marginal relevance), and put back into the text's order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from switchyard.services.pipeline.text.plain_text import (
 MAX_SENTENCES = 5
 MAX_WORDS = 150
 MAX_CANDIDATES = 2_000
-"""Sentences that are compared; of a longer text every second, every fourth, and so on."""
+"""Sentences that are compared at most; of a longer text every second, every fourth, and so on."""
 _RELEVANCE = 0.7
-"""What a sentence's own score weighs against its likeness to those already taken."""
+"""Weight of a sentence's own score, from 0 to 1; the rest weighs its likeness to those taken."""
 _MIN_WORDS, _MAX_WORDS_OF_ONE = 5, 60
 _MAX_CHARACTERS_OF_ONE = 1_000
-"""A longer sentence is data: its few words have no end."""
+"""A longer sentence is data, with few but endless words."""
 _GLANCE = 10_000
-"""Characters of a text without sentences in which its beginning is looked for."""
+"""Characters that are read to find the beginning of a text without sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Candidate:
     """Number of the sentence in the text."""
     opens_paragraph: bool
     is_complete: bool
-    """It ends as sentences do; cells of a table and headings do not."""
+    """Whether it ends as sentences do; cells of a table and headings do not."""
     text: str
     terms: Counter[str]
 
@@ -78,7 +78,7 @@ def _candidates(pages: Sequence[str]) -> list[_Candidate]:
                         complete = sentence.rstrip("'\"”’»)]")[-1:] in SENTENCE_ENDS
                         candidates.append(_Candidate(place, index == 0, complete, sentence, terms))
                     eligible += 1
-                    if len(candidates) > MAX_CANDIDATES:  # thinned out at once: they are heavy
+                    if len(candidates) > MAX_CANDIDATES:  # at once, as they take much memory
                         candidates = candidates[::2]
                         step *= 2
     return candidates
@@ -108,7 +108,7 @@ def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
 def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_Candidate]:
     chosen: list[_Candidate] = []
     likeness = [0.0] * len(candidates)
-    """Of each candidate to the nearest chosen one."""
+    """Likeness of each candidate to the nearest chosen one."""
     left = set(range(len(candidates)))
     words_left = MAX_WORDS
     while left and len(chosen) < MAX_SENTENCES:

@@ -1,7 +1,7 @@
-"""Figures and tables of a document, cut out as pictures, with their captions.
+"""Cut out the figures and tables of a document as pictures, with their captions.
 
-Runs in a process of its own, like all that opens foreign files. The pictures are drawn and encoded
-here, whatever the file has in their place: what is handed on is ours.
+Runs in a process of its own, like all code that opens foreign files. Pictures are drawn and encoded
+here, whatever the file contains: no bytes of the file are handed on.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
 FIGURES_VERSION = "figures-3"
 MAX_FIGURES = 100
 MAX_SIDE = 1_500
-"""Pixels that a picture is long and wide at most."""
+"""Height and width of a picture in pixels, at most."""
 MEMORY_MB = 2048
 MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
-"""By suffix: how pictures are encoded."""
+"""Media types of the pictures' encodings, by the suffix of their files."""
 _DPI = 150
 _MAX_PIXELS = 24_000_000
-"""Of a page that is drawn before it is cut into pieces."""
+"""Pixels of a drawn page that is then cut into pieces, at most."""
 _LONG_PAGE_RATIO = 2
-"""How many times as long as wide a page is at least that is cut into pieces."""
+"""A page is cut into pieces if it is at least this many times as long as wide."""
 _MAX_PIECES = 12
 _OVERLAP = 150
 """Pixels that two pieces share, so that a line is whole in one of them."""
 _MAX_PNG_BYTES = 400_000
-"""Bytes of a PNG; what would be larger is a photograph, and becomes a JPEG."""
+"""Bytes of a PNG at most; a larger picture is a photograph, and becomes a JPEG."""
 _MAX_DRAWINGS = 5_000
-"""Lines and areas of a page in which figures are looked for: a map has a million."""
+"""On a page with more lines and areas, figures are not looked for among them: a map has a
+million."""
 _MIN_SIDE = 50.0
-"""Points that a figure is wide and high at least; what is smaller is an ornament."""
-_WHOLE = 0.85
-"""Part of a page: a picture that is larger is the page, scanned."""
-_NEAR = 45.0
-"""Points between a figure and its caption."""
+"""Width and height of a figure in points, at least; a smaller one is an ornament."""
+_WHOLE_PAGE = 0.85
+"""A picture that covers more than this part of the page is the page, scanned."""
+_MAX_CAPTION_DISTANCE = 45.0
+"""Points between a figure and its caption, at most."""
 _CAPTION = re.compile(
     r"\s*(?:fig(?:ure|\.|s\.)?|abb(?:ildung|\.)|tab(?:le|elle|leau|la|\.)|figura|chart|plate"
     r"|рис(?:унок|\.)|таблица|图|表|איור|טבלה)\s*\.?\s*\d",
@@ -70,7 +71,7 @@ class Picture:
     kind: Literal["figure", "table", "image"]
     """`image`: a page of an image file."""
     caption: str
-    """Empty where none was found."""
+    """The text of the caption; empty where none was found."""
     width: int
     height: int
     suffix: str
@@ -83,7 +84,7 @@ class CutPictures:
 
     pictures: list[Picture]
     page_errors: dict[int, str]
-    """Pages that could not be looked through, by number, and why."""
+    """Why pages could not be searched, by their number."""
 
 
 def cut(original: SourceFile) -> CutPictures:
@@ -136,8 +137,8 @@ def _draw_page(original: SourceFile, number: int, *, area: int) -> Image:
 
 
 def _pieces(drawn: Image) -> list[Image]:
-    """Scale a picture to the size that models look at; a long one in pieces, as its print would be
-    lost if it were made smaller as a whole."""
+    """Scale a picture to the size that models accept. A long one is cut into pieces: scaled as a
+    whole, its print would become too small."""
     short, long = sorted(drawn.size)
     if long <= max(MAX_SIDE, _LONG_PAGE_RATIO * short):
         drawn.thumbnail((MAX_SIDE, MAX_SIDE))
@@ -201,7 +202,7 @@ def _of_pdf(data: bytes) -> CutPictures:
 
 def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
     turned = page.rotation
-    page.set_rotation(0)  # of a turned page, some boxes would be as it is shown, others as it lies
+    page.set_rotation(0)  # of a turned page, the library gives some boxes turned and others not
     texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
     table_boxes = [tuple(table.bbox) for table in _tables(page)]
     drawn_boxes = _drawn_boxes(page, table_boxes)
@@ -218,7 +219,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
     for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
         clip = library.Rect(box) & page.rect
         if clip.is_empty or min(clip.width, clip.height) < 1:
-            continue  # it lies beside the page: a pixmap of nothing is an error
+            continue  # it lies outside the page: drawing nothing is an error
         zoom = min(_DPI / 72, MAX_SIDE / max(clip.width, clip.height, 1))
         drawn = page.get_pixmap(
             matrix=library.Matrix(zoom, zoom), clip=clip, colorspace=library.csRGB, alpha=False
@@ -240,7 +241,7 @@ def _tables(page: Any) -> list[Any]:
 
 
 def _drawn_boxes(page: Any, tables: Sequence[Box]) -> list[Box]:
-    """Return the boxes of pictures, and those that lines and areas make up."""
+    """Return the boxes of pictures, and of groups of lines and areas."""
     images = [tuple(info["bbox"]) for info in page.get_image_info()]
     drawings = page.get_drawings() if len(page.get_cdrawings()) <= _MAX_DRAWINGS else []
     clusters = [tuple(box) for box in page.cluster_drawings(drawings=drawings)] if drawings else []
@@ -250,7 +251,7 @@ def _drawn_boxes(page: Any, tables: Sequence[Box]) -> list[Box]:
         for box in (*images, *clusters)
         if box[2] - box[0] >= _MIN_SIDE
         and box[3] - box[1] >= _MIN_SIDE
-        and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE * area
+        and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE_PAGE * area
         and not any(_shared_part(box, table) > 0.8 for table in tables)
     ]
 
@@ -292,7 +293,7 @@ def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
         if x1 < box[0] or x0 > box[2] or not _CAPTION.match(text):
             continue
         distance = y0 - box[3] if y0 >= box[3] - 5 else box[1] - y1
-        if -10 <= distance <= _NEAR:
+        if -10 <= distance <= _MAX_CAPTION_DISTANCE:
             near.append((distance, text))
     return unwrap(clean(min(near)[1]))[:1_000] if near else ""
 

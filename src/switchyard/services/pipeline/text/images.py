@@ -1,4 +1,4 @@
-"""Measure pictures that come as documents, before anything is decoded, and draw them for OCR."""
+"""Measure images that are sent as documents, before anything is decoded, and draw them for OCR."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 _LIGHT = 160
-"""Shades, of 256, above which nothing is read on white paper."""
+"""Shade, of 256, above which print on white paper can't be read."""
 _COMPRESSION = 259
-"""Tag of a TIFF."""
+"""The tag of a TIFF that names its compression."""
 _COMPRESSIONS = {
     9: "JBIG",
     10: "JBIG",
@@ -40,22 +40,22 @@ _COMPRESSIONS = {
     50002: "JPEG XL",
     52546: "JPEG XL",
 }
-"""Of a TIFF, that are in use and that Pillow does not undo."""
+"""Compressions of a TIFF that are in use and that Pillow can't decode."""
 _TIFF, _BIG = (b"II", b"MM"), (b"+\0", b"\0+")
-"""How one begins, and what follows in one of 64 bits."""
+"""The first bytes of a TIFF, and the next ones of a TIFF of 64 bits."""
 
 
 def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
-    """Count the pages of an image: those of a TIFF, else one. Nothing is decoded.
+    """Count the pages of an image, which only a TIFF has several of. Nothing is decoded.
 
-    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than that many pages,
-    or pixels on one of them.
+    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than `pages` pages,
+    or more than `pixels` pixels on a page.
     """
     with _open_image(data) as image:
-        # A TIFF says of no page how many there are: each is looked up behind the one before.
+        # A TIFF does not say how many pages it has: each page only leads to the next.
         for number in range(pages):
             _check(image, number + 1, pixels)
-            if image.format != "TIFF" or not _has_next(image, number + 1):
+            if image.format != "TIFF" or not _go_to_page(image, number + 1):
                 return number + 1
     raise DocumentTooLarge(f"the image has more than the {pages:,} pages allowed")
 
@@ -69,13 +69,13 @@ def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> 
     from PIL import ImageOps
 
     with _open_image(data) as image:
-        if number > 1 and not _has_next(image, number - 1):
+        if number > 1 and not _go_to_page(image, number - 1):
             raise CorruptDocument(f"the image has no page {number}")
         _check(image, number, pixels)
         scale = shrink_factor(*image.size, side, area)
         size = ceil(image.width * scale), ceil(image.height * scale)
         image.draft("RGB", size)  # a JPEG is decoded at a fraction of its size
-        # Not by `thumbnail` alone: palettes and 16 bits have no smooth way of being made smaller.
+        # Not by `thumbnail` alone, which does not scale palettes and 16 bits smoothly.
         drawn: Image = _in_colour(image)
         if scale < 1:
             drawn.thumbnail(size)
@@ -99,8 +99,8 @@ def _in_colour(image: Image) -> Image:
 
 
 def _in_shades(image: Image) -> Image:
-    """Convert a picture of numbers to shades of grey, whatever their range: the file does not say
-    it."""
+    """Convert a picture of numbers to shades of grey. Their range is that of the picture's numbers,
+    as the file does not name it."""
     low, high = image.getextrema()
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not high > low:
         return image.convert("L")
@@ -119,8 +119,8 @@ def _is_light(image: Image, visible: Image) -> bool:
     return bool(darkest > _LIGHT)
 
 
-def _has_next(image: Image, number: int) -> bool:
-    """Go to the page of that number, from 0; whether there is one."""
+def _go_to_page(image: Image, number: int) -> bool:
+    """Go to the page of that number, from 0. Return whether there is one."""
     try:
         image.seek(number)
     except EOFError:
@@ -152,7 +152,7 @@ def _open_image(data: bytes) -> Iterator[Image]:
             raise DocumentTooLarge(reason) from error
         except (CorruptDocument, DocumentTooLarge, MemoryError):
             raise
-        # Its readers of damaged files raise whatever they run into.
+        # Pillow's readers raise errors of any class for damaged files.
         except Exception as error:
             if (method := _unread_compression(data)) is not None:
                 raise UnsupportedDocument(
@@ -166,7 +166,7 @@ def _open_image(data: bytes) -> Iterator[Image]:
 
 
 def _unread_compression(data: bytes) -> str | None:
-    """Return the compression of a TIFF's page that Pillow can't undo; None where it can."""
+    """Return the compression of a TIFF that Pillow can't decode; None where it can."""
     from PIL import TiffImagePlugin as Tiff
 
     if not data.startswith(_TIFF):
@@ -182,6 +182,6 @@ def _unread_compression(data: bytes) -> str | None:
             method = directory.get(_COMPRESSION, 1)
             if method in _COMPRESSIONS or method not in Tiff.COMPRESSION_INFO:
                 return _COMPRESSIONS.get(method, f"method {method}")
-    except Exception:  # the file is damaged besides, as the first error says
+    except Exception:  # the file is also damaged, as the first error says
         return None
     return None

@@ -1,9 +1,9 @@
 """Put the lines of a page into the order in which a person reads them.
 
-A page comes as lines with their places, from a PDF or from OCR, in whatever order. Columns are
-found by their gutters, and lines that lie across a gutter (headings, a table over both columns)
-divide the columns into what is above and below them. Everything here takes time in proportion to n
-log n of the lines, and gives up finer order beyond limits that no page for people reaches.
+The input is the lines of a page with their places, from a PDF or from OCR, in any order. Columns
+are found by their gutters, and lines that lie across a gutter (headings, a table over both columns)
+divide the columns into parts above and below them. Everything here takes time in proportion to n
+log n of the lines; beyond limits that no page for people reaches, the order is only rough.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from statistics import median
 MAX_LINES = 20_000
 """Lines of a page beyond which they are only sorted."""
 _MAX_DEPTH = 24
-"""Divisions within divisions."""
+"""Levels of divisions within divisions, at most."""
 _GUTTER = 0.5
 """Least width of the space between two columns, in heights of a line."""
 _CROSSED = 0.6
-"""How much of a gutter's height lines may cross, as a part of the lower side of it."""
+"""Lines may cross a gutter for at most this part of the height of its emptier side."""
 _SAME_ROW = 0.5
-"""Part of the lower of two lines' heights that both share when they stand side by side."""
+"""Two lines are one row if they share at least this part of the smaller height."""
 _NEW_PARAGRAPH = 1.3
-"""From line to line, in usual steps, where a paragraph begins."""
+"""A paragraph begins where the step from line to line is this many times the usual one."""
 
 _WIDE_PAGE = 1.15
-"""How many times as wide as high two pages side by side are, at least."""
+"""Two pages side by side are at least this many times as wide as high."""
 _INNER_MARGIN = 0.04
-"""Space between the texts of two pages, as a part of the width of both, at least."""
+"""Space between the texts of two pages, at least, as a part of the width of both."""
 _MARGINS_DIFFER = 0.05
-"""By how much of the width of both the left margins of two pages may differ."""
+"""Difference of the left margins of two pages, at most, as a part of the width of both."""
 _PAGE_TEXT = 0.15
-"""Width of a page's text as a part of the width of both, at least."""
+"""Width of a page's text, at least, as a part of the width of both."""
 _OVER_CELLS = 0.6
-"""Part of the width of a page's text that a line takes which is no cell of a table."""
+"""A line that takes at least this part of the width of a page's text is no cell of a table."""
 _MIN_PAGE_ROWS = 4
 _BOX = re.compile(
     "\\[[ xX]?\\]|\\([ xX]?\\)|[\u25a0-\u25ff\u2610-\u2612\u2700-\u27bf\uf000-\uf0ff]"
@@ -46,9 +46,9 @@ _BOX = re.compile(
 
 @dataclass(slots=True)
 class Line:
-    """A line of text, or the part of one that stands in a column. Places are from the left and
-    from the top, in any unit. Nobody changes it; it is not frozen, since making a page's lines
-    would take three times as long."""
+    """A line of text, or the part of a line that is in one column. Places are from the left and
+    from the top, in any unit. Never change a line: the class is only not frozen because making a
+    page's lines would take three times as long."""
 
     x0: float
     y0: float
@@ -59,7 +59,7 @@ class Line:
     """Height of its letters."""
     bold: bool = False
     is_table: bool = False
-    """It stands for a whole table, and its text is Markdown."""
+    """Whether the line stands for a whole table; then its text is Markdown."""
 
     @property
     def height(self) -> float:
@@ -70,7 +70,7 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
     """Return the lines in blocks, one for each column or line across columns, in the order of
     reading.
 
-    Lines without text are left out; one without height or width is given a little of it.
+    Lines without text are left out; lines without height or width get a small one.
     """
     return [[line for row in rows for line in row] for rows in blocks_of(lines)]
 
@@ -94,10 +94,10 @@ def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
 
 def facing_pages(lines: Sequence[Line], width: float, height: float) -> list[list[Line]]:
     """Return the lines of the left and of the right page, where two facing pages were made one, as
-    scans and printers' files have them; else all lines together.
+    in scans and printers' files; else all lines together.
 
-    A table across the whole width has an even space in its middle, too: its cells reach over no
-    others, which a page's headlines and sentences do.
+    A table across the whole width may have an even space in its middle, too. It is told by its
+    cells, which are not as wide as a page's headlines and sentences.
     """
     if width < _WIDE_PAGE * height or not 2 * _MIN_PAGE_ROWS <= len(lines) <= MAX_LINES:
         return [list(lines)]
@@ -125,8 +125,8 @@ def _widest_gap(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 
 def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
-    """Return whether the two sides of the middle are pages: with margins alike, and lines that are
-    no cells: sentences, or entries with a box to tick."""
+    """Return whether the two sides of the middle are pages: they have similar margins, and lines
+    that are no cells, such as sentences or entries with a box to tick."""
     margins = [min(line.x0 for line in half) for half in halves]
     if abs(margins[1] - width / 2 - margins[0]) > _MARGINS_DIFFER * width:
         return False
@@ -139,15 +139,14 @@ def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
 
 
 def _has_box(line: Line) -> bool:
-    """Return whether a line begins with a box to tick, which fonts of signs may have as a
-    letter."""
+    """Return whether a line begins with a box to tick, which may be a letter of a symbol font."""
     text = line.text
     return _BOX.match(text) is not None or (len(text) == 1 and text.isalpha())
 
 
 def _with_a_place(line: Line) -> Line:
-    """Return a line that has an area: fonts may say that their letters have none, and damaged
-    files place letters nowhere. What can be read is content nevertheless."""
+    """Return the line with an area. Fonts may give their letters none, and damaged files may give
+    letters no place, but a line that can be read is content nevertheless."""
     x0, y0, x1, y1 = (
         place if isfinite(place) else 0.0 for place in (line.x0, line.y0, line.x1, line.y1)
     )
@@ -155,7 +154,7 @@ def _with_a_place(line: Line) -> Line:
 
 
 def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    """Group the lines of a block's rows into paragraphs: a new one begins below a wider space, or
+    """Group the lines of a block's rows into paragraphs: a paragraph begins below a wider space,
     with letters of another size, or where a line is indented."""
     if not rows:
         return []
@@ -166,7 +165,7 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
     paragraphs: list[list[Line]] = [list(rows[0])]
     for above, below, step in zip(rows, rows[1:], steps, strict=False):
         spaced = step > _NEW_PARAGRAPH * usual or step > 2.6 * unit
-        # Not divided: a damaged file may have letters of no size.
+        # Multiplied and not divided, as a damaged file may have letters of no size.
         resized = not 0.85 * above[0].size < below[0].size < 1.18 * above[0].size
         indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
         table = above[0].is_table or below[0].is_table
@@ -195,8 +194,8 @@ def _order(lines: list[Line], unit: float, blocks: list[list[list[Line]]], depth
 
 
 def _bands(across: list[Line], rest: list[Line]) -> Iterable[tuple[list[Line], list[Line]]]:
-    """Divide lines at each run of lines across the gutter: what is beside the gutter above a run,
-    with that run; last, what is below all of them, with none."""
+    """Yield, for each run of lines across the gutter, the lines beside the gutter above it, and the
+    run; last, the lines below all runs, with an empty run."""
     across.sort(key=lambda line: (line.y0, line.x0))
     rest.sort(key=lambda line: line.y0 + line.y1)
     at = start = 0
@@ -253,14 +252,14 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
         if lower < 2 * unit or crossing > crossed * lower:
             continue
         spaces.append((at, until, width / (1 + crossing / lower)))
-    # Looking closer takes time: only the best few, of which a page for people has no more.
+    # A closer look takes time: only the best few get it, and a page for people has no more.
     spaces.sort(key=lambda space: -space[2])
     return [space for space in spaces[:8] if _are_columns(lines, space[0], space[1], unit)]
 
 
 def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) -> bool:
-    """Return whether both sides of a space are text side by side: two lines or more of each, beside
-    one another, and not the labels and values of a form or a list."""
+    """Return whether both sides of a space are columns: each has at least two lines beside the
+    other side, and they are not the labels and values of a form or a list."""
     left = [line for line in lines if line.x1 <= at]
     right = [line for line in lines if line.x0 >= until]
     if len(left) < 2 or len(right) < 2:
@@ -273,17 +272,17 @@ def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) ->
 
 
 def _is_prose(side: Sequence[Line], unit: float) -> bool:
-    """Return whether lines are long enough to be a column of text: six letters' heights and
-    more."""
+    """Return whether lines are long enough to be a column of text: at least six heights of a
+    letter."""
     return median(line.x1 - line.x0 for line in side) > 6 * unit
 
 
 def rows_of(lines: Iterable[Line]) -> list[list[Line]]:
-    """Group lines into rows from top to bottom; those side by side are one row, from left to
+    """Group lines into rows from top to bottom; lines side by side are one row, from left to
     right."""
     rows: list[list[Line]] = []
     last_y0 = last_y1 = 0.0
-    # The inner loop of all layout: without calls.
+    # The inner loop of all layout, so it calls no functions.
     for line in sorted(lines, key=lambda line: (line.y0 + line.y1, line.x0)):
         y0, y1 = line.y0, line.y1
         if rows:

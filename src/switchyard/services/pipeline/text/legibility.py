@@ -1,9 +1,9 @@
 """Decide whether the text of a page can be read, by its characters alone, for any script.
 
-Fonts without a map to Unicode give replacement, control or private characters; wrong maps give
-letters that look like text: of scripts that never stand side by side, of syllables that nobody
-writes, or of a cipher. What is measured are shares that hold for every language, so that code,
-mathematics and lists of numbers pass as well.
+Fonts without a map to Unicode give replacement, control or private characters. Wrong maps give
+letters that look like text: in scripts that never stand side by side, in syllables that nobody
+writes, or in a cipher. Only shares are measured that hold for every language, and code, mathematics
+and lists of numbers count as readable as well.
 """
 
 from __future__ import annotations
@@ -19,59 +19,62 @@ from switchyard.services.common.files.charset_choice import is_rare_char
 from switchyard.services.pipeline.text.layout import Line
 
 UNREADABLE = 0.15
-"""Part of a page's characters, or of the area of its text, from which on it can't be read if they
-are unreadable. Bullets and symbols of private fonts take some 3 %."""
+"""A page can't be read if this part of its characters, or of the area of its text, is unreadable.
+Bullets and symbols of private fonts take some 3 %."""
 _UNREADABLE_CATEGORIES = frozenset(("Cc", "Cn", "Co", "Cs"))
 _MIN_LETTERS = 120
-"""Neighbouring letters, at least, from which something is concluded."""
+"""Pairs of neighbouring letters, at least, from which anything is concluded."""
 _FEW_LETTERS = 20
 _CONSONANTS = 0.46
-"""Part of neighbouring letters of Latin words that are both consonants: 0.15 to 0.4 in languages,
-more in ciphers."""
+"""A cipher has more than this part of pairs of letters of Latin words that are two consonants;
+languages have 0.15 to 0.4."""
 _VOWELS = 0.5
-"""Part that are both vowels: at most 0.3 in languages."""
+"""A cipher has more than this part of pairs that are two vowels; languages have 0.3 at most."""
 _CASE = 0.15
-"""Part that are a small letter and a capital: up to 0.05 in programs."""
+"""A cipher has more than this part of pairs that are a small letter and a capital; programs have up
+to 0.05."""
 _FOREIGN = 0.6
-"""Part of Latin letters that are beyond ASCII: 0.3 in Vietnamese, almost all of a text in Cyrillic
-or Arabic that was taken for Latin."""
+"""Limit for the part of Latin letters that are beyond ASCII: 0.3 in Vietnamese, almost all in a
+text in Cyrillic or Arabic that was taken for Latin."""
 _MIXED = 0.15
-"""Part of neighbouring letters that are of two scripts."""
+"""Limit for the part of neighbouring letters that are of two scripts."""
 _RARE = 0.5
-"""Part of Chinese characters or Korean syllables that are in no list of those in use."""
+"""Limit for the part of Chinese characters or Korean syllables that are in no list of those in
+use."""
 _VOWELS_OF = {
     "LATIN": (frozenset("aeiouy"), re.compile("[a-z]{3,30}")),
     "CYRILLIC": (frozenset("аеиоуыэюяієѣ"), re.compile("[а-яѐ-џ]{3,30}")),
     "GREEK": (frozenset("αεηιουω"), re.compile("[α-ω]{3,30}")),
 }
-"""By script: its vowels, and what its words are made of, without accents."""
+"""By script: its vowels, and the pattern of its words, without accents."""
 _WORD = re.compile(r"[^\W\d_]{3,30}")
 _MIN_WORDS = 30
-"""Different words, at least, of which it is told which letters are vowels."""
+"""Different words, at least, from which vowels are determined."""
 _MIN_ALPHABET = 14
 """Different letters of a language's text, at least; numbers written with letters have fewer."""
 _ALTERNATION = 0.6
-"""Part of neighbouring letters that are a vowel and a consonant: 0.7 to 0.9 in languages."""
+"""Part of pairs, at least, that are a vowel and a consonant: 0.7 to 0.9 in languages."""
 _OTHER_VOWELS = ((0.45, 0.15), (0.6, 0.25))
-"""Part of what alternates that is vowels, 0.6 and more in languages; and by how much less the
-script's own vowels alternate, 0 to 0.25 in languages: less than the one, more than the other."""
+"""Two pairs of limits. Letters are exchanged if, of those that alternate like vowels, a smaller
+part than the first are the script's vowels (0.6 and more in languages), and the script's vowels
+alternate less by more than the second (0 to 0.25 in languages)."""
 _MUTE = 0.1
-"""Part of Latin words without a vowel: names in programs have up to that many."""
+"""Part of Latin words without a vowel, up to which they may be names in programs."""
 _ONE_BYTE_CHARSETS = ("cp1252", "latin-1", "cp1251", "koi8-r", "cp866", "mac-roman")
 _UTF8 = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 _MIN_SEQUENCES = 5
 _MOST_SEQUENCES = 0.8
-"""Part of the characters beyond ASCII that are of such sequences."""
+"""Part of the characters beyond ASCII, from which on they are UTF-8 read in another charset."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
 _MAX_WORD = 30
-"""Letters: what is longer is a sequence or a code."""
+"""Letters of a word at most; a longer one is a sequence or a code."""
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MIXED_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
-"""Scripts that stand in one word: in formulas, and in Chinese, Japanese and Korean."""
+"""Scripts that may stand in one word: in formulas, and in Chinese, Japanese and Korean."""
 
 
 def is_unreadable(lines: Sequence[Line]) -> bool:
-    """Return whether the text of a page, of which these are the lines, can't be read."""
+    """Return whether the text of a page with these lines can't be read."""
     bad = total = 0
     bad_area = area = 0.0
     for line in lines:
@@ -91,8 +94,8 @@ def is_unreadable(lines: Sequence[Line]) -> bool:
 
 
 def marked(text: str) -> str:
-    """Return a line as it is in the file, with U+FFFD for control characters that stand for
-    letters: where a font has no map, there are many of them."""
+    """Return a line of the file, with U+FFFD for control characters that stand for letters: where a
+    font has no map, there are many of them."""
     controls = _CONTROL.findall(text)
     if 10 * len(controls) < len(text):
         return text
@@ -100,8 +103,8 @@ def marked(text: str) -> str:
 
 
 def is_gibberish(text: str, *, least: int = _MIN_LETTERS) -> bool:
-    """Return whether a text of letters and signs can't be one of any language; False where it is
-    too short to tell, with fewer neighbouring letters than `least`."""
+    """Return whether a text can't be in any language; False where it is too short to tell, with
+    fewer than `least` pairs of neighbouring letters."""
     return (
         _is_cipher(text, least)
         or _is_foreign(text, least)
@@ -112,7 +115,7 @@ def is_gibberish(text: str, *, least: int = _MIN_LETTERS) -> bool:
 
 
 def is_text(text: str) -> bool:
-    """Return whether a short text in Latin letters may be one: for letters that were guessed."""
+    """Return whether a short text in Latin letters, which were guessed, may be in a language."""
     pairs = _latin_pairs(text)
     has_unreadable = any(map(_is_unreadable, text))
     return (
@@ -131,8 +134,8 @@ def _is_unreadable(char: str) -> bool:
 
 
 def _latin_pairs(text: str) -> list[tuple[str, str]]:
-    """Return the pairs of neighbouring Latin letters, without accents, but for words in capitals,
-    which may be abbreviations, where there are others."""
+    """Return the pairs of neighbouring Latin letters, without accents. Words in capitals, which may
+    be abbreviations, are left out where there are others."""
     runs = [run for run in _LATIN_RUN.findall(text) if 3 <= len(run) <= _MAX_WORD]
     mixed = [run for run in runs if not run.isupper()]
     return [pair for run in (mixed or runs) for pair in pairwise(map(_plain, run))]
@@ -156,9 +159,9 @@ def _is_cipher(text: str, least: int) -> bool:
 
 
 def _has_other_vowels(text: str, script: str, least: int) -> bool:
-    """Return whether letters alternate as vowels and consonants do in every language, but others
-    than the script's vowels: each letter stands for another one, as fonts with a wrong map and
-    wrong charsets have it. Which alternate is found by Sukhotin's algorithm."""
+    """Return whether other letters than the script's vowels alternate with the rest as vowels do in
+    every language: then each letter stands for another one, as with a wrong map of a font or a
+    wrong charset. Sukhotin's algorithm finds the letters that alternate."""
     vowels, letters = _VOWELS_OF[script]
     if script != "LATIN" and text.isascii():
         return False
@@ -184,8 +187,8 @@ def _has_other_vowels(text: str, script: str, least: int) -> bool:
 
 
 def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
-    """Return the words of a script, each once, without accents; those in capitals where they
-    are most of them."""
+    """Return the words of a script, each once, without accents. Words in capitals are left out,
+    unless they are the most."""
     runs = _WORD.findall(text)
     mixed = [run for run in runs if not run.isupper()]
     known = mixed if 2 * len(mixed) > len(runs) else runs
@@ -218,8 +221,8 @@ def _alternation(pairs: Mapping[tuple[str, str], int], vowels: Set[str]) -> int:
 
 
 def _is_mojibake(text: str) -> bool:
-    """Return whether a text is one in UTF-8 that was read in another charset: what is not ASCII
-    would be UTF-8 almost throughout."""
+    """Return whether a text in UTF-8 was read in another charset: encoded in that charset, almost
+    all of its characters beyond ASCII are UTF-8."""
     if text.isascii():
         return False
     foreign = sum(char > "\x7f" for char in text)

@@ -1,7 +1,7 @@
-"""The text of a document's pages as Markdown, from lines with their places.
+"""Write the text of a document's pages as Markdown, from lines with their places.
 
-The lines of a page are put into the order of reading (`layout`) and into paragraphs; what stands
-on page after page is left out, tables become Markdown tables (`tables`) and headlines headings.
+The lines of a page are put into the order of reading (`layout`) and into paragraphs; lines that
+repeat on every page are left out, tables become Markdown tables (`tables`) and headlines headings.
 Every step takes time in proportion to n log n of a page's lines.
 """
 
@@ -30,14 +30,14 @@ _OPEN_END = re.compile(r"[^\W\d_][-\u2010]$|[\w,;]$")
 
 @dataclass(frozen=True, slots=True)
 class PageLines:
-    """What stands on a page."""
+    """The lines of a page, and its size."""
 
     width: float
     height: float
     lines: Sequence[Line]
     pictures: float = 0.0
-    """Part of the page that pictures cover, 0 to 1, of a page on which there is little text, and
-    none that says what they show."""
+    """Part of the page that pictures cover, 0 to 1. It is 0 where the page has more than a little
+    text, or text that says what the pictures show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Heading:
 
 
 def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
-    """Return the text of each page, in Markdown: blank lines between paragraphs, each one line."""
+    """Return the text of each page in Markdown: each paragraph is one line, with blank lines
+    between."""
     pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
     page_lines = without_running(pages)
     levels = _levels(page_lines)
@@ -118,7 +119,7 @@ def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
 def _level_of(
     paragraph: Sequence[Line], text: str, levels: Mapping[float, int], titles: Mapping[str, int]
 ) -> int:
-    """Return the level of a heading; 0 for a paragraph that is none."""
+    """Return the level of a heading; 0 for a paragraph that is no heading."""
     if not text or len(text) > 200 or text.count(" ") >= _HEADLINE_WORDS or text.isdecimal():
         return 0
     if titles and (level := titles.get(_key(text))):
@@ -155,6 +156,6 @@ def _mirror(page: PageLines) -> list[Line]:
 
 
 def cleaned(text: str) -> str:
-    """Clean the text of one line, as later steps may take it."""
+    """Clean the text of one line, as later steps need it."""
     text = clean(text if text.isprintable() else marked(text))
     return text if text.isprintable() else " ".join(text.split())

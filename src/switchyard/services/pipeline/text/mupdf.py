@@ -1,4 +1,4 @@
-"""Read PDFs with PyMuPDF (AGPL): the default, which repairs the most damage."""
+"""Read PDFs with PyMuPDF (AGPL), the default, which repairs the most damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from switchyard.services.pipeline.text.table_cells import PADDING, Word, with_ce
 from switchyard.services.pipeline.text.xfa import text_of_form
 
 _APART = 1.0
-"""Sizes of a letter between two pieces of a line from right to left, at most."""
+"""Distance of two pieces of a line from right to left, at most, in sizes of a letter."""
 _NO_WIDTH = 0.01
 _BOLD = 16
 """Flag of a span."""
@@ -43,7 +43,7 @@ _LOST = re.compile(
     r"|unknown filter|cannot draw text).*",
     re.MULTILINE,
 )
-"""The warnings after which part of a page, or all of it, is left out."""
+"""MuPDF's warnings that a page, or a part of it, is left out."""
 _METADATA = {"format": "format"} | {
     name: f"info:{name[0].upper()}{name[1:]}"
     for name in (
@@ -51,15 +51,15 @@ _METADATA = {"format": "format"} | {
         *("creationDate", "modDate", "trapped"),
     )
 }
-"""By the name that it has here: MuPDF's own."""
+"""MuPDF's name of each metadata field, by ours."""
 _PART = re.compile(r"\((\w+)\)\s*(\d{1,10}) \d+ R")
-"""Of an XFA form: its name and the number of its stream."""
+"""A part of an XFA form: its name and the number of its stream."""
 _PICTURES = frozenset(("fill-image", "fill-imgmask"))
 _TEXTS = frozenset(("fill-text", "stroke-text", "ignore-text"))
 
 
 class PyMuPDFNotInstalled(PermanentError):
-    """It was left out, because of its licence, of a process that is asked to use it."""
+    """A process that is to use PyMuPDF does not have it, as it may be left out for its licence."""
 
 
 @contextmanager
@@ -154,19 +154,19 @@ def opened_page(
 
 
 def _open(library: Any, data: bytes) -> Any:
-    """Open the document, which is a PDF or an error: `library.open` goes by what the content looks
-    like, whatever type it is told, and lays out an EPUB, HTML or SVG; and it reads the outline at
+    """Open the document as a PDF. `library.open` is not used: it guesses the type from the content,
+    whatever type it is given, and lays out an EPUB, HTML or SVG; and it reads the outline at
     once."""
     low = library.mupdf
-    document = library.open()  # an empty PDF, whose place the file takes
-    document.stream = data  # is read from as long as the document is open
+    document = library.open()  # an empty PDF, which the file replaces
+    document.stream = data  # keeps the bytes alive, which are read while the document is open
     stream = low.fz_open_memory(low.python_buffer_data(data), len(data))
     document.this = low.FzDocument(low.pdf_open_document_with_stream(stream))
     return document
 
 
 def _library() -> Any:
-    """Import PyMuPDF, which is half typed: its objects are `Any` here. Raises
+    """Import PyMuPDF. Its objects are `Any` here, as it is only half typed. Raises
     PyMuPDFNotInstalled."""
     try:
         import pymupdf
@@ -177,7 +177,7 @@ def _library() -> Any:
         ) from error
 
     library: Any = pymupdf
-    # Its complaints would go to the worker's stderr, without saying of which document.
+    # Its messages would go to the worker's stderr, without the name of the document.
     library.TOOLS.mupdf_display_errors(False)
     library.TOOLS.mupdf_display_warnings(False)
     library.no_recommend_layout()  # it would print an advertisement
@@ -186,10 +186,10 @@ def _library() -> Any:
 
 @contextmanager
 def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
-    """Turn what the library raises over a damaged document into an error that says so.
+    """Translate the library's errors about a damaged document.
 
-    MuPDF's own errors come in two forms, as RuntimeError and, where PyMuPDF forgot to translate
-    them, as they are; these can't be pickled either, so they must not leave this module.
+    MuPDF's errors come as RuntimeError or, where PyMuPDF does not translate them, as errors of its
+    own, which can't be pickled and so must not leave this module.
     """
     try:
         yield
@@ -204,8 +204,8 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
 
 
 def _check_not_lost(reason: str, page: Any) -> None:
-    """Raise ValueError where MuPDF goes on with an empty page instead of one that it can't read.
-    Most of its warnings are of something else: a font, a profile of colours, a tag."""
+    """Raise ValueError where MuPDF gives an empty page instead of one that it can't read. Most of
+    its warnings are about something else: a font, a colour profile, a tag."""
     lost = _LOST.search(reason)
     if lost is not None and not page.get_images() and not page.get_bboxlog():
         raise ValueError(lost.group())
@@ -231,8 +231,8 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
     """Return width and height of the images in a page's resources and in those of its forms, in
     pixels.
 
-    PyMuPDF's own list of them, with all that it knows of each, takes five times as long, which is
-    much where there are hundreds of forms; and it ends at the second use of one.
+    PyMuPDF's own list of images, with all details, takes five times as long, which is much where
+    there are hundreds of forms; and it stops at a form that is used twice.
     """
     low = library.mupdf
     get, value = low.ll_pdf_dict_gets, low.ll_pdf_dict_get_val
@@ -245,7 +245,7 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
         for at in range(low.ll_pdf_dict_len(objects)):
             each = value(objects, at)
             xref = low.ll_pdf_to_num(each)
-            if not xref or xref in seen:  # images and forms are streams, which have a number
+            if not xref or xref in seen:  # images and forms are streams, and so have a number
                 continue
             seen.add(xref)
             if low.ll_pdf_to_name(get(each, "Subtype")) == "Image":
@@ -263,7 +263,7 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
 def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
     """Return the parts of an XFA form that are read; None for any other PDF."""
     parts_by_name: dict[str, bytes] = {}
-    with suppress(RuntimeError, ValueError, library.mupdf.FzErrorBase):  # damaged: as far as it is
+    with suppress(RuntimeError, ValueError, library.mupdf.FzErrorBase):  # read up to the damage
         catalog = document.pdf_catalog()
         if document.xref_get_key(catalog, "NeedsRendering") != ("bool", "true"):
             return None
@@ -295,10 +295,11 @@ def _lines(library: Any, page: Any) -> list[Line]:
 
 
 def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]:
-    """Return the lines of a page; with `by_glyphs`, the letters of those from right to left are
-    put into their order by their places."""
+    """Return the lines of a page; with `by_glyphs`, the letters of lines from right to left are put
+    into their order by their places."""
     lines: list[Line] = []
-    # Ligatures in letters, and without images, which may take minutes to decode: not set.
+    # Two flags are left out: ligatures are resolved, and images, which may take minutes to decode,
+    # are skipped.
     text_page = page.get_textpage(flags=int(flags))
     blocks = (text_page.extractRAWDICT() if by_glyphs else text_page.extractDICT())["blocks"]
     if page.rotation:
@@ -306,7 +307,7 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
     if by_glyphs:
         blocks = [{"lines": _whole_rows(blocks)}]
     are_padded = False
-    # The inner loop of reading: what most lines don't need is not asked for.
+    # The inner loop of reading: values that most lines don't need are not read.
     for block in blocks:
         for line in block.get("lines", ()):
             spans = line["spans"]
@@ -326,10 +327,10 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             size = longest["size"]
             if by_glyphs and line["dir"][0] >= 0.5 and RIGHT_TO_LEFT.search(text):
                 text = cleaned(text_in_order(_glyphs(spans), size))
-            if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
+            if line["dir"][0] < 0.5:  # upright print: the box is as wide as its letters are high
                 lines.append(Line(x0, y0, x1, y1, text, size))
                 continue
-            # A font may say that its letters are as high as three lines.
+            # A font may give its letters the height of three lines.
             if y1 - y0 > 1.6 * size:
                 middle = (y0 + y1) / 2
                 y0, y1 = middle - 0.6 * size, middle + 0.6 * size
@@ -350,8 +351,7 @@ def _words(text_page: Any, page: Any) -> Iterator[Word]:
 
 
 def _turn(blocks: list[Any], matrix: Any) -> None:
-    """Put the lines where a page shows them that is turned for that: they come as they are in the
-    file."""
+    """Turn the lines' boxes, which are as in the file, to where a turned page shows them."""
     for block in blocks:
         for line in block.get("lines", ()):
             line["bbox"] = _turn_box(line["bbox"], matrix)
@@ -371,8 +371,8 @@ def _turn_box(box: Box, matrix: Any) -> Box:
 
 
 def _whole_rows(blocks: list[Any]) -> list[Any]:
-    """Return the lines of all blocks, each span with its text; those of one row that has letters
-    from right to left are one: they come in a piece for each direction."""
+    """Return the lines of all blocks, each span with its text. Lines of a row with letters from
+    right to left are joined, as the library gives a piece for each direction."""
     rows: list[Any] = []
     for block in blocks:
         for line in block.get("lines", ()):
@@ -403,8 +403,8 @@ def _are_beside(line: Any, other: Any) -> bool:
 
 
 def _glyphs(spans: list[Any]) -> list[Glyph]:
-    """Return the glyphs of a line. The further letters of a ligature have no width, and stand
-    behind its first one, or before it where the library has turned their order."""
+    """Return the glyphs of a line. The second and later letters of a ligature have no width, and
+    stand behind its first one, or before it where the library has reversed their order."""
     glyphs: list[Glyph] = []
     before: list[Any] = []
     for span in spans:
@@ -427,7 +427,7 @@ def _span_length(span: Any) -> int:
 
 
 def _join_spans(spans: list[Any], longest: Any) -> str:
-    """Return the text of a line, its raised numbers as superscripts."""
+    """Return the text of a line, with its raised numbers as superscripts."""
     size, baseline = longest["size"], longest["origin"][1]
     texts = []
     for span in spans:

@@ -12,14 +12,14 @@ from switchyard.services.pipeline.text.markdown import Heading
 
 MAX_HEADINGS = 5_000
 _MAX_LEVELS = 32
-"""Levels below which nothing is looked for."""
+"""Deeper levels are not read."""
 _MAX_NODES = 100_000
-"""Nodes of a tree of names that are read at most, and about as many names."""
+"""Nodes of a tree of names that are read, and about as many names, at most."""
 
 
 def read_outline(library: Any, document: Any) -> list[Heading]:
-    """Return the entries in their order, at most MAX_HEADINGS; of a damaged outline, those before
-    the damage: the text is there all the same."""
+    """Return the entries in their order, at most MAX_HEADINGS; of a damaged outline, the entries
+    before the damage, as the text can be read nevertheless."""
     headings: list[Heading] = []
     try:
         reader = _Reader(library.mupdf, document)
@@ -30,7 +30,7 @@ def read_outline(library: Any, document: Any) -> list[Heading]:
 
 
 class _Reader:
-    """Of one document. Objects are `Any`: MuPDF's, which know whether they are there."""
+    """Reads the outline of one document. MuPDF's objects, `Any` here, say whether they exist."""
 
     def __init__(self, low: Any, document: Any) -> None:
         self._low = low
@@ -83,7 +83,7 @@ class _Reader:
         return self._pages.get(xref, 0)
 
     def _named_target(self, name: Any) -> Any:
-        """Return the target of that name; an empty PDF object where there is none."""
+        """Return the target of that name; a null object of the PDF where there is none."""
         low = self._low
         if low.pdf_is_name(name):
             return low.pdf_dict_get(low.pdf_dict_gets(self._root, "Dests"), name)
@@ -103,7 +103,7 @@ class _Reader:
             number = low.pdf_to_num(node)
             if number in seen:
                 continue
-            if number:  # else it stands within the one above it
+            if number:  # without a number, it is part of its parent
                 seen.add(number)
             names, kids = low.pdf_dict_gets(node, "Names"), low.pdf_dict_gets(node, "Kids")
             for at in range(0, min(low.pdf_array_len(names), 2 * _MAX_NODES) - 1, 2):

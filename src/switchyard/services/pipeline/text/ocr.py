@@ -1,8 +1,8 @@
 """Read the text of pictures with RapidOCR: a page of a PDF or an image is drawn, and its lines are
 read.
 
-Runs in a process of its own, like all that opens foreign files. The models lie in the package
-(Apache-2.0) and are loaded once in a process; nothing is fetched at run time.
+Runs in a process of its own, like all code that opens foreign files. The models are part of the
+package (Apache-2.0) and are loaded once in a process; nothing is fetched at run time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     Picture = NDArray[np.uint8]
 
 OCR_VERSION = "rapidocr-3/ppocr-v6-small/4"
-"""Of the models, and of what is made of their lines: another one reads pages anew."""
+"""Version of the models, and of the text that is made of their lines. With another version, pages
+are read again."""
 DPI = 150
 MAX_SIDE = 3_000
 MAX_PIXELS = 24_000_000
-"""Pixels of a drawn page: one that has more, and a side that is longer than MAX_SIDE, is drawn
-smaller. The models look at 2,000 a side, and at pieces where the print would be too small."""
+"""Pixels of a drawn page: a page that has more, and a side longer than MAX_SIDE, is drawn smaller.
+The models look at 2,000 pixels a side, and at pieces where the print would be too small."""
 MEMORY_MB = 3072
-"""Address space of a process that reads pages, in MiB, of which a page of A4 takes about half;
-resident it has some 0.5 GB, and 0.9 GB at the most."""
+"""Address space in MiB of a process that reads pages. A page of A4 takes about half of it; resident
+are some 0.5 GB, and 0.9 GB at most."""
 
 BUILT_IN = frozenset(
     (
@@ -52,14 +53,14 @@ BUILT_IN = frozenset(
         *("rs_latin", "sk", "sl", "sq", "sv", "sw", "tl", "tr", "uz", "vi"),
     )
 )
-"""Languages that the model of the package reads, without being told which."""
+"""Languages that the package's model reads; it need not know which one a page is in."""
 _NAMES = {"zh": "ch", "zh_cn": "ch", "zh_tw": "chinese_cht", "ja": "japan"}
 _MODELS = "models"
 _DETECTION, _RECOGNITION = "PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"
 _LEVEL = 0.01
-"""Radians up to which a page is level: half a degree."""
+"""A page is level if its lines slope by no more than these radians: half a degree."""
 _PRINT = 64
-"""Shades, of 256, between paper and ink."""
+"""Difference of paper and ink, at least, in shades of 256."""
 
 
 class OcrNotInstalled(PermanentError):
@@ -72,21 +73,21 @@ class UnknownLanguage(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A document's file, where every process finds it."""
+    """A document's file in the storage, where every process can read it."""
 
     storage: Storage
     key: str
     sha256: str
-    """Of its content, or of what stands for it: another one is read anew."""
+    """Hash of the content, or of what identifies it: a file with another hash is read again."""
     media_type: str
     extractor: ExtractorName = "pymupdf"
     """Draws the pages of a PDF."""
 
 
 _MAX_ASPECT_RATIO = 100
-"""How many times as long as wide a picture may be that has words."""
+"""A picture with words is at most this many times as long as wide."""
 _BLANK = 8
-"""Shades, of 256, that differ less on a page without anything."""
+"""The shades of an empty page differ by less than this, of 256."""
 
 
 MAX_LINES, MAX_LINE_LENGTH = 500, 200
@@ -109,16 +110,16 @@ class ReadLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadPage:
-    """What OCR made of a page."""
+    """The text that OCR has read on a page."""
 
     text: str
     """Paragraphs with blank lines between them, in reading order."""
     certainty: float
-    """0 to 1; the mean of its lines, 0 where there are none."""
+    """0 to 1: the mean of the lines that were read, 0 where there are none."""
     turned: int
     """Degrees by which the picture had to be turned to the left: 0, 90, 180 or 270."""
     lines: Sequence[ReadLine] = ()
-    """The first MAX_LINES that it read itself, as far as it is sure of them."""
+    """The first MAX_LINES lines that OCR itself has read with enough certainty."""
 
 
 def require_ocr(language: str | None, models: Path | None) -> None:
@@ -135,7 +136,7 @@ def read_page(
 ) -> ReadPage:
     """Read one page, from 1.
 
-    Raises what opening and drawing it raises (CorruptDocument, EncryptedDocument,
+    Raises what opening and drawing the page raises (CorruptDocument, EncryptedDocument,
     DocumentTooLarge, NotStored), OcrNotInstalled, UnknownLanguage, MemoryError.
     """
     require_ocr(language, models)
@@ -167,18 +168,18 @@ def read_page(
 def read_picture(
     picture: Picture, model: str | None = None, typed: Sequence[Line] = ()
 ) -> ReadPage:
-    """Read a picture: rows of pixels, each red, green and blue. `typed` is text that is known to
-    stand on it, with places in pixels: it is in the page once, whether OCR reads it or not."""
+    """Read a picture: rows of pixels, each red, green and blue. `typed` are lines that are known to
+    be on it, with places in pixels: each is in the result once, whether OCR reads it or not."""
     import numpy as np
 
     height, width = picture.shape[:2]
     (known,) = compose([PageLines(width, height, typed)])
     if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
-        return ReadPage(known, 0.0, 0)  # the engine makes one side of it nothing, and fails
+        return ReadPage(known, 0.0, 0)  # the engine would scale one side to nothing, and fail
     if (np.ptp(picture, axis=(0, 1)) < _BLANK).all():
-        return ReadPage(known, 0.0, 0)  # the models would look for lines for as long as elsewhere
+        return ReadPage(known, 0.0, 0)  # an empty page would take the models as long as a full one
     engine = _engine(model or str(_model_of(None, None)))
-    picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
+    picture = np.ascontiguousarray(picture[:, :, ::-1])  # the models expect blue, green, red
     boxes, texts, scores, turned = _read_upright(engine, picture)
     sure = [
         (box, cleaned(text), score)
@@ -200,7 +201,8 @@ def read_picture(
 def _read_line(
     box: Any, text: str, score: float, width: float, height: float, turned: int
 ) -> ReadLine:
-    """Return a line with its place on a picture of that size, which was turned for the box."""
+    """Return a line with its place on the unturned picture, which is `width` × `height` pixels. The
+    box is on the picture turned by `turned` degrees."""
     xs, ys = [float(x) for x, _ in box], [float(y) for _, y in box]
     line = Line(min(xs), min(ys), max(xs), max(ys), text, 0.0)
     if turned % 180:
@@ -222,7 +224,7 @@ def _read_line(
 
 
 def _scale_lines(page: PageLines, zoom: float) -> list[Line]:
-    """Return the lines of a page as they lie on its picture."""
+    """Return the lines of a page with places on its picture."""
     return [
         replace(
             line,
@@ -237,7 +239,8 @@ def _scale_lines(page: PageLines, zoom: float) -> list[Line]:
 
 
 def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
-    """Return a line where it lies when its picture, of that size, is turned to the left."""
+    """Return a line with its place on the turned picture: `width` × `height` pixels before it was
+    turned to the left by `turned` degrees."""
     for _ in range(turned // 90):
         x0, y0, x1, y1 = line.y0, width - line.x1, line.y1, width - line.x0
         line = replace(line, x0=x0, y0=y0, x1=x1, y1=y1)
@@ -246,8 +249,8 @@ def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
 
 
 def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
-    """Return the lines that OCR has read with those that are typed, each once: what was read where
-    a typed line stands, and is no more than that line, is what it says."""
+    """Return the lines that OCR has read and those that are typed, each once: a line that was read
+    in the place of a typed one, and says no more, is left out."""
     all_lines = list(lines)
     for line in typed:
         at = [number for number, other in enumerate(all_lines) if _overlaps(line, other)]
@@ -262,7 +265,7 @@ def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
 
 
 def _says(line: Line, typed: Line) -> bool:
-    """Return whether a line has what is typed, and not as a part of a longer number."""
+    """Return whether a line has the typed text, and not as a part of a longer number."""
     if typed.text.isdecimal():
         return typed.text in re.findall(r"\d+", line.text)
     return _letters(typed.text) in _letters(line.text)
@@ -302,8 +305,7 @@ def _model_of(language: str | None, models: Path | None) -> Path:
 
 @lru_cache(maxsize=1)
 def _content(original: SourceFile) -> bytes:
-    """Read the file, and keep it for the pages that follow, which are mostly of the same
-    document."""
+    """Read the file, and cache it, as the next pages are mostly of the same document."""
     return original.storage.get(original.key)
 
 
@@ -322,8 +324,8 @@ def _engine(model: str) -> Any:
         "Rec.model_path": Path(model),
     }
     for path in paths.values():
-        if not path.is_file():  # it would be fetched
-            raise OcrNotInstalled(f"the model {path.name} is not there: install rapidocr again")
+        if not path.is_file():  # the library would fetch it
+            raise OcrNotInstalled(f"the model {path.name} is missing: install rapidocr again")
     cv2.setNumThreads(1)
     return RapidOCR(
         params={name: str(path) for name, path in paths.items()}
@@ -339,7 +341,7 @@ def _engine(model: str) -> Any:
 
 
 def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], list[float], int]:
-    """Return boxes, texts, certainties, and by how much the picture was turned for them."""
+    """Return boxes, texts and certainties, and the degrees by which the picture was turned."""
     from rapidocr.main import RapidOCRError
 
     turned = 0
@@ -351,14 +353,14 @@ def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], 
             boxes = divided
             crops = engine.crop_text_regions(upright.picture, divided)
         read = engine.recognize_txt(crops)
-    except RapidOCRError:  # its word for a page without text
+    except RapidOCRError:  # raised for a page without text
         return [], [], [], turned
     return boxes, list(read.txts), list(read.scores), turned
 
 
 def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
     """Divide boxes that reach over two columns; None where there are none. Where columns are close,
-    detection takes some lines of both for one."""
+    detection makes one box of two lines."""
     import numpy as np
 
     lines = _lines(boxes, ["x"] * len(boxes))
@@ -384,18 +386,17 @@ def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
 
 
 def _is_empty(part: Picture) -> bool:
-    """Return whether nothing is printed there."""
+    """Return whether nothing is printed on a part of the picture."""
     return part.size > 0 and int(part.max()) - int(part.min()) < _PRINT
 
 
 def _angle(boxes: list[Any]) -> float:
-    """Return by how much most lines slope, in radians."""
+    """Return the slope of most lines, in radians."""
     return median(atan2(box[1][1] - box[0][1], box[1][0] - box[0][0]) for box in boxes)
 
 
 def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
-    """Return the boxes as lines of a level page: turned back by the angle at which most of them
-    lie."""
+    """Return the boxes as lines of a level page, turned back by the slope of most of them."""
     angle = _angle(boxes)
     along, across = cos(-angle), sin(-angle)
     usual = median(length(box[0], box[3]) for box in boxes)
@@ -405,9 +406,9 @@ def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
         ys = [float(x * across + y * along) for x, y in box]
         height = length(box[0], box[3])
         middle = sum(ys) / len(ys)
-        # What detection adds above and below would make neighbours overlap.
+        # Without the margin that detection adds above and below, which would make lines overlap.
         y0, y1 = middle - 0.4 * height, middle + 0.4 * height
-        # A line without ascenders has a lower box, and letters of the same size.
+        # A line without ascenders has a box of less height, but letters of the same size.
         size = usual if 0.7 < height / usual < 1.4 else height
         lines.append(Line(min(xs), y0, max(xs), y1, text, size))
     return lines

@@ -15,39 +15,40 @@ if TYPE_CHECKING:
     Picture = NDArray[np.uint8]
 
 MIN_CERTAINTY = 0.5
-"""Certainty below which a line is taken for a pattern, not for text."""
+"""Certainty below which a line counts as a pattern, not as text."""
 _MIN_READ = 3
-"""Lines that are read both ways at least, so that one that stands on its head decides nothing."""
+"""Lines, at least, that are read in both directions, so that a single one that is upside down
+decides nothing."""
 _MAX_READ = 9
-"""And at most, as long as none of the ways is clearly the better."""
-_CLEAR = 4.0
-"""Lead of one way over the other, in letters weighted by certainty, from which on it is clear."""
-_PART = 7
-"""Heights of a line of which the beginning is read, some fifteen letters: a shorter one takes the
-model as much time."""
-_LONGER = 1.5
-"""How many times as long as wide a line is at least that tells which way it runs. The engine turns
+"""Lines, at most, that are read in both directions while neither is clearly better."""
+_CLEAR_LEAD = 4.0
+"""One direction is clearly better with this lead, in letters weighted by certainty."""
+_READ_LENGTH = 7
+"""Length of the part of a line that is read, in heights of the line, some fifteen letters: a
+shorter one takes the model as much time."""
+_MIN_ASPECT_RATIO = 1.5
+"""A line tells its direction if it is at least this many times as long as wide. The engine turns
 crops that are that much higher than wide to the left."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrientedLines:
-    """The lines of a picture that stands as it is read, but for its skew."""
+    """The lines of a picture that was turned upright; it may still slope a little."""
 
     picture: Picture
     boxes: Any
-    """Corners of each line: above to the left, above to the right, and around."""
+    """Corners of each line: upper left, upper right, lower right, lower left."""
     crops: Sequence[Picture]
     turned: int
     """Degrees by which the picture was turned to the left: 0, 90, 180 or 270."""
 
 
 def find_lines(engine: Any, picture: Picture) -> OrientedLines:
-    """Return the lines of a picture, turned so that there is an order to read them in.
+    """Return the lines of a picture that was turned upright, so that they have an order.
 
-    The engine's own way leaves lines where they are, and asks a model for the direction of each.
-    That one sees a line as wide as four of its heights, so it guesses at long ones. Reading tells:
-    what is upside down makes fewer letters, and less certain ones.
+    The engine itself leaves the picture as it is, and lets a model choose the direction of each
+    line. The model sees only four heights of a line, so it guesses at long ones. Reading a line in
+    both directions is surer: upside down, it gives fewer letters, which are less certain.
 
     Raises RapidOCRError for a picture without lines.
     """
@@ -68,33 +69,34 @@ def find_lines(engine: Any, picture: Picture) -> OrientedLines:
 
 
 def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
-    """Return whether lines are read better when they are turned by 180°: the longest ones tell."""
+    """Return whether the longest lines are read better when they are turned by 180°."""
     import numpy as np
 
     lead = 0.0
     longest = sorted(crops, key=lambda crop: -crop.shape[1])[:_MAX_READ]
     for number, crop in enumerate(longest):
-        if number >= _MIN_READ and abs(lead) >= _CLEAR:
+        if number >= _MIN_READ and abs(lead) >= _CLEAR_LEAD:
             break
-        part = crop[:, : _PART * crop.shape[0]]
+        part = crop[:, : _READ_LENGTH * crop.shape[0]]
         lead += _recognition_score(engine, np.ascontiguousarray(np.rot90(part, 2)))
         lead -= _recognition_score(engine, part)
     return lead > 0
 
 
 def _recognition_score(engine: Any, crop: Picture) -> float:
-    """Return how many letters were read there, weighted by how far their certainty is above
-    MIN_CERTAINTY. A crop without letters gives few that are certain, and many that are not."""
+    """Return the number of letters that are read in a crop, weighted by how far their certainty is
+    above MIN_CERTAINTY. A crop without letters gives few certain letters, and many uncertain
+    ones."""
     read = engine.recognize_txt([crop])
     return float(len(read.txts[0]) * (read.scores[0] - MIN_CERTAINTY))
 
 
 def _run_up_or_down(boxes: Any) -> bool:
-    """Return whether most boxes that are longer than wide stand on end."""
+    """Return whether most boxes that are longer than wide are upright."""
     high = level = 0.0
     for box in boxes:
         long, short = sorted(_edges(box), reverse=True)
-        if long <= _LONGER * short:
+        if long <= _MIN_ASPECT_RATIO * short:
             continue
         if _stands(box):
             high += long
@@ -107,16 +109,15 @@ def _stands(box: Any) -> bool:
     """Return whether a line runs more up or down than across, even if it leans. A box's first edge
     may be its long one or its short one."""
     along, across = _edges(box)
-    if max(along, across) <= _LONGER * min(along, across):
+    if max(along, across) <= _MIN_ASPECT_RATIO * min(along, across):
         return False
     end = box[1] if along > across else box[3]
     return bool(abs(end[1] - box[0][1]) > abs(end[0] - box[0][0]))
 
 
 def _turned_left(crop: Picture, box: Any) -> Picture:
-    """Return the crop of a line that stands, as it is when the page is turned to the left. The
-    engine turns crops that are high itself; others run as their box's first edge does, down or
-    up."""
+    """Return the crop of an upright line as it is when the page is turned to the left. The engine
+    itself turns high crops; others run as their box's first edge does, down or up."""
     import numpy as np
 
     along, across = _edges(box)

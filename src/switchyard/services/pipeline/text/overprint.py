@@ -1,4 +1,4 @@
-"""Print that is drawn several times over, for a shadow or to make it bold: read once."""
+"""Read print once that is drawn several times over, for a shadow or to make it bold."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import replace
 from switchyard.services.pipeline.text.layout import Line
 
 _NEAR = 0.25
-"""Sizes of a letter by which a copy may be drawn beside its original."""
+"""Distance of a copy from its original, at most, in sizes of a letter."""
 _SHARED = 0.6
-"""Part of the lower of two lines' heights that a copy shares with its original."""
+"""A copy shares at least this part of the smaller height with its original."""
 _BEFORE = 12
-"""Lines before one, by height, among which its original is looked for."""
+"""Number of preceding lines, in order of height, among which a line's original is looked for."""
 
 
 def without_copies(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines without what is drawn once more upon another line, in their order.
+    """Return the lines in their order, without text that is drawn once more upon another line.
 
-    A line that is part of another goes; of one that begins with the end of another, the rest
-    stays.
+    A line that is part of another is left out; a line that begins with the end of another loses
+    that beginning.
     """
     if len(lines) < 2:
         return list(lines)
@@ -54,13 +54,15 @@ def have_copies(lines: Sequence[Line]) -> bool:
 
 
 def is_copied(place: tuple[float, float], size: float, seen: Container[tuple[int, int]]) -> bool:
-    """Return whether a letter stands near one of those places, as `cell_of` gives them."""
+    """Return whether a letter at `place` is near one of the cells in `seen`, as `cell_of` returns
+    them."""
     x, y = cell_of(place, size)
     return any((x + dx, y + dy) in seen for dx in (-1, 0, 1) for dy in (-1, 0, 1))
 
 
 def cell_of(place: tuple[float, float], size: float) -> tuple[int, int]:
-    """Return the cell of a grid as fine as copies are near to which a place belongs."""
+    """Return the cell of a grid in which a place is. Cells are half as wide as the distance of a
+    copy from its original, at most."""
     step = _NEAR * max(size, 1.0) / 2
     return int(place[0] // step), int(place[1] // step)
 
@@ -77,8 +79,8 @@ def _overlap(line: Line, other: Line) -> bool:
 
 
 def _apart(line: Line, other: Line) -> tuple[Line | None, Line | None]:
-    """Return two lines that lie upon one another, each without what the other says as well; None
-    for one that is a copy as a whole."""
+    """Return two lines that lie upon one another, without text that both have; None for a line that
+    is a copy as a whole."""
     if _is_part(line, other):
         return None, other
     if _is_part(other, line):
@@ -89,7 +91,7 @@ def _apart(line: Line, other: Line) -> tuple[Line | None, Line | None]:
 
 
 def _is_part(line: Line, other: Line) -> bool:
-    """Return whether a line says what another says at the same place."""
+    """Return whether a line's text is part of another's at the same place."""
     near = 2 * _NEAR * other.size
     text = line.text.strip()
     if line.x0 < other.x0 - near or line.x1 > other.x1 + max(near, _blank(line)):
@@ -97,7 +99,7 @@ def _is_part(line: Line, other: Line) -> bool:
     at = other.text.find(text)
     width = (other.x1 - other.x0) / max(len(other.text), 1)
     while at >= 0:
-        # Letters are of different widths: the place of one is known roughly.
+        # Letters have different widths, so the place of a letter is only known roughly.
         if abs(other.x0 + at * width - line.x0) < 2 * other.size + 0.2 * (other.x1 - other.x0):
             return True
         at = other.text.find(text, at + 1)
@@ -105,7 +107,7 @@ def _is_part(line: Line, other: Line) -> bool:
 
 
 def _blank(line: Line) -> float:
-    """Return how far a line may reach behind its letters: cleaned of a blank that it had."""
+    """Return how far a line may reach behind its letters: cleaning may have removed a blank."""
     return 0.6 * line.size
 
 

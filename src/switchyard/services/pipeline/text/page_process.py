@@ -1,8 +1,8 @@
 """Read and draw the pages of one PDF in a process of their own, one after the other.
 
 A page of a few bytes can keep a library busy for years (fonts, forms or patterns that draw each
-other), and no library lets itself be interrupted in all of that. So the open document is forked:
-the kernel ends the process at the page's limit, and the next page goes on in another one.
+other), and no library can be interrupted everywhere. So the process with the open document forks:
+the kernel ends the fork at the page's limit, and another fork reads the next page.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class PageProcess:
     """
 
     def __init__(self, work: Callable[..., Any], limits: Limits) -> None:
-        """Set the work: it takes a page's number, from 1, and further arguments. These and its
-        result can be pickled."""
+        """Set the work: a function of a page's number, from 1, and further arguments. Arguments and
+        result must be picklable."""
         self._work = work
         self._limits = limits
         self._child: tuple[int, Connection] | None = None
         self._lost_pages = 0
         self._used_seconds = 0.0
-        """Processor time that the pages took."""
+        """Seconds of processor time that the pages took."""
 
     def run(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """Return what the work gives for that page.
+        """Return the result of the work for that page.
 
         Raises what the work raises; PageTooCostly for a page that takes more processor time than
         `Limits.page_seconds`, CorruptDocument for one at which the library crashes, and
-        DocumentTooLarge where more than `Limits.lost_pages` have ended so.
+        DocumentTooLarge where more than `Limits.lost_pages` pages failed in these ways.
         """
         if self._lost_pages > self._limits.lost_pages:
             raise self._too_many(number)
@@ -105,7 +105,8 @@ class PageProcess:
             self._child = None
 
     def _seconds_for_a_page(self) -> int:
-        """Return the limit of the next page: this process may have less left for all of them."""
+        """Return the limit of the next page in seconds of processor time: at most what this process
+        has left for all pages."""
         soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
         if soft == resource.RLIM_INFINITY:
             return self._limits.page_seconds
@@ -116,15 +117,15 @@ class PageProcess:
         return min(self._limits.page_seconds, max(1, int(left)))
 
     def _raise_loss(self, number: int, seconds: int, status: int) -> NoReturn:
-        """Raise what follows from a page at which the process has died."""
+        """Raise the error for a page at which the process has died."""
         ended_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
         if ended_by == signal.SIGXCPU:
             self._used_seconds += seconds
-            if seconds < self._limits.page_seconds:  # it was the rest of all pages' time
+            if seconds < self._limits.page_seconds:  # the time of all pages has run out
                 _end_as(signal.SIGXCPU)
         elif ended_by is None:
-            raise RuntimeError(f"the process that reads the PDF's page {number} has left")
-        elif ended_by not in _CRASHES:  # from outside, for want of memory: the attempt ends so, too
+            raise RuntimeError(f"the process that reads the PDF's page {number} has exited")
+        elif ended_by not in _CRASHES:  # killed from outside, for memory: end the attempt likewise
             _end_as(ended_by)
         self._lost_pages += 1
         if self._lost_pages > self._limits.lost_pages:
@@ -145,7 +146,7 @@ class PageProcess:
 
 
 def _end_as(ended_by: signal.Signals) -> NoReturn:
-    """End this process as its child has ended, for those who watch it."""
+    """End this process by the signal that has ended its child, so that its parent sees it."""
     os.kill(os.getpid(), ended_by)
     raise SystemExit(128 + ended_by)
 
@@ -186,7 +187,7 @@ def _answer(work: Callable[..., Any], seconds: int, number: int, args: Any, kwar
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or what it says where it can't be made again in another process."""
+    """Return the error, or a RuntimeError with its text where it can't be unpickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # a library's own, of any class

@@ -1,9 +1,9 @@
-"""What was read of a long document, kept range by range: whoever takes over from a process that
-died goes on behind the last one.
+"""Keep the text of a long document range by range: a process that takes over from one that died
+goes on behind the last range.
 
-Ranges lie in the storage, as each is larger than a job's check-point may be, and they are found
-by a redrive, and by another worker, as well. They are by-products: what nobody needs any more is
-cleaned away (`services/common/files/storage_cleanup.py`).
+Ranges are kept in the storage, as each is larger than a job's checkpoint may be, and so that a
+redrive or another worker finds them as well. They are by-products: the storage's cleanup removes
+those that no job needs (`services/common/files/storage_cleanup.py`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines
 
 RANGE = 100
-"""Pages that are kept together; a document that has no more is read at once, in about a second."""
+"""Pages of a range; a document with no more pages is read as a whole, in about a second."""
 DRAFTS_VERSION = 7
 """Version of the drafts' form and of how lines are read: drafts of another version are not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What was read of a range of pages."""
+    """The result of reading a range of pages."""
 
     pages: Sequence[PageLines | str]
-    """The reason in place of a page that can't be read."""
+    """In place of a page that can't be read stands the reason."""
     repaired: bool
-    """The file's damage had been mended by then."""
+    """Whether damage of the file had been repaired by then."""
 
 
 class Drafts:
@@ -41,8 +41,8 @@ class Drafts:
     def __init__(
         self, storage: Storage, folder: str, stage: str, input_hash: str, *, least: int = RANGE + 1
     ) -> None:
-        """Keep the ranges below `folder`, which is the document's id, or the like. Ranges of
-        another input are not used. A document of fewer pages than `least` is not kept."""
+        """Keep the ranges below `folder`, such as the document's id. Ranges of another input hash
+        are not used. Of a document with fewer pages than `least`, none are kept."""
         self.least = least
         self._storage = storage
         self._folder = folder
@@ -61,7 +61,7 @@ class Drafts:
             draft = Draft([_page(page) for page in stored["pages"]], bool(stored["repaired"]))
         except NotStored:
             return None
-        except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
+        except (ValueError, KeyError, TypeError):  # changed by hand: the pages are read again
             return None
         self._seen.append(self._key(first))
         self.reused_pages += len(draft.pages)

@@ -1,7 +1,7 @@
-"""The text of a PDF, page by page, as Markdown.
+"""Read the text of a PDF, page by page, as Markdown.
 
-Runs in a process of its own: a document that makes a library crash, hang or eat memory takes only
-that process with it. Limits stop what can be seen before it hurts.
+Runs in a process of its own: a document that makes a library crash, hang or use up memory ends only
+that process. Limits refuse documents whose cost can be seen beforehand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Extractor(Protocol):
 
 
 def extractor_named(name: ExtractorName) -> Extractor:
-    """Return the extractor of the setting; its library is loaded when it is first used."""
+    """Return the extractor of that name; its library is loaded at its first use."""
     from switchyard.services.pipeline.text import mupdf, pdfium
 
     return cast("Extractor", mupdf if name == "pymupdf" else pdfium)
@@ -97,8 +97,8 @@ def _picture_of(pdf: OpenPdf, number: int, *, dpi: int, side: int, area: int) ->
 
 @contextmanager
 def opening(data: bytes, limits: Limits, extractor: ExtractorName) -> Iterator[OpenPdf]:
-    """Open a PDF to be read and drawn page by page: a page that costs too much, or crashes the
-    library, raises CorruptDocument, and the others can be read (see `PageProcess`).
+    """Open a PDF to be read and drawn page by page. A page that costs too much, or crashes the
+    library, raises CorruptDocument, and the others can still be read (see `PageProcess`).
 
     Raises as `Extractor.opening`.
     """
@@ -119,9 +119,9 @@ def read_pdf(
     drafts: Drafts | None = None,
     on_page: Callable[[int, int], None] | None = None,
 ) -> PdfText:
-    """Read a whole PDF, but for the ranges of pages that `drafts` already holds.
+    """Read a whole PDF, except the ranges of pages that `drafts` already has.
 
-    `on_page` is told of each page that was read: its number, and of how many. Raises
+    `on_page` is called for each page that was read, with its number and the number of pages. Raises
     CorruptDocument (also where no page can be read), EncryptedDocument, DocumentTooLarge,
     MemoryError, and what keeping drafts raises.
     """
@@ -132,7 +132,7 @@ def read_pdf(
     pages = []
     for number, page in enumerate(raw.pages, 1):
         text = "" if page is None else next(texts)
-        if raw.form is not None:  # its pages only say that they can't be shown
+        if raw.form is not None:  # the pages of a form only say that they can't be shown
             text = raw.form if number == 1 else ""
         unreadable = page is not None and is_unreadable(page.lines)
         text = text if unreadable or has_words(text) else ""
@@ -189,7 +189,7 @@ def _read(
     characters: int,
     on_page: Callable[[int, int], None] | None,
 ) -> Draft:
-    """Read these pages; `characters` were on those before."""
+    """Read these pages; `characters` is the number of characters on the pages before."""
     pages: list[PageLines | str] = []
     for number in numbers:
         pages.append(_page(pdf, number))
@@ -201,7 +201,7 @@ def _read(
 
 
 def _page(pdf: OpenPdf, number: int) -> PageLines | str:
-    """Return a page, or why it can't be read."""
+    """Return a page, or the reason why it can't be read."""
     try:
         return pdf.page(number)
     except CorruptDocument as error:
@@ -222,7 +222,7 @@ def draw_page(
     limits: Limits,
     extractor: ExtractorName = "pymupdf",
 ) -> Any:
-    """Draw a page, as OpenPdf.draw does. Raises what that and Extractor.opening raise."""
+    """Draw a page, as OpenPdf.draw does. Raises what OpenPdf.draw and Extractor.opening raise."""
     with opening(data, limits, extractor) as pdf:
         return pdf.draw(number, dpi=dpi, side=side, area=area)
 
@@ -237,8 +237,8 @@ def draw_page_with_text(
     limits: Limits,
     extractor: ExtractorName = "pymupdf",
 ) -> tuple[PageLines | None, Any]:
-    """Draw a page as `draw_page`, with the text that the file has of it: None where that can't be
-    read."""
+    """Draw a page as `draw_page` does, and return also the text that the file has of it; None where
+    the text can't be read."""
     with opening(data, limits, extractor) as pdf:
         try:
             page = pdf.page(number)
@@ -251,7 +251,7 @@ def draw_page_with_text(
 
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
-    """Return the title that the file gives, else the largest print on its first page."""
+    """Return the title in the file's metadata, else the largest print on its first page."""
     named = unwrap(clean(metadata.get("title") or ""))
     junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
     if len(named) > 3 and not named.lower().startswith(junk) and has_words(named):

@@ -1,4 +1,4 @@
-"""Pages and texts of PDFs, as every extractor gives them, and the limits for all extractors."""
+"""Pages and texts of PDFs, as every extractor returns them, and the limits for all extractors."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from switchyard.services.pipeline.text.markdown import Heading, PageLines
 from switchyard.services.pipeline.text.plain_text import has_words
 
 Box = tuple[float, float, float, float]
-"""Of a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
+"""A box on a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
 
 NEEDS_PASSWORD = (
     "the PDF is encrypted, and opens with a password only: save it without, and send it again"
 )
 
 _END = b"startxref"
-"""Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
-page of HTML may follow."""
+"""Keyword behind the last object of a complete file. Behind it, `%%EOF` may be missing, and a
+server's page of HTML may follow."""
 _ENCRYPT = re.compile(rb"/Encrypt(?=\s*(?:<<|(\d{1,10})\s+(\d{1,5})\s+R\b))")
 _FILTERS = re.compile(rb"/V\s*[45]\b")
-"""Of an encryption that names a filter each for streams, strings and attachments."""
+"""An encryption that names separate filters for streams, strings and attachments."""
 _USED = re.compile(rb"/St[mr]F\s*/\s*(?!Identity\b)\w")
 _MAX_ENCRYPTION_BYTES = 16_384
-"""Bytes in which the dictionary of an encryption stands; most have a few hundred."""
+"""Bytes of an encryption's dictionary at most; usual are a few hundred."""
 _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
 SCAN = 0.5
-"""Share of a page above which pictures make it a scan, if it has little text: more than a logo on
-an empty page, or a photograph in its margins, would cover."""
+"""A page with little text is a scan if pictures cover more than this share of it: more than a logo
+on an empty page, or a photograph in its margins, would cover."""
 _SPARSE_LETTERS = 600
 _SPARSE_AREA = 0.12
-"""Letters, and part of the page that their lines cover, up to which text does not say what a
-picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned forms."""
+"""Text with at most so many letters, whose lines cover at most this part of the page, does not say
+what a picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned
+forms."""
 _LAYER = 0.002
-"""Share of the page above which unseen text is taken for an earlier OCR's layer: a short line, or
-more."""
+"""Unseen text that covers more than this share of the page is the layer of an earlier OCR: a short
+line, or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,10 @@ class Limits:
     """Pixels of a page drawn at 150 dpi, and of any image on it."""
     characters: int = 20_000_000
     page_seconds: int = 10
-    """Processor time in which a page is read or drawn: most take some 10 ms."""
+    """Seconds of processor time to read or draw a page, at most: most take some 10 ms."""
     lost_pages: int = 4
-    """Pages that may take longer, or crash the library, in one document; their time is within that
-    of `extract_text`."""
+    """Pages of a document that may take longer, or crash the library; their time counts in that of
+    `extract_text`."""
 
     def check_characters(self, count: int, number: int) -> None:
         """Check the number of characters up to page `number`. Raises DocumentTooLarge."""
@@ -74,25 +75,25 @@ class PdfPage:
     """Markdown: paragraphs, one to a line, headings and tables, blank lines between them; empty
     for an image or a blank page."""
     error: str | None = None
-    """Why it can't be read, where others of its document can."""
+    """Why the page can't be read, where other pages of the document can."""
     is_scan: bool = False
-    """It has no words, or few, and pictures cover more than half of it."""
+    """Whether the page has few or no words, and pictures cover more than half of it."""
     is_unreadable: bool = False
-    """It has characters, and most of them mean nothing: its fonts lack a map to Unicode."""
+    """Whether most characters of the page mean nothing, as its fonts lack a map to Unicode."""
 
 
 @dataclass(frozen=True, slots=True)
 class PdfText:
-    """What a PDF says."""
+    """The text of a PDF, and what else its file says."""
 
     pages: tuple[PdfPage, ...]
     title: str | None
     metadata: dict[str, str]
     """Author, subject, keywords, creation date and the like, as far as the file has them."""
     repaired: bool
-    """The file was damaged: all of its pages could still be read, but for those that are broken."""
+    """Whether the file was damaged; all pages except those with an `error` could still be read."""
     outline: tuple[Heading, ...] = ()
-    """Its own table of contents."""
+    """The file's own table of contents."""
 
     @property
     def needs_ocr(self) -> bool:
@@ -106,12 +107,12 @@ class RawPdf:
     """What an extractor finds in a PDF."""
 
     pages: Sequence[PageLines | None]
-    """None is a page that can't be read."""
+    """None in place of a page that can't be read."""
     errors: Mapping[int, str]
-    """Why, by the page's number."""
+    """Why pages can't be read, by their number."""
     outline: Sequence[Heading]
     metadata: Mapping[str, str]
-    """As the file has it, with `title`."""
+    """The file's own metadata, with `title`."""
     repaired: bool
     form: str | None = None
     """See `OpenPdf.form`."""
@@ -125,7 +126,7 @@ class OpenPdf(Protocol):
 
     @property
     def repaired(self) -> bool:
-        """Whether its damage had to be mended, as far as it has been read."""
+        """Whether damage had to be repaired in the part that was read so far."""
 
     @property
     def outline(self) -> list[Heading]: ...
@@ -137,16 +138,16 @@ class OpenPdf(Protocol):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """As the file has it, with `title`."""
+        """Return the file's own metadata, with `title`."""
 
     def page(self, number: int) -> PageLines:
-        """Return the lines of a page, from 1, in any order; without the characters outside of the
-        part that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
+        """Return the lines of a page, from 1, in any order, without characters outside of the part
+        of the page that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
-        """Draw a page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a
-        lower one where it would be longer or wider than `side` pixels and have more than `area` of
-        them. Raises as `page`."""
+        """Draw a page, from 1, as rows of pixels (red, green, blue), at a resolution of `dpi`. It
+        is lower where the picture would be longer or wider than `side` pixels and have more than
+        `area` pixels. Raises as `page`."""
 
 
 def check_count(count: int, limits: Limits) -> None:
@@ -158,8 +159,8 @@ def check_count(count: int, limits: Limits) -> None:
 
 
 def covered_share(width: float, height: float, boxes: Iterable[Box]) -> float:
-    """Return the part of a page that boxes cover, 0 to 1. Their areas are added up, as scanners put
-    strips beside one another."""
+    """Return the part of a page that boxes cover, 0 to 1. Their areas are added up without regard
+    to overlaps, as scanners put strips beside one another."""
     area = sum(
         max(0.0, min(x1, width) - max(x0, 0.0)) * max(0.0, min(y1, height) - max(y0, 0.0))
         for x0, y0, x1, y1 in boxes
@@ -187,8 +188,9 @@ class Drawn:
 
 
 def picture_share(width: float, height: float, drawn: Iterable[Drawn]) -> float:
-    """Return the part of a page that pictures cover, 0 to 1, of what is drawn on it, in that order;
-    0 where text that nobody sees says what they show, drawn without ink or beneath them."""
+    """Return the part of a page that pictures cover, 0 to 1, from what is drawn on it, in that
+    order. It is 0 where unseen text says what the pictures show: drawn without ink, or beneath
+    them."""
     pictures: list[Box] = []
     texts: list[Box] = []
     hidden = 0.0
@@ -214,8 +216,8 @@ def _is_within(box: Box, other: Box) -> bool:
 
 
 def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:
-    """Check the size of what is drawn on a page (what it is, width, height). Raises
-    DocumentTooLarge."""
+    """Check the sizes of things that are drawn on a page: a name, width and height in pixels each.
+    Raises DocumentTooLarge."""
     for what, width, height in drawn:
         if width * height > limits.page_pixels:
             raise DocumentTooLarge(
@@ -238,9 +240,9 @@ def has_end(data: bytes) -> bool:
 
 
 def with_open_pages(data: bytes) -> bytes:
-    """Return the file without its encryption where only the attachments are encrypted. Its pages
-    open without the password, for which the libraries ask all the same. Any other file is returned
-    as it is."""
+    """Return the file without its encryption where only the attachments are encrypted: its pages
+    open without the password, but the libraries ask for it nevertheless. Any other file is returned
+    unchanged."""
     matches = list(_ENCRYPT.finditer(data))
     if not matches:
         return data

@@ -1,6 +1,6 @@
 """Read PDFs with PDFium (Apache-2.0 and BSD), for those who can't use PyMuPDF and its AGPL.
 
-The same protocol as `mupdf`. PDFium does not say what it has mended.
+The same protocol as `mupdf`. PDFium does not say whether it has repaired a file.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from switchyard.services.pipeline.text.xfa import MAX_PACKET_BYTES, text_of_form
 _BOLD = 600
 """Weight from which letters are bold."""
 _SOFT_HYPHEN = "\x02"
-"""What PDFium puts in the place of a hyphen at a line's end."""
+"""PDFium's replacement for a hyphen at a line's end."""
 _APART = 1.5
-"""Sizes of a letter between two lines of a row from right to left, at least."""
+"""Distance of two lines of a row from right to left, at least, in sizes of a letter."""
 _NEAR_LETTERS = 0.2
-"""Heights of a letter between two of a word, at most."""
+"""Distance of two letters of a word, at most, in heights of a letter."""
 _WIDE_LETTER = 0.58
-"""Sizes of a letter from which on a line's letters, with its blanks, are wide on average."""
+"""Mean width of a line's letters and blanks, in sizes of a letter, from which on they are wide."""
 _WIDER_LETTER = 1.15
-"""How many times as wide as on most lines of the page wide ones are."""
+"""Wide letters are this many times as wide as those on most lines of the page."""
 _EAST_ASIAN = "\u2e80"
 _NO_WIDTH = 0.01
 _MAX_RECTANGLES = 200_000
@@ -66,7 +66,7 @@ _MAX_OBJECTS = 20_000
 def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
     """Open a PDF as `pdf.Extractor` says."""
     if not has_end(data):
-        # It finds some of the pages in such a file; half a document must not pass for one.
+        # PDFium finds some of the pages in such a file; half a document must not count as whole.
         raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
     with _open_pdf(data) as document:
         check_count(len(document), limits)
@@ -147,7 +147,7 @@ class _Shown:
     part: Box
     """In the file's coordinates, in which y grows upwards: left, bottom, right, top."""
     turned: int
-    """By how many degrees to the right it is turned when it is shown."""
+    """Degrees by which the page is turned to the right when it is shown."""
 
     def within(self, box: Box) -> Box | None:
         """Return the part of a box of the file that is shown; None where none is."""
@@ -171,7 +171,8 @@ class _Shown:
         return x - left, top - y
 
     def start(self, box: Box) -> tuple[float, float]:
-        """Return the point of the file at which a line begins that is shown level."""
+        """Return the point at which a line that is shown level begins, in the file's
+        coordinates."""
         left, bottom, right, top = box
         if self.turned in (0, 180):
             return (left + 0.5 if self.turned == 0 else right - 0.5), (bottom + top) / 2
@@ -212,7 +213,7 @@ def _translate_errors(what: str) -> Iterator[None]:
 
 
 def _lines(page: Any, shown: _Shown) -> list[Line]:
-    """Return a page's rectangles of text, those that belong to one line joined."""
+    """Return a page's lines: its rectangles of text, with those of one line joined."""
     from pypdfium2 import raw
 
     text = page.get_textpage()
@@ -230,7 +231,7 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
             left, upper, right, lower = shown.seen(box)
             size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else lower - upper
             bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD
-            # Rectangles are as high as their letters: a line without any b or d has a lower one.
+            # Rectangles are as high as their letters: of a line without b and d, less high.
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
             line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
             if lines and _goes_on(lines[-1], line):
@@ -246,8 +247,8 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
 
 
 def _may_be_padded(lines: Sequence[Line]) -> bool:
-    """Return whether there are lines that are wide for what they say: of blanks in a row, the
-    library gives only the first."""
+    """Return whether there are lines that are too wide for their text: of several blanks in a row,
+    the library gives only the first."""
     letters = [
         (line.x1 - line.x0) / (len(line.text) * max(line.size, 1.0))
         for line in lines
@@ -315,14 +316,14 @@ def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
             char = "-"
         size = raw.FPDFText_GetFontSize(text, number) or y1 - y0
         if row and x1 > x0 and _place(row[-1]) == (x0, y0, x1, y1):
-            # One glyph that says several letters, which the library gives from the left.
+            # A glyph of several letters, which the library gives from left to right.
             line_text = row[-1][0].text
             line_text = char + line_text if RIGHT_TO_LEFT.match(char) else line_text + char
             row[-1] = (Glyph(line_text, x0, x1), y0, y1, size)
             continue
         is_blank = char.isspace()
         if (is_blank and x1 - x0 < _NO_WIDTH) or is_copied((x0, y0), size, seen[char]):
-            continue  # blanks without a place are the library's own
+            continue  # the library adds blanks of its own, without a place
         if not is_blank:
             seen[char].add(cell_of((x0, y0), size))
         if row and min(row[-1][2], y1) - max(row[-1][1], y0) < 0.5 * min(
@@ -339,7 +340,7 @@ def _place(glyph: tuple[Glyph, float, float, float]) -> Box:
 
 
 def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
-    """Yield the lines of a row, which wide spaces divide."""
+    """Yield the lines of a row, divided at wide spaces."""
     row.sort(key=lambda each: each[0].x0)
     start = 0
     for at in range(1, len(row) + 1):
@@ -365,7 +366,7 @@ def _goes_on(before: Line, line: Line) -> bool:
 
 
 def _join_lines(before: Line, line: Line) -> Line:
-    # Digits reach from the baseline up, and so do the boxes here.
+    # Digits reach up from the baseline, as the boxes here do.
     first, then = before.text, line.text
     if is_raised(line.size, line.y1, before.size, before.y1):
         then = raised(then)
@@ -414,6 +415,6 @@ def _outline(document: Any) -> list[Heading]:
             )
             if len(headings) == 5_000:
                 break
-    except (RuntimeError, ValueError, LookupError):  # a damaged one: the text is there all the same
+    except (RuntimeError, ValueError, LookupError):  # damaged: the text can be read nevertheless
         return headings
     return headings

@@ -2,8 +2,8 @@
 
 Pure functions without a language model or a dictionary: they serve summaries, chunks, snippets and
 the offline embedder, which must all cut a text at the same places. Texts are foreign and long, so
-everything here takes time in proportion to the text, whatever it is made of: a pattern never begins
-again inside of what it has just read in vain.
+everything here takes time in proportion to the text, whatever it contains: no pattern starts again
+within text that it has just read without a match.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from switchyard.services.pipeline.text.stopwords import stop_words_among
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\u00ad]")
 _UNREADABLE = re.compile(r"[\ud800-\udfff\ufffd]+")
 _UNSEEN = re.compile("[\u00ad\u2060]")
-"""Soft hyphens and joiners: inside of words, and no part of them."""
+"""Soft hyphens and joiners: they stand within words, but are no part of them."""
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _HYPHENATED = re.compile(r"(?<=[^\W_])([-\u2010])\n(?=[^\W_])")
@@ -27,12 +27,12 @@ _MAX_ADDRESS = 200
 """Characters before a line's end among which an address is looked for."""
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
-"""What is not as it is in every form."""
+"""Characters that folding may change."""
 _CHARACTERS = 4_096
-"""Of which it is kept how they are folded."""
+"""Number of characters whose folded form is cached."""
 _REPLACED = 32
-"""Different characters up to which the text is looked through for each: more are looked up where
-they stand, one by one."""
+"""Up to so many different characters, the text is searched for each of them; more are looked up one
+by one, where they stand."""
 
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
@@ -43,7 +43,7 @@ _MARK = re.compile("[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0dff\
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
 _LOWERED_NUMBER = re.compile("[₀-₉]")
 _APART = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
-"""Characters that tell that there is something unseen, raised or lowered."""
+"""Characters that are unseen, raised or lowered."""
 _LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
 
 SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
@@ -77,9 +77,9 @@ _NOT_AN_END = re.compile(
 
 
 def clean(text: str) -> str:
-    """Return the text as every later step may take it.
+    """Return the text in the form that every later step expects.
 
-    NUL and other control characters are gone and lone surrogates replaced (databases, JSON and
+    NUL and other control characters are removed and lone surrogates replaced (databases, JSON and
     Arrow refuse them), line ends are `\\n`, and between two paragraphs is one blank line.
     """
     if text.isprintable() and "\ufffd" not in text:  # most lines: nothing but spaces to mend
@@ -93,8 +93,8 @@ def clean(text: str) -> str:
 
 
 def unwrap(block: str) -> str:
-    """Join a paragraph's lines into one. A word that was broken between two lines is whole; a
-    hyphen that is not known to be of that break stays."""
+    """Join a paragraph's lines into one. A word that was broken between two lines is joined; a
+    hyphen that may belong to the word stays."""
     block = block.strip()
     if "\n" in block:
         block = _HYPHENATED.sub(_hyphen_at_a_line_end, block)
@@ -104,8 +104,8 @@ def unwrap(block: str) -> str:
 
 
 def _hyphen_at_a_line_end(match: re.Match[str]) -> str:
-    """Return what stays of a hyphen between two lines: nothing where it cut a word in two; itself
-    before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
+    """Return the replacement of a hyphen between two lines: nothing where it cut a word in two; the
+    hyphen before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
     text, at, end = match.string, match.start(), match.end()
     if not (text[at - 1].isalpha() and text[end].isalpha()):
         return match[1]
@@ -140,8 +140,9 @@ def words(text: str) -> list[str]:
     """Return the words of a text, normalised, in order; Chinese and Japanese as pairs of
     characters.
 
-    Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
-    that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
+    Normalised: compatibility forms folded, lower case, without accents and vowel marks. Words with
+    raised or lowered numbers can be found without them: `day¹²` is `day` and `12`, `CO₂` is `co2`
+    and `co`.
     """
     return _cut(_fold(text, _without_accents))
 
@@ -166,7 +167,7 @@ def without_accents(word: str) -> str:
 
 def _cut(plain: str) -> list[str]:
     """Return the words of a folded text."""
-    if not has_cjk(plain):  # most texts: looked at once, and not word by word
+    if not has_cjk(plain):  # most texts: tested once, and not word by word
         return WORD.findall(plain)
     pieces: list[str] = []
     for word in WORD.findall(plain):
@@ -228,12 +229,12 @@ def _fold(text: str, fold: Callable[[str], str]) -> str:
     """Fold each character, in lower case, with numbers apart and without soft hyphens."""
     if text.isascii():
         return text.casefold()
-    # What is not there is not looked for: searches fold many texts with a few such characters each.
+    # Only characters of the text are replaced: searches fold many texts with few of them each.
     foreign = {char for char in set(text) if not char.isascii()}
     if not foreign.isdisjoint(_APART):
         text = _numbers_apart(_UNSEEN.sub("", text))
-    # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
-    # insertion, and such a run can be as long as the text.
+    # Character by character: `normalize` sorts every run of combining marks, by insertion, and in a
+    # hostile text such a run can be as long as the text.
     folded = {char: fold(char) for char in foreign}
     replaced = _replace_chars(
         text, {char: other for char, other in folded.items() if other != char}
@@ -245,7 +246,7 @@ def _fold(text: str, fold: Callable[[str], str]) -> str:
 
 
 def _replace_chars(text: str, folded: Mapping[str, str]) -> str:
-    """Replace these characters by their folded forms, which have none of them."""
+    """Replace characters by their folded forms, which contain none of these characters."""
     if len(folded) > _REPLACED:
         by_code = str.maketrans(dict(folded))
         return _FOREIGN.sub(lambda run: run.group().translate(by_code), text)
