@@ -1,1 +1,1 @@
-"""References of papers, cut into fields by the model that comes along."""
+"""References of papers: find them, cut them into fields, and link them to works."""

@@ -16,7 +16,8 @@ class CitedWork:
 
     id: str
     """`doi:10.1145/359545.359563`, else `arxiv:1706.03762`, else `openalex:W…`, else
-    `wikidata:Q…`: the first of these that it has, so all catalogues give the work the same id."""
+    `wikidata:Q…`: the first of these that the work has, so that it has the same id in all
+    catalogues."""
     title: str = ""
     authors: Sequence[Person] = ()
     year: int | None = None
@@ -28,7 +29,7 @@ class CitedWork:
 
     @classmethod
     def from_fields(cls, **fields: Any) -> Self:
-        """Make a work whose id follows from its identifiers. Raises ValueError where it has
+        """Make a work with the id that its identifiers give. Raises ValueError where it has
         none."""
         for scheme, name in _SCHEMES:
             if fields.get(name):
@@ -39,7 +40,7 @@ class CitedWork:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make it from what `as_json` returned."""
         authors = tuple(Person(**each) for each in values.get("authors", ()))
-        # What was stored before catalogues' answers were cleaned is cleaned now.
+        # Cleaned here, as earlier versions stored catalogues' answers uncleaned.
         texts = {
             name: without_markup(values[name]) for name in ("title", "container") if name in values
         }
@@ -60,7 +61,7 @@ _SCHEMES = (
 
 
 _MAX_TITLE = 20_000
-"""Characters with their markup; the formulae of one title may have some thousands."""
+"""Characters of a title with its markup, at most; formulae in a title may have some thousands."""
 _TAG = re.compile(r"<(/?)(\w{1,10}:)?([A-Za-z][\w-]{0,30})(?:\s[^<>]*|/)?(?:>|\Z)")
 _TYPE_FACES = frozenset([
     "i", "b", "u", "em", "strong", "italic", "bold", "sc", "scp", "tt", "span", "roman",
@@ -122,7 +123,7 @@ def _separates_words(before: str, after: str, *, is_closing: bool) -> bool:
 
 
 class LinkStatus(StrEnum):
-    """What became of a reference."""
+    """The result of linking a reference."""
 
     LINKED = "linked"
     AMBIGUOUS = "ambiguous"
@@ -158,9 +159,9 @@ class WorkLink:
     """The catalogue that has the work: `openalex`, `crossref` or `wikidata`."""
     score: float = 0.0
     work: CitedWork | None = None
-    """Only where it is linked."""
+    """Only if `status` is LINKED."""
     candidates: Sequence[Candidate] = ()
-    """Only where it is ambiguous, the best first."""
+    """Only if `status` is AMBIGUOUS, the best first."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

@@ -57,7 +57,8 @@ class OfflineParser:
         tagger = self._tagger
         tagger.set(features_of(tokens))
         labels = tagger.tag()
-        # The chance of all labels together falls with their number: its mean for each tells more.
+        # The probability of all labels together falls with their number, so take its mean per
+        # label.
         confidence = tagger.probability(labels) ** (1 / len(labels))
         return assemble_reference(text, tokens, labels, confidence=confidence, engine=self.engine)
 

@@ -20,12 +20,12 @@ class Person:
 class Reference:
     """A reference parsed into fields; a field that it does not have is empty.
 
-    `confidence` is the estimate (0 to 1) of the `engine` that parsed it, that its fields are right.
+    `confidence` is how sure the `engine` that parsed it is of the fields, from 0 to 1.
     """
 
     text: str
     authors: Sequence[Person] = ()
-    more_authors: bool = False  # "et al." stands for them
+    more_authors: bool = False  # "et al." stands for further authors
     editors: str = ""
     title: str = ""
     container: str = ""  # the journal, proceedings, book or site that it appeared in

@@ -92,8 +92,8 @@ def assemble_reference(
 
 
 def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[str]:
-    """Return the labels without what no reference has: a second work's fields, or a group as a
-    title."""
+    """Return the labels, corrected where no reference has them: the fields of a second work, or a
+    group as a title."""
     mended = list(labels)
     seen: set[str] = set()
     for place, token in enumerate(tokens):
@@ -124,8 +124,8 @@ def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[
 
 def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield each field's runs of tokens as label, first and last token. A sign between two runs of
-    one label does not part them ("Title: subtitle"), nor do two signs within a title ("The ‘first’:
-    a subtitle")."""
+    one label does not separate them ("Title: subtitle"), nor do two signs within a title ("The
+    ‘first’: a subtitle")."""
     joined: list[tuple[str, int, int]] = []
     for run in _runs(labels):
         if (
@@ -172,7 +172,7 @@ def _trim(text: str) -> str:
 
 
 def _with_full_stop(name: str, text: str) -> str:
-    """Add the last full stop to a periodical's abbreviated name whose other words have theirs."""
+    """Add the last full stop to a periodical's abbreviated name whose other words end with one."""
     whole = f"{name}."
     return whole if _ABBREVIATED.search(name) and whole in text else name
 
@@ -184,7 +184,7 @@ def _pages(text: str) -> str:
 def _persons(
     text: str, tokens: Sequence[Token], labels: Sequence[str]
 ) -> tuple[tuple[Person, ...], bool]:
-    """Return the people whom runs of name labels make up, and whether "et al." stands for more. The
+    """Return the people named by runs of name labels, and whether "et al." stands for more. The
     order of names may change within a list (Smith, J. and A. Doe)."""
     runs: list[tuple[str, str]] = []
     for label, first, last in _runs(labels):
@@ -192,7 +192,7 @@ def _persons(
             name = text[tokens[first].start : tokens[last].end]
             runs.append((label, name.strip(" ,;:&/()[]")))
         elif label != "asep" and runs:
-            break  # the authors are the first such stretch; a later one is somebody's mention
+            break  # the authors are the first such stretch; a later one only mentions somebody
     return _pair_names([run for run in runs if run[1]]), any(label == "etal" for label, _ in runs)
 
 
@@ -202,7 +202,7 @@ def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
     family_first = (
         next((label for label, _ in runs if label in ("family", "given")), "family") == "family"
     )
-    # In "Smith A., Jones B." the second is no "Robert B.", as no other given name is whole.
+    # In "Smith A., Jones B.", Jones is a family name, as all given names are initials.
     only_initials = not any(
         label == "given" and _WHOLE_NAME.search(name) and not _FAMILY_AND_INITIALS.fullmatch(name)
         for label, name in runs

@@ -40,8 +40,8 @@ def boxes_of(
 ) -> list[list[Box]]:
     """Return the boxes of each reference, which is given as its page (from 1) and its text.
 
-    One box for each column and page that it stands in; none for one that is not found on its page.
-    A line is within a box as a whole: in a list whose entries go on within a line, boxes overlap.
+    A reference has one box for each column and page that it is in; none if it is not found on its
+    page. A box has whole lines: where a reference begins within a line, boxes overlap.
     """
     placed: list[_Placed] = []
     starts: list[int] = []
@@ -64,7 +64,7 @@ def boxes_of(
     for number, text in references:
         text_signs = _signs(text)
         begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
-        # Begin behind the last one: several references may begin with the same text.
+        # Search behind the reference before: several may begin with the same text.
         start = whole.find(text_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
         if start < 0:
             start = whole.find(text_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
@@ -87,5 +87,5 @@ def _boxes(lines: Sequence[_Placed]) -> Iterator[Box]:
 
 
 def _signs(text: str) -> str:
-    """Keep letters and digits alone, so that words which a line's end has cut are whole again."""
+    """Return only the letters and digits, so that words cut by a line's end are whole again."""
     return _OTHER_SIGNS.sub("", unicodedata.normalize("NFKC", text)).casefold()

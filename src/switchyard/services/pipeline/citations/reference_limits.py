@@ -1,4 +1,4 @@
-"""How many references, and how long a text, one request may have."""
+"""Limits for the number of references, and the length of a text, in one request."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import Field
 from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 
 MAX_AT_ONCE = 200
-"""References that a payload may list: they, and their result, stand in the job's record."""
+"""References that a payload may list, as they and their result are in the job's record."""
 MAX_TEXT = 400_000
 """Characters of a text in a payload; a longer one is sent as a file."""
 

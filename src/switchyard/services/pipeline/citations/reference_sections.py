@@ -1,4 +1,4 @@
-"""Find a paper's lists of references, split them into single ones, and find where the text cites
+"""Find a paper's lists of references, split them into references, and find where the text cites
 them."""
 
 import itertools
@@ -63,7 +63,7 @@ _LINE_ENDS = (".", ")", "]", "”", '"', "»", "/")
 
 @dataclass(frozen=True)
 class RawReference:
-    """One reference as it stands in the paper: its label there, and its page (from 1)."""
+    """A reference as it is in the paper, with its label there and its page (from 1)."""
 
     text: str
     label: str
@@ -178,8 +178,8 @@ def _entries(section: Sequence[_Line]) -> list[RawReference]:
 
 
 def _is_reference(text: str) -> bool:
-    """Return whether a text can be a reference. One without a digit, or of a word or two, is a
-    page's header or the like."""
+    """Return whether a text can be a reference. A text without a digit, or of one or two words, is
+    a page's header or the like."""
     return len(text) >= 12 and any(sign.isdigit() for sign in text)
 
 
@@ -201,8 +201,8 @@ def _by_brackets(lines: Sequence[_Line]) -> list[_Start]:
 
 
 def _by_numbers(lines: Sequence[_Line]) -> list[_Start]:
-    """Find the lines that begin with the next number; volumes and pages at a line's start are not
-    that."""
+    """Find the lines that begin with the next expected number; a volume or page at a line's start
+    is another number."""
     starts: list[_Start] = []
     expected = 0
     for place, line in enumerate(lines):
@@ -215,7 +215,7 @@ def _by_numbers(lines: Sequence[_Line]) -> list[_Start]:
 
 
 def _by_authors(lines: Sequence[_Line]) -> list[_Start]:
-    """Find the lines that begin as references do, after one that ended as they do."""
+    """Find the lines that begin as references do, each after a line that ends as references do."""
     starts: list[_Start] = []
     has_year = False
     for place, line in enumerate(lines):
@@ -274,8 +274,8 @@ def cites_by_number(body: Sequence[str]) -> bool:
 
 
 def _by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
-    """Return the references' places by first author and year. Two of one year are both meant where
-    no letter tells."""
+    """Return the references' places by first author and year. A marker without a letter means all
+    references of that author and year."""
     named: dict[tuple[str, int], tuple[int, ...]] = {}
     for place, reference in enumerate(parsed):
         if reference.authors and reference.year:
@@ -309,8 +309,7 @@ def _named(
 
 
 def _numbers(marker: str) -> Iterator[str]:
-    """Expand a marker: 3, 5–7 is 3, 5, 6, 7. A range that is longer than any marker's is two
-    numbers."""
+    """Expand a marker: 3, 5–7 is 3, 5, 6, 7. An implausibly long range counts as two numbers."""
     for part in re.split(r"[,;]", marker):
         first, *last = re.split(r"[–-]", part)
         low, high = int(first), int(last[-1]) if last else int(first)

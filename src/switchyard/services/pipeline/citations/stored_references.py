@@ -9,15 +9,15 @@ from switchyard.services.common.files.storage_keys import links_key, references_
 
 
 async def stored_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
-    """Return the stored `references` of a document, each with its `link` where that was looked for,
-    and its `citations`. None where nobody has looked for its references yet. Raises
+    """Return the stored `references` of a document, each with its `link` after `link_citations`,
+    and its `citations`. None where its references were not searched for yet. Raises
     StorageError."""
     stored = await _read_json(storage, references_key(document_id))
     if stored is None:
         return None
     stored_links = await _read_json(storage, links_key(document_id)) or {}
     links = stored_links.get("links", [])
-    # Links of an earlier content's references belong to other places of the list.
+    # Links of an earlier content's references do not fit to the places of this list.
     if stored_links.get("of") == stored.get("hash") and len(links) == len(stored["references"]):
         for reference, link in zip(stored["references"], links, strict=True):
             reference["link"] = link

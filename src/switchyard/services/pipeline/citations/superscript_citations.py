@@ -1,7 +1,7 @@
-"""Find citations by raised numbers: which of them are markers, and which are exponents, footnotes,
-or the marks of authors' addresses.
+"""Find citations by raised numbers, and tell them from exponents, footnotes and the marks of
+authors' addresses.
 
-The rule rather misses a citation than takes a wrong one. A raised number is a citation if
+The rule rather misses a citation than accepts a wrong one. A raised number is a citation if
 
 - the list of references is numbered, the text has no markers in brackets, and every number of the
   marker is in the list,
@@ -58,7 +58,8 @@ def _markers(sentence: str) -> Iterator[str]:
 
 
 def _may_be_cited(before: str) -> bool:
-    """Return whether the text before a raised number can be what the number gives a source for."""
+    """Return whether the text before a raised number can be a statement whose source the number
+    gives."""
     if not before:
         return False
     if before[-1] in _SENTENCE_SIGNS:

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from switchyard.services.pipeline.citations.tokens import Token
 
-# What opens a quotation, and what may close it; straight marks do both.
+# The marks that may close a quotation, by its opening mark; straight marks open and close.
 _QUOTES = {"“": "”", "„": "“”", "«": "»", "‘": "’", "``": "''", '"': '"', "'": "'"}
 
 
@@ -69,7 +69,7 @@ class _Word:
             self.after.append(f"+1w:{known}")
 
 
-# Names and words of a paper's references come again and again; what is kept is bounded.
+# Names and words recur in a paper's references; the cache is bounded.
 _word = lru_cache(maxsize=20_000)(_Word)
 
 
@@ -153,7 +153,7 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
     """Return the first and last token of each quotation that stands by itself, such as a title in
     quotes.
 
-    Words quoted inside a title or another quotation are none, nor is a mark without its partner.
+    Words quoted inside a title or another quotation are left out, as is a mark without its partner.
     """
     opened: list[int] = []
     waiting: Counter[str] = Counter()  # marks that would close one of the opened
@@ -184,15 +184,14 @@ def _closing_features(marks: str) -> tuple[str, ...]:
 
 
 def _stands_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
-    """Return whether a sign, a number or nothing stands before a quotation, or a sign at its
-    end."""
+    """Return whether a quotation has a sign, a number or nothing before it, or ends with a sign."""
     if not first or tokens[first - 1].kind != "word" or last + 1 == len(tokens):
         return True
     return tokens[last - 1].text in ",.;:?!" or tokens[last + 1].text in ",.;:?!"
 
 
 def _opens(tokens: Sequence[Token], place: int) -> bool:
-    """Return whether nothing is glued to a mark's left, and something to its right."""
+    """Return whether a mark follows a blank, and is followed directly by a token."""
     before = place > 0 and tokens[place - 1].end == tokens[place].start
     after = place + 1 < len(tokens) and tokens[place + 1].start == tokens[place].end
     return after and not before
@@ -215,7 +214,7 @@ def _reference_flags(words: Sequence[_Word], tokens: Sequence[Token], *, quoted:
 
 
 class _Clause:
-    """A stretch between two full stops (or commas), and what is true of it as a whole."""
+    """A stretch between two full stops (or commas), with features of the whole stretch."""
 
     __slots__ = ("names", "number")
 
@@ -256,7 +255,8 @@ class _Clause:
     def add_neighbours(
         self, prefix: str, before: Sequence[_Word], after: Sequence[_Word], left: int
     ) -> None:
-        """Note how the clause before ends, how the clause after begins, and how many are left."""
+        """Add features of the end of the clause before, the beginning of the clause after, and the
+        number of clauses that are left."""
         begins = next(
             (word.here[0] for word in after if word.is_word or word.here[0][0] != "p"), ""
         )
@@ -274,7 +274,8 @@ _CLAUSE_KINDS = frozenset({
 
 
 def _clauses(words: Sequence[_Word], prefix: str, ends: Sequence[bool]) -> list[_Clause]:
-    """Return the clause of each token; a number before the reference is no clause of its own."""
+    """Return the clause of each token; a number before the reference belongs to the first
+    clause."""
     spans: list[tuple[int, int]] = []
     begin = 0
     for place, end in enumerate(ends):
@@ -302,8 +303,7 @@ def _clauses(words: Sequence[_Word], prefix: str, ends: Sequence[bool]) -> list[
 def _ends(
     words: Sequence[_Word], tokens: Sequence[Token], quotations: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """Return what ends with each token: "sentence", "phrase" or nothing. A quotation is one
-    sentence."""
+    """Return what ends with each token: "sentence", "phrase" or "". A quotation is one sentence."""
     ends = [
         "sentence"
         if _ends_sentence(words, tokens, place)

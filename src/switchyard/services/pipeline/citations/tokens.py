@@ -42,7 +42,7 @@ _TRAILING = ".,;:!?'’”\"»"
 _LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u00ad\u00ac]\s*\n\s*(?=[a-zà-ÿ])")
 _SOFT_HYPHEN = re.compile(r"[\u00ad\u00ac]\s*")
 _BROKEN_ADDRESS = re.compile(r"(?<=[/\-_.=])[ \t]*\n[ \t]*(?=[\w/?=&%-])")
-# Marks of print that a publisher's text brings along: <italic>Water Research</italic>.
+# Markup for print in a publisher's text: <italic>Water Research</italic>.
 _MARKUP = re.compile(
     r"</?(?:i|b|em|strong|italic|bold|sup|sub|sc|span)(?: [^<>]{0,100})?>", re.IGNORECASE
 )
@@ -88,8 +88,8 @@ def _plain(text: str, start: int, end: int) -> Iterator[Token]:
 
 
 def _identifiers(text: str) -> list[tuple[str, int, int]]:
-    """Find identifiers, as kind, begin and end. The table's first wins where two overlap (a DOI's
-    address is a URL)."""
+    """Find identifiers, as kind, begin and end. Where two overlap (a DOI's address is a URL), the
+    kind that is first in the table wins."""
     taken: list[tuple[str, int, int]] = []
     for kind, pattern in _IDENTIFIERS.items():
         for match in pattern.finditer(text):
@@ -109,8 +109,7 @@ def _ends_unopened(text: str, begin: int, end: int) -> bool:
 
 
 def identifier_value(token: Token) -> str:
-    """Return what an identifier's token names: the DOI without its address, the ISBN's digits
-    alone."""
+    """Return the identifier in a token: a DOI without its address, only the digits of an ISBN."""
     match = _IDENTIFIERS[token.kind].match(token.text)
     if token.kind == "url" or match is None:
         return token.text

@@ -45,8 +45,11 @@ class GithubOptions(BaseModel):
 
 
 class GithubBackfill(PagedSource):
-    """Repositories of an organisation by creation, of a search as GitHub ranks them, of a list in
-    its order. The cursor's page is GitHub's page number."""
+    """Repositories of an organisation, of a search, or of a list.
+
+    An organisation's are read by creation, a search's as GitHub ranks them, a list's in its order.
+    The cursor's page is GitHub's page number.
+    """
 
     name: ClassVar[str] = "github"
     Options = GithubOptions

@@ -48,8 +48,8 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
     async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
         defined = await asyncio.to_thread(definitions, ctx.settings.classes)
         text = await files.output_of_async(EXTRACT)
-        # The embedder of the index that is searched now, whatever the settings say: the index may
-        # have been rebuilt for another one.
+        # The embedder of the active generation, whatever the settings say: the index may have been
+        # rebuilt for another one.
         embedder = (await index.generations()).active.embedder
 
         async def work() -> dict[str, Any]:
@@ -68,7 +68,7 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
             force=payload.force,
         )
         if ctx.ledger is not None:
-            # Written although reused: the ledger's rows follow from the kept output.
+            # Written although reused: the ledger's rows are derived from the kept output.
             classes = [DocumentClass(**each) for each in output.result["classes"]]
             await PipelineLedger(ctx.ledger).document_classes.put_classes(document_id, classes)
     result = {"document_id": document_id, **output.result, "reused": output.reused}
@@ -124,7 +124,8 @@ def _evenly_spread(count: int) -> list[int]:
 
 
 class _DescriptionVectors:
-    """The vectors of descriptions, of one embedder: a server is asked once in a process."""
+    """The vectors of descriptions by one embedder, cached so that a process has a server make each
+    once."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[str, str], list[float]] = {}
@@ -150,7 +151,7 @@ async def _description_vectors(
     missing = sorted(text for text in texts if (embedder.name, text) not in vectors.of)
     if missing:
         if len(vectors.of) > 10 * len(texts):
-            vectors.of.clear()  # of files and embedders that are used no more
+            vectors.of.clear()  # of files and embedders that are no longer used
             missing = sorted(texts)
         new_vectors = await embedder.embed(missing)
         vectors.of |= {

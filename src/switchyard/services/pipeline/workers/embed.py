@@ -43,8 +43,8 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 
 async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
-    """Write the chunks of the document's text to the index, in every generation that is in use;
-    what is there already stays. Raises ContentReplaced."""
+    """Write the chunks of the document's text to the index, in every generation in use, unless they
+    are there already. Raises ContentReplaced."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     text = await files.output_of_async(EXTRACT)

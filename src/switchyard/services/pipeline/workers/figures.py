@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from switchyard.services.pipeline.text.figures import CutPictures, Picture
 
 CUT_TIMEOUT = 120.0
-"""Seconds in which the figures of a document are cut out."""
+"""Seconds to cut out the figures of a document, at most."""
 TIME_BUDGET = 240.0
-"""Seconds after which a job asks about no more figures: another one does."""
+"""Seconds after which a job leaves the other figures to another job."""
 ANSWER_TIMEOUT = 120.0
 """Seconds that one answer may take."""
 FIGURES_TIMEOUT = 480.0
@@ -37,7 +37,7 @@ _AT_ONCE = 4
 
 
 class _TimeBudgetExceeded(Exception):
-    """There are figures left for the next job."""
+    """The job's time is used up, and figures are left for the next job."""
 
 
 class NoSuchFigure(PermanentError):
@@ -45,7 +45,7 @@ class NoSuchFigure(PermanentError):
 
 
 class NoPictureTaken(PermanentError):
-    """The model refuses every picture of the document: it may take none at all."""
+    """The model refuses every picture of the document: perhaps it accepts no pictures."""
 
 
 class AnalyzeImage(DocumentJob):
@@ -53,16 +53,16 @@ class AnalyzeImage(DocumentJob):
 
     page: int = Field(default=1, ge=1, le=1_000_000)
     figure: int | None = Field(default=None, ge=1, le=1_000)
-    """One of those that `describe_figures` has cut out, instead of a page."""
+    """Number of a figure that `describe_figures` has cut out, instead of a page."""
     question: str | None = Field(default=None, min_length=1, max_length=2_000)
-    """What is asked; where it is None, a description."""
+    """The question; without one, the model describes the picture."""
 
 
 @job("describe_figures", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
 @ends_when_superseded
 async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Cut a document's figures and tables out, keep them, have a model describe each, and make the
-    descriptions searchable. An equal picture is paid for once."""
+    descriptions searchable. Equal pictures are paid for once."""
     from switchyard.services.llm.vision_model import VISION_VERSION, require_vision
     from switchyard.services.pipeline.text.figures import FIGURES_VERSION
 
@@ -88,7 +88,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     except _TimeBudgetExceeded:
         return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
     figures = output.result["figures"]
-    # Written although reused: what is kept of a stage goes after a day, this stays.
+    # Written although reused: a stage's output is deleted after a day, the list of figures stays.
     await files.put_figures(original.content, figures)
     outcome = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
     if page_errors := output.result.get("page_errors"):

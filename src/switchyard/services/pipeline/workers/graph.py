@@ -1,4 +1,4 @@
-"""Job types on the knowledge graph as a whole, for quiet hours; and on one document, anew."""
+"""Job types that update the knowledge graph: all of it, for quiet hours, or one document."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:  # the job types are imported without a database
 
 RANKING_LEASE = "graph ranking"
 RANKING_TIMEOUT = 600.0
-"""Seconds of the computation itself, of the quarter of an hour that the whole job has."""
+"""Seconds of the computation itself, of the 15 minutes that the whole job has."""
 
 
 @job("update_graph", worker="link", lanes=("hot", "maintenance"), timeout=120)
 @ends_when_superseded
 async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Tell the graph again what is kept of a document: what it is, and what it cites. Of a document
-    that is gone, nothing is left."""
+    """Write again into the graph what is stored of a document, and what it cites. A document that
+    was deleted is removed from the graph."""
     ledger, document_id = _require_ledger(ctx), payload.document_id
     repositories = PipelineLedger(ledger)
     if await repositories.documents.get_document(document_id) is None:
@@ -49,9 +49,9 @@ class ComputeSimilarity(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     after: tuple[float, str] | None = None
-    """Time of arrival and id of the last document that is done."""
+    """Time of arrival and id of the last document of the job before."""
     batch: int = Field(default=100, ge=1, le=1000)
-    """Documents of one job; another follows it."""
+    """Documents of one job; the next job takes as many again."""
     top_k: int = Field(default=TOP_K, ge=1, le=100)
     threshold: float | None = Field(default=None, ge=-1, le=1)
     """As in `link_content`."""
@@ -59,8 +59,8 @@ class ComputeSimilarity(BaseModel):
 
 @job("compute_similarity", worker="link", lanes=("maintenance",), timeout=900)
 async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Outcome:
-    """Find anew what each document is like, now that others have come in; some documents at a
-    time, so that whatever is more urgent comes in between."""
+    """Compute again which documents are similar, as others have come in. A job does some documents,
+    so that more urgent work can run in between."""
     from switchyard.services.pipeline.graph.upserts import upsert_similar
 
     ledger = _require_ledger(ctx)
@@ -90,15 +90,15 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
 
 
 class RecomputeGraph(BaseModel):
-    """Payload of `recompute_graph`: there is nothing to say."""
+    """Payload of `recompute_graph`; it has no fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 @job("recompute_graph", worker="link", lanes=("maintenance",), timeout=900)
 async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
-    """Compute PageRank and communities of the whole graph, and show them in the place of the
-    ones before, all at once. Documents that are gone leave the graph first."""
+    """Compute PageRank and communities of the whole graph, and replace the earlier ones all at
+    once. Documents that were deleted are removed from the graph first."""
     from switchyard.services.pipeline.graph.pagerank import Ranks, rank, read_edges
 
     ledger = _require_ledger(ctx)

@@ -1,6 +1,6 @@
-"""Updates of the graph by the stages of a document: the one way for all of them.
+"""Update the graph with what a document's stages have found: the only place that does.
 
-They write what is stored, so a stage that is repeated, or killed on the way, changes nothing.
+Updates write what is stored, so a stage that is repeated, or killed on the way, changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 async def update_similarity(
     ctx: JobContext, document_id: str, links: Sequence[Mapping[str, Any]], content: str | None
 ) -> None:
-    """Write into the graph which documents a document of that content is similar to."""
+    """Write into the graph which documents a document with that content is similar to."""
     files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
     # This content may cite other works than the last one: `process_references` will write them.
@@ -55,8 +55,8 @@ async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
 
 
 async def _about_and_title(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
-    """Return what a document's source says of it, and its title; from its result where the stages'
-    outputs were cleaned away."""
+    """Return the metadata that a document's source gives, and its title; from its result where the
+    stages' outputs were deleted."""
     try:
         about = (await files.output_of_async(INGEST)).result
         return about, (await files.output_of_async(EXTRACT)).result["title"]

@@ -37,8 +37,8 @@ from switchyard.services.pipeline.workers.stages import (
 
 
 class LinkContent(DocumentJob):
-    """Payload of `link_content`. What a document links to changes as others come in, so a later
-    run needs `force` to look again."""
+    """Payload of `link_content`. A document's links change as other documents come in; `force`
+    computes them again."""
 
     top_k: int = Field(default=TOP_K, ge=1, le=100)
     threshold: float | None = Field(default=None, ge=-1, le=1)
@@ -71,7 +71,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         output = await files.reuse_or_run_async(
             LINK, input_hash, work, content=embedded.content, force=payload.force
         )
-        # Written although reused: result and edges follow from the kept output.
+        # Written although reused: result and edges are derived from the kept output.
         key = await files.put_result_async(await _document_result(files, output.result["links"]))
         await update_similarity(ctx, document_id, output.result["links"], output.content)
     result = {
@@ -87,7 +87,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
 
 
 async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:
-    """Return the document's classes; none where it came before there were classes."""
+    """Return the document's classes; none for a document from before there were classes."""
     try:
         classes: list[dict[str, Any]] = (await files.output_of_async(CLASSIFY)).result["classes"]
     except MissingOutput:

@@ -36,16 +36,17 @@ from switchyard.services.pipeline.workers.stages import (
 )
 
 PAGE_TIMEOUT = 120.0
-"""Seconds that one page may take; a dense one of A4 takes some 6 on one core."""
+"""Seconds that one page may take; a dense page of A4 takes some 6 s on one core."""
 TIME_BUDGET = 120.0
-"""Seconds after which a job begins no more pages: another one, behind those that wait, does."""
+"""Seconds after which a job leaves the other pages to another job, which goes behind those that
+wait."""
 OCR_TIMEOUT = TIME_BUDGET + 3 * PAGE_TIMEOUT
 MAX_UNDIVIDED_PAGES = 20
-"""Pages up to which one job reads all of a document; of more, several jobs read some each."""
+"""A document with no more pages than these is read by one job; a longer one by several jobs."""
 MIN_RANGE = 10
-"""Pages that each of these jobs reads at least."""
+"""Pages that each of several jobs reads at least."""
 MAX_RANGES = 20
-"""Most of these jobs for one document: their lane takes 100, which others need as well."""
+"""Jobs for one document, at most: their lane holds 100 jobs, and other documents need it, too."""
 
 
 class NoTextFound(PermanentError):
@@ -57,21 +58,21 @@ class OcrPdf(DocumentJob):
     of them."""
 
     language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
-    """A code such as `de` or `ar`; None is any that the model of the package reads."""
+    """A code such as `de` or `ar`; None stands for any language that the package's model reads."""
     scanned: bool = False
-    """Only the pages that are pictures or unreadable, of a document that has text as well: not
-    empty ones, and with `force` not those whose text can be read. Where no OCR is installed, it
-    goes on without them."""
+    """Read only pages that are pictures or unreadable, of a document that has text as well: not
+    empty pages, and even with `force` not those whose text can be read. Where no OCR is installed,
+    the document goes on without them."""
     divided: bool = False
-    """Other jobs have read the pages: what is left is to put them into the document, and to read
-    those that are missing all the same."""
+    """Other jobs have read the pages: this one puts them into the document, and reads those that
+    are still missing."""
 
-    def same(self) -> dict[str, Any]:
+    def as_payload(self) -> dict[str, Any]:
         """Return the payload of a job that does the same."""
         return self.model_dump(exclude_defaults=True)
 
     def numbers(self, text: Mapping[str, Any]) -> list[int]:
-        """Return the numbers of the pages to read, by that result of `extract_text`."""
+        """Return the numbers of the pages to read; `text` is the result of `extract_text`."""
         unread = pages_for_ocr(text)
         if self.scanned:
             return unread
@@ -94,10 +95,10 @@ class OcrPages(DocumentJob):
 async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     """Read pages, several at once, and put their text into the document.
 
-    Each page is kept when it is read, so that no worker reads it again: not the one that takes
-    over from one that died, and not the next job, which goes on when TIME_BUDGET is used up. The
-    pages of a long document are read by `ocr_pages`, as many at once as there are workers for, and
-    put together by another job of this type, which waits for those.
+    Each page is kept when it is read, so that neither a worker that takes over from one that died,
+    nor the next job, which goes on when TIME_BUDGET is used up, reads it again. The pages of a long
+    document are read by jobs `ocr_pages`, as many at once as there are workers for, and put
+    together by another job of this type, which waits for them.
     """
     from switchyard.services.pipeline.text.ocr import OcrNotInstalled
 
@@ -126,7 +127,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
         if len(read) < len(numbers):
             at.continues = True
             result |= {"pages_done": len(read), "pages": len(numbers)}
-            return Next([Job("ocr_pdf", payload.same())], result)
+            return Next([Job("ocr_pdf", payload.as_payload())], result)
         output = await _insert_texts(files, text, about, read)
     result |= {
         "page_count": output.result["page_count"],
@@ -139,14 +140,14 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
 @job("ocr_pages", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
 @ends_when_superseded
 async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
-    """Read some pages of a document. Another job reads those that are left when TIME_BUDGET is used
-    up."""
+    """Read some pages of a document. Another job reads the pages that are left when TIME_BUDGET is
+    used up."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
     there = range(1, len(text.result["pages"]) + 1)
     beyond = next((number for number in payload.pages if number not in there), None)
-    if beyond is not None:  # each would be kept as a file of a page without words
+    if beyond is not None:  # it would be stored as a page without words
         raise PermanentError(f"the document has {len(there):,} pages, and no page {beyond:,}")
     about = (await files.output_of_async(INGEST)).result
     pages = _PageReader(ctx, payload, files, about, text.content)
@@ -159,9 +160,9 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
 
 
 def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
-    """Return the jobs that read these pages, and the job that puts them together. That one goes on
-    without jobs that are dead, and reads their pages itself. A book does not hold up letters: those
-    come first."""
+    """Return the jobs that read these pages, and the job that puts them together. That job does not
+    wait for dead ones, and reads their pages itself. Their priority lets short documents go before
+    long ones."""
     size = max(MIN_RANGE, ceil(len(numbers) / MAX_RANGES))
     shared_fields = payload.model_dump(
         include={"document_id", "force", "language"}, exclude_none=True
@@ -176,7 +177,10 @@ def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
     ]
     result = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
     return Next(
-        ranges, result, then=Job("ocr_pdf", payload.same() | {"divided": True}), when_dead="go_on"
+        ranges,
+        result,
+        then=Job("ocr_pdf", payload.as_payload() | {"divided": True}),
+        when_dead="go_on",
     )
 
 
@@ -196,7 +200,8 @@ async def _insert_texts(
     about: Mapping[str, Any],
     read: Mapping[int, Mapping[str, Any]],
 ) -> StageOutput:
-    """Insert the text of the pages read into the document's text, which the next stages work on."""
+    """Insert the text of the pages read into the document's text, from which the next stages
+    work."""
     from switchyard.services.pipeline.text.extraction import with_ocr
 
     texts = {number: page["text"] for number, page in read.items()}
@@ -213,7 +218,7 @@ async def _insert_texts(
 
 
 class _PageReader:
-    """The pages of one document, as one job reads them."""
+    """Reads pages of one document, for one job."""
 
     def __init__(
         self,
@@ -237,10 +242,10 @@ class _PageReader:
         self._last_start = time.monotonic() + TIME_BUDGET
         self._costly_pages = 0
         self.fresh = 0
-        """Pages that this job has read itself."""
+        """Number of pages that this job has read itself."""
 
     async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        """Read the pages. Returns those that are done when the time is over, by number."""
+        """Read the pages. Returns those that were read before the time was over, by number."""
         pages: dict[int, Mapping[str, Any]] = {}
 
         async def one(number: int) -> None:

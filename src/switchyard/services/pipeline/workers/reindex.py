@@ -1,4 +1,4 @@
-"""Job types of the reindex worker: what keeps index and file storage as they should be."""
+"""Job types of the reindex worker: rebuild, compact and clean up the index and the file storage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from switchyard.services.pipeline.workers.embed import embed_document
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
 
 TIME_BUDGET = 120.0
-"""Seconds after which a job that builds an index leaves the rest to the next one."""
+"""Seconds after which a job that builds an index leaves the other documents to the next job."""
 REBUILD_TIMEOUT = TIME_BUDGET + 480.0
 COMPACT_TIMEOUT = 1500.0
 LEASE_RETENTION = DAY
@@ -37,21 +37,21 @@ LEASE_RETENTION = DAY
 
 
 class RebuildIndex(BaseModel):
-    """Payload of `rebuild_index`; without any of it, for the embedder of the settings."""
+    """Payload of `rebuild_index`; without any field, for the embedder of the settings."""
 
     model_config = ConfigDict(extra="forbid")
 
     offline: Literal["wordllama", "hashed", "minilm"] | None = None
-    """An embedder that asks nobody."""
+    """An embedder that works without a server."""
     model: str | None = Field(default=None, min_length=1, max_length=200, pattern=patterns.NO_NUL)
     """A model of the server at JOBS_EMBED_BASE_URL."""
     dimensions: int | None = Field(default=None, ge=8, le=4096)
     """Length of the vectors."""
     force: bool = False
-    """Build anew also for the embedder that the index has."""
+    """Rebuild also for the embedder that the index has."""
 
     def settings(self, settings: Settings) -> Settings:
-        """Return the settings with the embedder that is asked for."""
+        """Return the settings with the embedder of the payload."""
         changes: dict[str, object] = {}
         if self.offline is not None:
             changes |= {"embed_offline": self.offline, "embed_base_url": None}
@@ -63,7 +63,7 @@ class RebuildIndex(BaseModel):
 
 
 class UpkeepJob(BaseModel):
-    """Payload of `compact_storage` and `cleanup_expired`: there is nothing to say."""
+    """Payload of `compact_storage` and `cleanup_expired`; it has no fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,8 +79,8 @@ async def reindex_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 @job("rebuild_index", worker="reindex", lanes=("maintenance", "backfill"), timeout=REBUILD_TIMEOUT)
 async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
-    """Build the index anew for an embedder, beside the one that is searched, and swap them. A job
-    works for two minutes; the next one goes on, behind what waits in the lane."""
+    """Rebuild the index for an embedder, beside the one that is searched, and swap them. A job
+    works for two minutes; the next one goes on, behind the jobs that wait in the lane."""
     over_at = time.monotonic() + TIME_BUDGET
     async with index_of(ctx) as index:
         embedder = embedder_for(payload.settings(ctx.settings))
@@ -92,7 +92,7 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
             index, state.building, lambda: time.monotonic() > over_at or ctx.is_cancelled()
         ):
             return Done({**result, "built": True})
-    # A build goes on without `force`, which would begin another one after the swap.
+    # The next job has no `force`, which would begin another rebuild after the swap.
     again = payload.model_copy(update={"force": False})
     following = Job("rebuild_index", again.model_dump(exclude_none=True))
     return Next([following], {**result, "built": False})
@@ -100,8 +100,8 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
 
 @job("compact_storage", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
 async def compact_storage(payload: UpkeepJob, ctx: JobContext) -> Outcome:
-    """Merge what writes have left in pieces in the index, drop what nobody needs any more, and
-    index what has grown. Searches and jobs go on meanwhile."""
+    """Merge the pieces that writes have left in the index, drop those that no reader needs, and
+    index new rows. Searches and jobs go on meanwhile."""
     async with index_of(ctx) as index:
         removed = await compact_index(index)
         return Done({"removed": [each.table for each in removed]})
@@ -109,13 +109,14 @@ async def compact_storage(payload: UpkeepJob, ctx: JobContext) -> Outcome:
 
 @job("cleanup_expired", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
 async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
-    """Remove files that are older than the settings say, and that no job which is not over, and no
-    dead letter that can be redriven, names; leases that ran out long ago; and old crawls."""
+    """Remove files that are older than the settings say, unless an open job, or a dead letter that
+    can be redriven, names them; also leases that ran out long ago, and old crawls."""
     if ctx.ledger is None:
         raise PermanentError(
             "cleanup_expired needs the ledger, which knows what is in use: set JOBS_DATABASE_URL"
         )
-    # Here: it needs the ledger's database, which whoever only declares job types does not.
+    # Imported here, as it needs the ledger's database, which a process that only declares job types
+    # has not.
     from switchyard.services.engine.scheduler.small_steps import SmallSteps
 
     settings = ctx.settings

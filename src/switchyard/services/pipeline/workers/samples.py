@@ -18,9 +18,9 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.workers.stages import INGEST, document_id_of
 
 MAX_GENERATED = 50
-"""Documents of one job: they are in the hot lane all at once."""
+"""Documents of one job at most, as all are in the hot lane at once."""
 MAX_SEED = 2**53 - 1
-"""What every reader of JSON takes as it is."""
+"""The largest integer that every reader of JSON reads exactly."""
 _UPLOADS = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
 
 Name = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
@@ -35,8 +35,9 @@ class GenerateDocuments(BaseModel):
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """The same seed gives the same documents, which are taken in once."""
     kinds: list[Name] = Field(default=[], max_length=50)
-    """All of them where none are named; so are languages."""
+    """Kinds of documents; all kinds where the list is empty."""
     languages: list[Name] = Field(default=[], max_length=50)
+    """Languages of the documents; all languages where the list is empty."""
 
 
 @job(
@@ -59,7 +60,7 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
             payload.count, seed=payload.seed, kinds=payload.kinds, languages=payload.languages
         )
         for number, sample in enumerate(drawn):
-            # The same in a repeat of the job, which so leaves nothing behind.
+            # The same key in a repeat of the job, so that the first attempt leaves no files behind.
             key = f"{INCOMING}{uuid5(_UPLOADS, f'{ctx.job_id}/{number}')}"
             storage.put(key, sample.content)
             taken_in = {"key": key, "filename": sample.filename}

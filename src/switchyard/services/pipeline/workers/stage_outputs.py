@@ -1,13 +1,13 @@
-"""Outputs of the pipeline's stages: a repeat finds them, and does not work again.
+"""Keep the outputs of the pipeline's stages, so that a repeat finds them instead of working again.
 
-A stage writes `intermediate/{document_id}/{stage}/output.json` when it is done, with a hash of
-what it worked on. A repeat (a redelivery, a redrive, the same content again) finds it. A change of
-the input, of the settings that matter, or of the stage's version makes another hash, and so the
-stage and those after it run anew.
+A stage writes `intermediate/{document_id}/{stage}/output.json` when it is done, with a hash of its
+input. A repeat (a redelivery, a redrive, the same content again) finds it. A change of the input,
+of the settings that matter, or of the stage's version makes another hash, so that the stage and
+those after it run again.
 
 A document may get other content while its pipeline runs: a new version of a paper. So each output
-says of which content it was made, and what was made of the old one is not written any more: the
-run that brought the new content makes it anew, all of it.
+says of which content it was made. Outputs of the old content are not written any more: the run that
+brought the new content makes all of them again.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class StageOutput:
     result: dict[str, Any]
     input_hash: str
     output_hash: str
-    """Of `result`; the next stage's input."""
+    """Hash of `result`, which is the next stage's input."""
     reused: bool = False
-    """It was kept from an earlier run."""
+    """Whether it was kept from an earlier run."""
     content: str | None = None
-    """Hash of the first stage's output that it goes back to; None where it was not noted."""
+    """Hash of the first stage's output from which it was made; None where it was not recorded."""
 
 
 class MissingOutput(PermanentError):
-    """An earlier stage's output is gone, or was never made."""
+    """An earlier stage's output was deleted, or never made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class DocumentFiles:
         content: str | None,
         force: bool = False,
     ) -> StageOutput:
-        """Return the stored output for this input, or run `work` and store what it makes; `content`
-        is the content that the input goes back to. Raises ContentReplaced."""
+        """Return the stored output for this input, or run `work` and store its result; `content` is
+        the hash of the content from which the input was made. Raises ContentReplaced."""
         try:
             stored = None if force else _parse_output(self.storage.get(self._key(stage)))
         except NotStored:
@@ -140,8 +140,8 @@ class DocumentFiles:
         force: bool = False,
         is_whole: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
     ) -> StageOutput:
-        """Do as `reuse_or_run`, for event loops. `is_whole` says of a stored result whether what it
-        stands for is still there, where that is more than the file."""
+        """Do as `reuse_or_run`, for event loops. `is_whole` tells whether everything that a stored
+        result refers to still exists, such as pictures."""
         try:
             stored = (
                 None if force else _parse_output(await self.storage.get_async(self._key(stage)))
@@ -162,7 +162,7 @@ class DocumentFiles:
     async def replace_async(
         self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
     ) -> StageOutput:
-        """Keep another result of a stage for the same input: one that a later stage completes.
+        """Store another result of a stage for the same input, which a later stage has completed.
         Raises ContentReplaced."""
         envelope = _envelope(stage, before.input_hash, before.content, result)
         await self.require_async(before.content)
@@ -170,7 +170,7 @@ class DocumentFiles:
         return _stage_output(envelope, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
-        """Write the document's `result.json`; gives its key."""
+        """Write the document's `result.json`. Returns its key."""
         key = result_key(self.document_id)
         await self.storage.put_async(key, encode_result(result))
         return key
@@ -187,15 +187,15 @@ class DocumentFiles:
         )
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
-        """Return the figures that were described of this content; none where they were not."""
+        """Return the described figures of this content; none where they were not described."""
         stored = await stored_result(self.storage, figures_key(self.document_id))
         return (
             list(stored["figures"]) if stored is not None and stored["content"] == content else []
         )
 
     async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
-        """Write the list of the document's figures, whose pictures are there; those that only the
-        list before it has are left to `cleanup_expired`."""
+        """Write the list of the document's figures, whose pictures are stored already. Pictures
+        that only the earlier list has are left to `cleanup_expired`."""
         value = {"document_id": self.document_id, "content": content, "figures": figures}
         await self.storage.put_async(figures_key(self.document_id), encode_result(value))
 
@@ -218,9 +218,9 @@ class DocumentFiles:
 def drafts_of(
     storage: Storage, folder: str, made_of: str | None, extractor: str, *, keep: bool, run: str = ""
 ) -> Drafts:
-    """Return what is kept of a PDF's pages while they are read: of every document where the pages
-    are needed later (`keep`), as the places of references are looked up in them. `made_of` stands
-    for the content; `run` is a run that reads it anew."""
+    """Return the store of a PDF's pages that were read. With `keep`, pages of short documents are
+    kept as well, to look up the places of references in them later. `made_of` identifies the
+    content; `run` is the id of a run that reads it again."""
     from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
 
     hashed = content_hash([made_of, extractor, run])
@@ -228,8 +228,8 @@ def drafts_of(
 
 
 def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the document's source says of it (authors, dates, …), for its `result.json`;
-    `about` is the result of the first stage. Empty where the source says nothing."""
+    """Return the metadata that the document's source gives (authors, dates, …), for its
+    `result.json`; `about` is the result of the first stage. Empty where the source gives none."""
     return {"entry": about["entry"]} if "entry" in about else {}
 
 
@@ -247,8 +247,8 @@ def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
-    """Return the pages whose text has to come from OCR, and has not yet, of that result of
-    `extract_text`: scans, and those whose text can't be read."""
+    """Return the pages that OCR has still to read: scans, and pages whose text can't be read.
+    `text` is the result of `extract_text`."""
     return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
 
 
@@ -273,7 +273,7 @@ def _parse_output(raw: bytes) -> dict[str, Any] | None:
         if isinstance(stored["result"], dict) and isinstance(stored["output_hash"], str):
             return dict(stored)
     except (ValueError, KeyError, TypeError) as error:
-        # Writes are atomic, so the file was changed by hand: working again repairs it.
+        # Writes are atomic, so the file was changed by hand: running the stage again repairs it.
         _log.warning("stage output unreadable: %s", error)
     return None
 
@@ -301,7 +301,7 @@ def _require_same_content(content: str | None, first: Mapping[str, Any] | None) 
 
 
 async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
-    """Read a result that is kept for good; None where there is none."""
+    """Read a result that is kept as long as its document; None where there is none."""
     try:
         value = json.loads(await storage.get_async(key))
     except NotStored:

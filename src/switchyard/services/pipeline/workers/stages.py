@@ -35,13 +35,13 @@ DocumentId = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 
 class DocumentJob(BaseModel):
-    """Payload of every stage after the first: everything else is in what the stages keep."""
+    """Payload of every stage after the first: all other input is in the stages' outputs."""
 
     model_config = ConfigDict(extra="forbid")
 
     document_id: DocumentId
     force: bool = False
-    """Work again although the output is kept; handed on to the next stages. LLM answers that
+    """Run the stage, and those after it, again although their outputs are kept. LLM answers that
     were paid for are reused nevertheless."""
 
 
@@ -63,9 +63,9 @@ class Stage:
     state: str
     """The document's state while the stage is under way."""
     waiting: str | None = None
-    """Its state while the stage's job waits for a worker; None is the same."""
+    """The document's state while the stage's job waits for a worker; None means `state`."""
     version: int = 1
-    """Raised when the stage's code makes something else of the same input."""
+    """Raised when the stage's code makes another output of the same input."""
 
 
 INGEST = Stage("ingest_document", "storing")
@@ -80,8 +80,8 @@ PARSE_REFERENCES = Stage("parse_references", "parsing references")
 DESCRIBE_FIGURES = Stage("describe_figures", "describing figures")
 LINK_CITATIONS = Stage("link_citations", "linking citations")
 PROCESS_REFERENCES = Stage("process_references", "processing references")
-"""These are beside the pipeline: no document waits for them, and they are never the
-state of one."""
+"""The last five stages run beside the pipeline: no document waits for them, and they are never a
+document's state."""
 
 REFERENCE_STAGES = {
     EXTRACT_REFERENCES.name: (EXTRACT, EXTRACT_REFERENCES),
@@ -95,12 +95,12 @@ PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, CLASSIFY, LINK)
 
 
 PARTS = {"ocr_pages": OCR}
-"""Jobs that do a part of a stage, by their type. A job of the stage waits for them, and does itself
-what one leaves undone that dies."""
+"""Job types that do a part of a stage, by name. A job of the stage waits for them, and does the
+part of a job that died itself."""
 
 
 class ContentReplaced(Exception):
-    """The document has got other content meanwhile; the run that brought it does the rest."""
+    """The document got other content meanwhile; the run that brought it does all stages."""
 
 
 def superseded_outcome(document_id: str | None) -> Done:
@@ -111,7 +111,8 @@ def superseded_outcome(document_id: str | None) -> Done:
 def ends_when_superseded(
     handler: Callable[[PayloadT, JobContext], Awaitable[Outcome]],
 ) -> Callable[[PayloadT, JobContext], Awaitable[Outcome]]:
-    """Make a handler whose job is done, with nothing to follow, where it raises ContentReplaced."""
+    """Wrap a handler so that its job is done, and no stage follows, where it raises
+    ContentReplaced."""
 
     @wraps(handler)
     async def handle(payload: PayloadT, ctx: JobContext) -> Outcome:
@@ -133,15 +134,15 @@ class AtStage:
     """A job at a stage."""
 
     continues: bool = False
-    """Another job does the rest: the stage is not done yet."""
+    """Whether another job goes on with the stage, which is not done yet."""
 
 
 @asynccontextmanager
 async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIterator[AtStage]:
-    """Record in the ledger that the document is at this stage, and how that ended.
+    """Record in the ledger that the document is at this stage, and how the stage ended.
 
-    A stage that fails for good leaves the document `failed`, at that stage; a redrive takes it
-    up again. Without a ledger nothing is noted.
+    A stage that fails for good leaves the document `failed`, at that stage; a redrive goes on from
+    there. Without a ledger nothing is recorded.
     """
     await note_stage(ctx, document_id, stage, stage.state)
     at = AtStage()
@@ -181,7 +182,7 @@ async def note_stage(
 
 
 async def note_completed_stage(ctx: JobContext, document_id: str, stage: Stage) -> None:
-    """Add a stage that runs beside the pipeline to those that are behind the document, which
-    stays where it is."""
+    """Add a stage that runs beside the pipeline to the document's completed stages. The document's
+    state does not change."""
     if ctx.ledger is not None:
         await PipelineLedger(ctx.ledger).documents.add_completed_stage(document_id, stage.name)

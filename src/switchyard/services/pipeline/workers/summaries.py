@@ -1,4 +1,4 @@
-"""The job type that summarises documents: by a model, or extractively where none is set."""
+"""The job type that summarises documents: by a model, or extractively where no model is set."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # the job types are imported without a database
 SUMMARY_TIMEOUT = 1200.0
 """Seconds that a job of this type may take."""
 TEXT_BUDGET = 24_000
-"""Characters of a document that a model is given: about 6,000 tokens of English."""
+"""Characters of a document that are sent to a model, at most: about 6,000 tokens of English."""
 MIN_TEXT_BUDGET = 500
-"""Characters of which a summary is still one of the document."""
+"""Characters that must be sent, at least, for a summary of the document."""
 CHARACTERS_PER_TOKEN = 3
 INSTRUCTION_TOKENS = 300
 MAX_REASON = 500
@@ -62,10 +62,10 @@ _COST_ASSUMPTION = (
 @job("summarize_content", worker="llm", lanes=("hot", "backfill"), timeout=SUMMARY_TIMEOUT)
 @ends_when_superseded
 async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Summarise a document by the LLM server of the settings; extractively, and labelled so,
-    without one."""
+    """Summarise a document by the LLM server of the settings; without a server, extractively, which
+    the result says."""
     files = DocumentFiles.for_document(ctx, payload.document_id)
-    # `extract_text` runs without a ledger; that this job exists says that it is done.
+    # `extract_text` runs without a ledger; it is done, or this job would not exist.
     await note_stage(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
     async with at_stage(ctx, payload.document_id, SUMMARIZE):
         text = await files.output_of_async(EXTRACT)
@@ -92,7 +92,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
             async def instead() -> dict[str, Any]:
                 return await _summarize_extractively(ctx, pages, title) | {"refused": why}
 
-            # Of another hash: with the next run, the model is asked again.
+            # Stored with another hash, so that the next run asks the model again.
             refused_hash = content_hash([input_hash, "refused"])
             output = await files.reuse_or_run_async(
                 SUMMARIZE, refused_hash, instead, content=text.content, force=True
@@ -102,8 +102,8 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 
 def _is_of_document(error: PermanentError) -> bool:
-    """Return whether a model refuses this document, and would the next time: not for its key, its
-    address or its settings, which the operator can put right."""
+    """Return whether a model refuses this document, and would refuse it again: not for the key, the
+    address or the settings, which the operator can put right."""
     from switchyard.services.llm.llm_errors import LlmBadRequest, LlmDeclined
 
     return isinstance(error, LlmBadRequest | LlmDeclined)
@@ -119,7 +119,7 @@ def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
 
 
 def _method_key(settings: Settings) -> list[str]:
-    """Return what the summary depends on beside the text."""
+    """Return the settings on which the summary depends."""
     if not settings.llm_servers:
         return [EXTRACTIVE_VERSION]
     models = sorted({each.model for each in settings.llm_servers})
@@ -132,7 +132,8 @@ async def _summarize_extractively(ctx: JobContext, pages: list[str], title: str)
 
 
 async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
-    # With database and storage: whoever only declares job types needs neither.
+    # Imported here, as it needs database and storage, and a process that only declares job types
+    # has neither.
     from switchyard.services.llm.batch_collector import may_batch
     from switchyard.services.llm.budget_account import requester_of
     from switchyard.services.llm.gate import Urgency
@@ -175,14 +176,14 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
 
 
 def _excerpt(pages: list[str], budget: int) -> tuple[str, bool]:
-    """Return the part of a document that a model is shown, of `budget` characters, and whether
-    anything was left out."""
+    """Return the part of a document that is sent to a model, at most `budget` characters, and
+    whether anything was left out."""
     return fit(sections_of(pages), budget)
 
 
 def _text_budget(settings: Settings) -> int:
-    """Return the characters of a document that all servers have room for, as far as the settings
-    say."""
+    """Return the characters of a document that fit into the context of every server, as far as the
+    settings say."""
     lengths = [each.context_length for each in settings.llm_servers if each.context_length]
     if not lengths:
         return TEXT_BUDGET
@@ -193,8 +194,8 @@ def _text_budget(settings: Settings) -> int:
 def estimate_summaries(
     settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
 ) -> CostEstimate | None:
-    """Guess the cost of a backfill of summaries; None for other jobs. Nobody reads the documents
-    for a guess, so each is taken for one of TEXT_BUDGET characters."""
+    """Estimate the cost of a backfill of summaries; None for other jobs. The documents are not read
+    for an estimate, so each counts as one of TEXT_BUDGET characters."""
     from switchyard.services.llm.backfill_costs import estimate_of
     from switchyard.services.llm.budget_account import max_usage_of
 

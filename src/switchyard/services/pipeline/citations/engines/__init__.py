@@ -1,1 +1,1 @@
-"""What cuts references into fields: our own parser, GROBID, a language model."""
+"""Engines that cut references into fields: our own parser, GROBID, a language model."""

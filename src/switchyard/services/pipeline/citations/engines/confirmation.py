@@ -1,4 +1,4 @@
-"""Hold what another engine says of a reference against the reference's own text."""
+"""Check the fields that an engine returns for a reference against the reference's own text."""
 
 import re
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ _YEAR = range(1000, 2200)
 
 
 def keep_confirmed(parsed: Reference, text: str, *, engine: str) -> Reference:
-    """Keep of a reference what its text confirms. Values that are not in the text are left out, and
-    identifiers are those found in the text by their form. `confidence` is the share of the text's
-    longer words and numbers that are in one of the fields; 0 without a title."""
+    """Return the reference with only the fields that its text confirms. Values that are not in the
+    text are left out, and identifiers are those found in the text by their form. `confidence` is
+    the share of the text's longer words and numbers that are in a field; 0 without a title."""
     text = clean_reference(text)
     words = _words(text)
     text_words = f" {' '.join(words)} "

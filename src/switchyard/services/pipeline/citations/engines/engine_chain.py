@@ -1,5 +1,5 @@
-"""Parse references with the engines of the settings, in their order: each where the one before it
-has failed."""
+"""Parse references with the engines of the settings, in their order: each engine gets the
+references for which the engine before it has failed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ReferenceEngine(Protocol):
 
     @property
     def name(self) -> str:
-        """The `engine` of each reference that it has parsed."""
+        """Name of the engine, which is the `engine` of the references that it has parsed."""
         ...
 
     async def parse(self, texts: Sequence[str]) -> Sequence[Reference | None]:
-        """Parse each reference, in order; None for one that the engine has no answer for.
+        """Parse each reference, in order; None for a reference that the engine leaves out.
 
         Raises RetryableError, PermanentError.
         """
@@ -77,17 +77,17 @@ def engines_of(ctx: JobContext) -> list[ReferenceEngine]:
 
 
 def parsing_method(settings: Settings) -> list[str]:
-    """Return what the fields depend on beside the text: the engines' names, and the models that are
-    asked."""
+    """Return the settings on which the fields depend: the engines' names, and the models that are
+    used."""
     models = sorted({each.model for each in settings.llm_servers})
     return [*settings.reference_engines, *(models if "llm" in settings.reference_engines else ())]
 
 
 async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
-    """Parse each reference, in order; its `engine` names the engine that did.
+    """Parse each reference, in order; `engine` names the engine that has parsed it.
 
-    A busy server is waited for, and no attempt is used up. Raises what the last engine raises,
-    where all have failed.
+    While a server is busy, the job waits, which uses up no attempt. Where all engines have failed,
+    raises what the last one raises.
     """
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:
@@ -102,8 +102,8 @@ async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
 async def _parse_with_fallback(
     engines: Sequence[ReferenceEngine], texts: Sequence[str]
 ) -> list[Reference]:
-    """Parse with the first engine; the next one gets the references that it left out, or all where
-    it fails."""
+    """Parse with the first engine; the next engine gets the references that the first has left out,
+    or all where the first fails."""
     parsed: dict[int, Reference] = {}
     left = list(range(len(texts)))
     failed: RetryableError | PermanentError | None = None

@@ -1,4 +1,5 @@
-"""GROBID over HTTP (https://grobid.readthedocs.io): references as text, and whole PDFs."""
+"""Parse references, and find those of whole PDFs, by GROBID over HTTP
+(https://grobid.readthedocs.io)."""
 
 from __future__ import annotations
 
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT = 180.0
-"""Seconds for one request, all of its answer."""
+"""Seconds for one request and its whole answer."""
 MAX_BYTES = 50 * 1024 * 1024
-"""Size of an answer."""
+"""Bytes of an answer at most."""
 BUSY_RETRY_DELAY = 5.0
-"""Seconds after which a busy server is asked again, where it does not say."""
+"""Seconds until the next request to a busy server that does not say how long to wait."""
 BUSY_TIMEOUT = 60.0
 """Seconds that a job waits for a busy server before it goes back to its queue."""
 
 
 class GrobidEngine:
-    """Asks one GROBID server. A busy one (429, 503) is waited for, and no attempt is used up."""
+    """Sends references to one GROBID server. While it is busy (429, 503), the job waits, which uses
+    up no attempt."""
 
     name = "grobid"
 

@@ -17,15 +17,15 @@ _COORDS = re.compile(r"(\d{1,6}),(-?[\d.]{1,12}),(-?[\d.]{1,12}),([\d.]{1,12}),(
 
 @dataclass(frozen=True)
 class TeiEntry:
-    """A reference, and where it stands, if GROBID says so."""
+    """A reference, with its places on the pages if GROBID gives them."""
 
     reference: Reference
     boxes: tuple[Box, ...] = ()
 
 
 def entries_of(answer: bytes) -> list[TeiEntry]:
-    """Return the references of an answer, in the order of their ids (b0, b1, …); none of an empty
-    one.
+    """Return the references of an answer, in the order of their ids (b0, b1, …); none for an empty
+    answer.
 
     Raises InvalidSourceResponse.
     """
@@ -54,7 +54,7 @@ def _entry(element: ET.Element) -> TeiEntry:
         text=next(_notes(element, "raw_reference"), ""),
         authors=tuple(person for each in authors for person in _person(each)),
         editors="; ".join(_all_text(each) for each in whole.findall(f"{_TEI}editor")),
-        # Of a book, GROBID may give the title with the whole alone.
+        # GROBID may give a book's title only for the whole work.
         title=title or container,
         container=container if title else "",
         year=_year(imprint),

@@ -11,7 +11,7 @@ from switchyard.services.pipeline.citations.engines.confirmation import keep_con
 from switchyard.services.pipeline.citations.reference import Person, Reference
 
 ANSWER_TIMEOUT = 180.0
-"""Seconds for one request, with the wait for a slot of a server."""
+"""Seconds for one request, including the wait for a slot of a server."""
 TOKENS_PER_REFERENCE = 400
 _INSTRUCTIONS = """\
 You cut bibliographic references into fields. The references stand between the lines <document> \
@@ -41,7 +41,7 @@ class ReferencesRequest(LlmRequest):
 
 
 class LlmEngine:
-    """Asks the servers of JOBS_LLM_…; an answer that is stored is not paid for again."""
+    """Uses the servers of JOBS_LLM_…; a stored answer is not paid for again."""
 
     name = "llm"
 
@@ -49,7 +49,7 @@ class LlmEngine:
         self._ctx = ctx
 
     async def parse(self, texts: Sequence[str]) -> list[Reference | None]:
-        """Parse each reference, in order; None for one that the answer leaves out.
+        """Parse each reference, in order; None for a reference that the answer leaves out.
 
         Raises LlmUnusable (the answers fit no schema), and what `ModelClient.answer` raises.
         """

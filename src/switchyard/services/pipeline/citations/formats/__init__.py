@@ -1,1 +1,1 @@
-"""References as other programs read them: BibTeX, CSL-JSON, TEI."""
+"""Formats of references for other programs: BibTeX, CSL-JSON, TEI."""

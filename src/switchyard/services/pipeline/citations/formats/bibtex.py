@@ -26,7 +26,7 @@ _CONTAINERS = {
     WorkKind.CHAPTER: "booktitle",
 }
 _PUBLISHERS = {WorkKind.THESIS: "school", WorkKind.REPORT: "institution"}
-# BibTeX counts braces also behind a backslash, so a brace of the text is never one of BibTeX's.
+# BibTeX counts braces also behind a backslash, so braces of the text are written as commands.
 _ESCAPES = {
     "\\": r"{\textbackslash}",
     "{": r"{\textbraceleft}",
@@ -65,7 +65,7 @@ def _fields(reference: Reference, kind: WorkKind) -> Iterator[tuple[str, str]]:
     yield "address", _escape(reference.place)
     yield "edition", _escape(reference.edition)
     yield "isbn", _escape(reference.isbn)
-    # These two are read as they stand: an escape would become a part of the address.
+    # These two are read literally: an escape would become a part of the address.
     yield "doi", quote(_line(reference.doi), safe=_ADDRESS)
     yield "url", quote(_line(reference.url), safe=_ADDRESS)
     if reference.arxiv_id:
@@ -82,19 +82,19 @@ def _names(reference: Reference) -> str:
 
 def _name(person: Person) -> str:
     if not person.given:
-        # An organisation: what is in braces has no first name.
+        # An organisation: BibTeX reads no first name from braces.
         return f"{{{_escape(person.family)}}}"
     return f"{_part(person.family)}, {_part(person.given)}"
 
 
 def _part(name: str) -> str:
-    """Return a part of a name that neither a comma nor an "and" in it takes apart."""
+    """Return a part of a name, in braces where a comma or an "and" in it would divide it."""
     escaped = _escape(name)
     return f"{{{escaped}}}" if "," in name or _AND.search(name) else escaped
 
 
 def _title(title: str) -> str:
-    """Put acronyms and the like in braces: styles write the rest in lower case."""
+    """Put acronyms and the like in braces, as styles change other words to lower case."""
     line = _line(title)
     return "".join(
         f"{{{_signs(part)}}}" if any(sign.isupper() for sign in part[1:]) else _signs(part)

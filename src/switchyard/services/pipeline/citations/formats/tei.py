@@ -33,8 +33,8 @@ def tei(references: Sequence[Reference], labels: Sequence[str] = ()) -> str:
 
 
 def _fill_entry(entry: ET.Element, reference: Reference) -> None:
-    """Fill an entry. Where the work appeared in another, title and authors belong to `analytic`,
-    and the other work is `monogr`."""
+    """Fill an entry. Where the work appeared in another work, its title and authors belong to
+    `analytic`, and the other work is `monogr`."""
     kind = kind_of(reference)
     if reference.container:
         _add_work(ET.SubElement(entry, "analytic"), reference, level="a")

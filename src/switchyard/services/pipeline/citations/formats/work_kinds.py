@@ -1,4 +1,4 @@
-"""What kind of work a reference names, as far as its fields tell."""
+"""Tell the kind of work that a reference names, as far as its fields say."""
 
 import re
 from enum import StrEnum
@@ -7,11 +7,11 @@ from switchyard.services.pipeline.citations.reference import Reference
 
 
 class WorkKind(StrEnum):
-    """Kinds that all formats tell apart."""
+    """Kinds of works that all formats distinguish."""
 
     ARTICLE = "article"
     PAPER = "paper"
-    """In proceedings."""
+    """A paper in proceedings."""
     CHAPTER = "chapter"
     BOOK = "book"
     THESIS = "thesis"

@@ -1,1 +1,1 @@
-"""Each reference's work, as catalogues of works know it."""
+"""Find the work of each reference in catalogues of works."""

@@ -1,6 +1,6 @@
-"""What the catalogues of works have in common: how they are asked, and how an answer is read.
+"""The base of all catalogues of works: how requests are sent, and how answers are read.
 
-Answers come from outside: a record that is not valid is left out, and every text is bounded.
+Answers come from outside: invalid records are left out, and every text is bounded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from switchyard.services.pipeline.sources.source_errors import InvalidSourceResp
 from switchyard.services.pipeline.text.plain_text import clean
 
 TIMEOUT = 180.0
-"""Seconds for one request, all of its answer."""
+"""Seconds for one request and its whole answer."""
 BATCH_SIZE = 50
-"""Identifiers of one request: OpenAlex takes 100, Wikidata 50."""
+"""Identifiers of one request at most: OpenAlex accepts 100, Wikidata 50."""
 MAX_RESULTS = 5
-"""Works that a search gives."""
+"""Works that a search returns at most."""
 MAX_AUTHORS = 100
 _MAX_TEXT = 1_000
 """Characters of a text without its markup."""
@@ -41,7 +41,7 @@ class Catalogue(ABC):
     label: str
 
     takes_mail = True
-    """Whether requests with an address for mail go to a pool of their own, which answers sooner."""
+    """Whether requests with a mail address go to a pool of their own, which answers sooner."""
 
     def __init__(self, client: SourceClient, *, contact: str | None) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Catalogue(ABC):
 
     @classmethod
     def server(cls, settings: Settings) -> SourceServer:
-        """Return the catalogue's address, and the limits for asking it."""
+        """Return the catalogue's address, and the bounds of requests to it."""
         return SourceServer(
             cls.name,
             label=cls.label,
@@ -68,8 +68,9 @@ class Catalogue(ABC):
 
     @abstractmethod
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        """Return the works with these DOIs and arXiv ids, by the questions' keys, as far as the
-        catalogue knows them. At most BATCH_SIZE questions. Raises what SourceClient.get raises."""
+        """Return the works with these DOIs and arXiv ids, by the questions' keys; those that the
+        catalogue does not have are absent. At most BATCH_SIZE questions. Raises what
+        SourceClient.get raises."""
 
     @abstractmethod
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
@@ -95,9 +96,8 @@ class Catalogue(ABC):
 
 
 def keys_by_doi(questions: Sequence[WorkQuestion]) -> dict[str, str]:
-    """Return the questions' keys by DOI; arXiv's papers have DOIs of arXiv's own. A DOI with a
-    comma or a bar is left out, as these would end it in a query: the work is searched for by its
-    title."""
+    """Return the questions' keys by DOI; for an arXiv id, by arXiv's DOI. A DOI with a comma or a
+    bar, which would end it in a query, is left out: the work is searched for by its title."""
     dois = {
         (ARXIV_DOI if each.method is LookupMethod.ARXIV else "") + each.value: each.key
         for each in questions
@@ -124,8 +124,8 @@ def works_by_key(
 
 
 def work_or_none(**fields: Any) -> CitedWork | None:
-    """Make a work from its fields; None for one without identifiers or without a title, which is of
-    no use."""
+    """Make a work from its fields; None for a work without identifiers or without a title, which is
+    of no use."""
     doi, has_arxiv_doi = fields["doi"], is_arxiv(fields["doi"])
     if has_arxiv_doi:
         fields |= {"arxiv_id": doi.removeprefix(ARXIV_DOI), "doi": ""}
@@ -147,8 +147,8 @@ def doi_in(value: Any) -> str:
 
 
 def last_part(value: Any, form: str) -> str:
-    """Return what stands behind the last slash of an address, if it matches `form`; else
-    nothing."""
+    """Return the part behind the last slash of an address if it matches `form`; else an empty
+    text."""
     last = text_in(value).rpartition("/")[2]
     return last if re.fullmatch(form, last) else ""
 

@@ -1,4 +1,4 @@
-"""Crossref: DOIs in batches, and a title at a time."""
+"""Look up works in Crossref: DOIs in batches, titles one by one."""
 
 from __future__ import annotations
 

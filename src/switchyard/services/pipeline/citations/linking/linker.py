@@ -1,5 +1,5 @@
-"""Link references to works. Each distinct question is asked once in the whole fleet, and its answer
-is kept in the ledger."""
+"""Link references to works. Each distinct question to catalogues is asked once in the whole fleet,
+and its answer is kept in the ledger."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
 
 CLAIM_TTL = 6.0
-"""Seconds after which a claim to ask a question ends, unless its process renews it. After a crash,
-another process asks then."""
+"""Seconds after which a claim to ask a question ends, unless its process renews it. So another
+process can ask after a crash."""
 CLAIM_POLL_INTERVAL = 0.5
-"""Seconds between looks for the answers that other processes ask for."""
+"""Seconds between looks for answers to questions that other processes ask."""
 MAX_TRIES = 3
 """Attempts at a request to a catalogue."""
 TURN_TIMEOUT = 10.0
 """Seconds that a job waits for its turn at a catalogue, or for the end of a catalogue's pause,
 before it goes back to its queue."""
 MAX_PAUSE = 600.0
-"""Seconds of a catalogue's pause for which a job comes back later. A catalogue that pauses for
-longer is left out: the others link the references."""
+"""A job comes back later for a catalogue that pauses for up to so many seconds. A catalogue that
+pauses for longer is left out: the others link the references."""
 READ_BATCH_SIZE = 500
 """Answers that are read from the ledger at once."""
 
@@ -86,8 +86,8 @@ class Linker:
         self._holder = new_instance_id()
         self._log = structlog.get_logger("citations")
         self.paused: dict[str, float] = {}
-        """Catalogues that were left out, and until when they pause, in seconds since 1970. Answers
-        that they may have completed are not kept: the next linker asks again."""
+        """Catalogues that were left out, and when their pauses end, in seconds since the epoch.
+        Answers that they could have completed are not kept, so that the next linker asks again."""
 
     @classmethod
     @asynccontextmanager
@@ -115,9 +115,9 @@ class Linker:
         """Return the link of each reference, in order: by an identifier that a catalogue knows,
         else by search.
 
-        Catalogues that pause for long are left out, and named by `paused`. Raises OutOfTime,
-        SourceBusy, and SourceUnavailable or InvalidSourceResponse where no catalogue answers;
-        whoever calls again goes on from what was answered.
+        Catalogues that pause for long are left out, and listed in `paused`. Raises OutOfTime,
+        SourceBusy, and SourceUnavailable or InvalidSourceResponse where no catalogue answers; the
+        next call uses the answers so far.
         """
         # In threads: a book has thousands of references, which would hold up the event loop.
         questions_of_all = await asyncio.to_thread(
@@ -135,8 +135,8 @@ class Linker:
         return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
 
     async def _answers(self, questions: Mapping[str, WorkQuestion]) -> WorksByQuestion:
-        """Return the answer to each question, by its key: from the ledger, asked here, or asked by
-        another process."""
+        """Return the answer to each question, by the question's key: from the ledger, or asked by
+        this or another process."""
         answers: WorksByQuestion = {}
         keys = list(questions)
         for start in range(0, len(keys), READ_BATCH_SIZE):
@@ -162,8 +162,8 @@ class Linker:
         return answers
 
     async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> WorksByQuestion:
-        """Ask the questions that this process has claimed, and keep the answers; give the claims up
-        where there are none."""
+        """Ask the questions that this process has claimed, and keep the answers; give up the claims
+        of questions without an answer."""
         keys = [each.key for each in questions]
         claims = self._kept_answers
         renew = partial(claims.renew_catalogue_claims, keys, self._holder, CLAIM_TTL)
@@ -184,10 +184,10 @@ class Linker:
             raise
 
     async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[WorksByQuestion, set[str]]:
-        """Ask the catalogues in their order, each for what the ones before it do not know.
+        """Ask the catalogues in their order, each only the questions that are still open.
 
-        Returns the answers, and the keys of those that are not to be kept, as a catalogue failed or
-        was left out that may know more.
+        Returns the answers, and the keys of answers that must not be kept, as a catalogue that may
+        know more failed or was left out.
         """
         answers: WorksByQuestion = {each.key: [] for each in questions}
         left = list(questions)
@@ -221,7 +221,7 @@ class Linker:
                 answered = is_incomplete = True
                 continue
             except (SourceRefused, SourceNotFound) as error:
-                # It refuses this question, not all: another catalogue may understand it.
+                # It refuses only this question, and another catalogue may accept it.
                 self._log.warning(
                     "catalogue request refused", catalogue=catalogue.name, error=str(error)
                 )
@@ -263,7 +263,7 @@ class Linker:
         raise AssertionError
 
     async def _ask_with_retries(self, ask: Any) -> dict[str, list[CitedWork]]:
-        """Ask, and again as long as a busy catalogue's pause is short."""
+        """Call `ask`, and again while a busy catalogue's pause is short."""
         while True:
             try:
                 works: dict[str, list[CitedWork]] = await ask()
@@ -288,8 +288,8 @@ def _open_questions(
     method: LookupMethod,
     links: Sequence[WorkLink | None],
 ) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
-    """Return the questions of one method: by the places of the references that are not linked yet,
-    and by their keys."""
+    """Return the questions of one method for references that are not linked yet: by the reference's
+    place in the list, and by the question's key."""
     open_questions = {
         place: question
         for place, questions in enumerate(questions_of_all)
@@ -332,8 +332,8 @@ def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
 
 
 def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
-    """Return whether no other catalogue need be asked: any work for an identifier; for a search,
-    one work alone that fits what the question says."""
+    """Return whether no other catalogue need be asked: for an identifier, if there is any work; for
+    a search, if exactly one work fits the question."""
     if not answer or question.method is not LookupMethod.SEARCH:
         return bool(answer)
     reference = Reference(text="", title=question.value, year=question.year)

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.citations.reference import Reference
 THRESHOLD = 0.8
 """Least score at which a work that a search has found is linked."""
 MARGIN = 0.08
-"""By how much its score must exceed that of the next work."""
+"""Difference, at least, of a linked work's score and that of the next work."""
 MIN_CANDIDATE_SCORE = 0.5
 MIN_TITLE_LIKENESS = 0.4
 """Least likeness of the titles at which a work that an identifier names is linked."""
@@ -26,12 +26,12 @@ _WEIGHTS = {"title": 0.6, "authors": 0.2, "year": 0.15, "container": 0.05}
 _MAX_COMPARED = 300
 """Characters of a title that are compared."""
 _OTHER_NUMBERS = 0.75
-"""Factor for the likeness of titles with other numbers in them."""
+"""Factor for the likeness of titles in which the numbers differ."""
 
 
 def score(reference: Reference, work: CitedWork) -> float:
-    """Return how well the work fits, 0 to 1. Fields that either lacks don't count, and with another
-    title little of the rest does."""
+    """Return how well the work fits, 0 to 1. Fields that reference or work lack don't count; where
+    the titles differ, the other fields count little."""
     likenesses = {
         "title": title_likeness(reference.title, work.title),
         "authors": _authors(reference, work),
@@ -47,8 +47,8 @@ def score(reference: Reference, work: CitedWork) -> float:
 
 
 def choose_work(reference: Reference, works: Iterable[tuple[str, CitedWork]]) -> WorkLink:
-    """Choose the work that a reference means from those that a search has found, each with the
-    catalogue that knows it."""
+    """Choose the work that a reference means from those that a search has found, each with the name
+    of its catalogue."""
     best: dict[str, tuple[float, str, CitedWork]] = {}
     for provider, work in works:
         fit = score(reference, work)
@@ -70,8 +70,8 @@ def choose_work(reference: Reference, works: Iterable[tuple[str, CitedWork]]) ->
 def link_by_identifier(
     reference: Reference, method: str, provider: str, work: CitedWork
 ) -> WorkLink:
-    """Link the work that has the reference's identifier. An identifier may be wrong: with quite
-    another title, the work is no more than a candidate."""
+    """Link the work that has the reference's identifier. An identifier may be wrong, so a work with
+    quite another title is only a candidate."""
     likeness = title_likeness(reference.title, work.title)
     fit = score(reference, work) if likeness is not None else 1.0
     if likeness is not None and likeness < MIN_TITLE_LIKENESS:
@@ -81,8 +81,8 @@ def link_by_identifier(
 
 
 def title_likeness(title: str, other: str) -> float | None:
-    """Return how alike two titles are, 0 to 1; None where one of them is empty. A subtitle that one
-    of them leaves out costs little."""
+    """Return how alike two titles are, 0 to 1; None where one of them is empty. A missing subtitle
+    matters little."""
     first, second = words_of(title), words_of(other)
     if not first or not second:
         return None
@@ -96,8 +96,8 @@ def title_likeness(title: str, other: str) -> float | None:
 
 
 def _numbers(words: Sequence[str]) -> set[str]:
-    """Return the numbers in a title: part 2 is another work than part 3, however alike the rest
-    is."""
+    """Return the numbers in a title: part 2 is another work than part 3, however similar the
+    words."""
     return {word for word in words if word[0].isdigit()}
 
 
@@ -114,7 +114,7 @@ def _authors(reference: Reference, work: CitedWork) -> float | None:
 
 
 def _years(year: int | None, other: int | None) -> float | None:
-    """Return how well two years fit: a preprint is often a year older than what it becomes."""
+    """Return how well two years fit: a preprint is often a year older than the printed work."""
     if year is None or other is None:
         return None
     return {0: 1.0, 1: 0.7, 2: 0.3}.get(abs(year - other), 0.0)

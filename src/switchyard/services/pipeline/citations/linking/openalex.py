@@ -1,4 +1,4 @@
-"""OpenAlex: DOIs in batches, and a title at a time."""
+"""Look up works in OpenAlex: DOIs in batches, titles one by one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OpenAlex(Catalogue):
         return works_by_key(works, keys)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
-        # A comma would begin another filter; the words have no signs.
+        # A comma would begin another filter, but the words contain no signs.
         params = {"filter": f"title.search:{question.value}", "per-page": str(MAX_RESULTS)}
         answer = await self._get("/works", **params, select=self._FIELDS)
         works = [_work_from_record(each) for each in self._records(answer, "results")[:MAX_RESULTS]]

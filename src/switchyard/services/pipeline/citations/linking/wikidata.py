@@ -1,4 +1,4 @@
-"""Wikidata: identifiers in batches, a title at a time, and authors by their own items.
+"""Look up works in Wikidata: identifiers in batches, titles one by one, authors by their own items.
 
 An author is a text (P2093) or an item of its own (P50), in the order that P1545 says. P1932 may
 give the item's name on the work; where it does not, the item's label is fetched.
@@ -57,7 +57,7 @@ class Wikidata(Catalogue):
         return works_by_key(works, keys)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
-        # What has a DOI, or a date of publication: most other items are no works.
+        # Only items with a DOI or a date of publication: most others are no works.
         return await self._find_works(f"{question.value} haswbstatement:P356|P577", MAX_RESULTS)
 
     async def _find_works(self, query: str, limit: int) -> list[CitedWork]:
@@ -100,9 +100,9 @@ class Wikidata(Catalogue):
 @dataclass(frozen=True, slots=True)
 class _Author:
     place: float
-    """In the order of the work's authors."""
+    """Place in the order of the work's authors."""
     name: str
-    """Empty where only the item says it."""
+    """Empty where only the item has the name."""
     item: str = ""
 
 

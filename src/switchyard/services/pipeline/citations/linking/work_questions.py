@@ -1,5 +1,5 @@
-"""What catalogues are questions for a reference. References that say the same lead to the same
-question."""
+"""Make the questions to catalogues for a reference. References to one work, in the same words, lead
+to the same question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+")
 _ARXIV_DOI = re.compile(r"10\.48550/arxiv\.(.+)", re.IGNORECASE)
 _VERSION = re.compile(r"v\d{1,4}$")
 MAX_WORDS = 40
-"""Of a title, in a query."""
+"""Words of a title in a query, at most."""
 
 
 class LookupMethod(StrEnum):
@@ -35,9 +35,9 @@ class WorkQuestion:
     value: str
     """The DOI, the arXiv id without its version, or the words of a title."""
     author: str = ""
-    """Family name of the first author; of a search alone."""
+    """Family name of the first author; only for a search."""
     year: int | None = None
-    """Of a search alone."""
+    """Year of the work; only for a search."""
 
     @cached_property
     def key(self) -> str:
@@ -46,7 +46,7 @@ class WorkQuestion:
 
 
 def questions_of(reference: Reference) -> list[WorkQuestion]:
-    """Return the questions for a reference, the surest first; none where it says too little."""
+    """Return the questions for a reference, the surest first; none where it has too few fields."""
     questions: list[WorkQuestion] = []
     arxiv_id = _VERSION.sub("", reference.arxiv_id.lower())
     if doi := reference.doi.lower():

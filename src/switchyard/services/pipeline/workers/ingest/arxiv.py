@@ -41,20 +41,20 @@ class IngestArxiv(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, AfterValidator(_normalise)] | None = None
-    """In any form that ArxivId.parse reads; with a version, that one."""
+    """Id in any form that ArxivId.parse reads, with a version or without."""
     entry: Annotated[Entry | None, LocalOnly("leave it out, and arXiv is asked")] = None
-    """What arXiv says of the paper, where the publisher has it already: arXiv is not asked."""
+    """arXiv's entry of the paper, if the publisher has it already: then arXiv is not asked."""
     query: str | None = Field(default=None, min_length=1, max_length=2000)
-    """In arXiv's language: `cat:cs.DB AND ti:index`."""
+    """A query in arXiv's syntax: `cat:cs.DB AND ti:index`."""
     start: int = Field(default=0, ge=0, lt=MAX_SEARCH_RESULTS)
     max_results: int | None = Field(default=None, ge=1, le=MAX_SEARCH_RESULTS)
     """Papers to take in at most; 100 where unset, 1,000 with `since`."""
     since: Annotated[datetime, AfterValidator(_in_utc)] | None = None
-    """Only what is newer, oldest first; without it the newest come first."""
+    """Take in only newer papers, oldest first; without it the newest come first."""
     date: Literal["submittedDate", "lastUpdatedDate"] = "submittedDate"
-    """What `since` is held against, and the order: lastUpdatedDate finds new versions too."""
+    """The date that `since` and the order refer to: lastUpdatedDate finds new versions, too."""
     full_text: bool = False
-    """Take in the PDF; else title and abstract."""
+    """Take in the PDF, instead of title and abstract."""
     force: bool = False
     """Run the stages again although the document has this version."""
 
@@ -92,8 +92,9 @@ def _describes(entry: Entry, paper_id: str | None) -> bool:
 
 @job("ingest_arxiv", worker="ingest", lanes=("hot", "backfill"), timeout=300)
 async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
-    """Take a paper in, or publish a job for each paper of a page of a query and one for the next
-    page. When arXiv is not to be asked now, the job snoozes, which uses up no attempt."""
+    """Take a paper in; or, for a query, publish a job for each paper of a page of its results, and
+    one for the next page. When arXiv must not be asked now, the job snoozes, which uses up no
+    attempt."""
     try:
         if payload.query is not None:
             return await _ingest_page(payload, payload.query, ctx)
@@ -134,7 +135,7 @@ async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Out
     if left > 0 and feed.count > 0:
         following = payload.model_dump(mode="json", exclude_unset=True)
         following |= {"start": reached, "max_results": left}
-        # First: its id is then the same however many papers a repeat of this job finds.
+        # The first of the jobs, so that its id is the same however many papers a repeat finds.
         jobs.insert(0, Job("ingest_arxiv", following))
     result: dict[str, Any] = {
         "papers": len(feed.entries),

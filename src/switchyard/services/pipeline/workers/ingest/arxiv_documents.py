@@ -1,4 +1,5 @@
-"""A paper of arXiv as a document: one for all its versions, made of its abstract or its PDF."""
+"""Take in a paper of arXiv as one document for all its versions, made of its abstract or its
+PDF."""
 
 from __future__ import annotations
 
@@ -26,31 +27,31 @@ from switchyard.services.pipeline.workers.ingest.incoming_document import (
 from switchyard.services.pipeline.workers.stages import document_id_of
 
 DOWNLOAD_TIMEOUT = 180.0
-"""Seconds for a PDF."""
+"""Seconds for the download of a PDF."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestedVersion:
-    """What of a paper is in a document: its version, and whether that is the whole text."""
+    """The version of a paper that a document has, and whether it has the whole text."""
 
     version: int
     full_text: bool
 
     def filename(self, arxiv_id: ArxivId) -> str:
-        """Return the document's filename, which keeps this: `1605.08386v2.pdf`."""
+        """Return the document's filename, which tells version and kind: `1605.08386v2.pdf`."""
         kind = "pdf" if self.full_text else "md"
         return f"{arxiv_id.base.replace('/', '.')}v{self.version}.{kind}"
 
     @classmethod
     def from_filename(cls, filename: str | None) -> IngestedVersion | None:
-        """Read a filename; None when it is not from here."""
+        """Read a filename; None when `filename` has not made it."""
         match = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
         return cls(int(match[1]), match[2] == "pdf") if match else None
 
 
 def takes_over(known: IngestedVersion | None, offered: IngestedVersion) -> bool:
-    """Return whether the version offered replaces the known one: a newer version does, and the
-    whole text of the same one."""
+    """Return whether the offered version replaces the known one: a newer version does, and so does
+    the whole text of the same version."""
     if known is None:
         return False
     if offered.version != known.version:
@@ -62,7 +63,8 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
     """Make the paper's document, or bring it up to date, and start the pipeline.
 
     A version that the document has, or an older one, is a duplicate: nothing runs then, unless
-    its pipeline has not come to an end. A document that was made of the PDF stays so.
+    its pipeline has not come to an end. A document that was made of a PDF is made of PDFs later,
+    too.
     """
     source = entry.arxiv_id.source
     known, claim = await document_of_source(ctx, source)

@@ -1,4 +1,4 @@
-"""Job type `crawl_page`: one page of a crawl, into the pipeline; and the pages that it links to.
+"""Job type `crawl_page`: take in one page of a crawl, and claim the pages that it links to.
 
 Pages are claimed before they have a job (services/pipeline/ledger/crawls.py). Nobody publishes them
 from here: each is recorded with the time at which its host can be asked again, and the scheduler
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 FULL_PAUSE = 60.0
-"""Seconds for which a page waits, and half as long again at most, when the lane is full."""
+"""Seconds for which a page waits when the lane is full; up to half as long again is added by
+chance."""
 
 
 class CrawlPagePayload(BaseModel):
@@ -61,8 +62,8 @@ class CrawlPagePayload(BaseModel):
 
 @job(JOB_TYPE, worker="ingest", lanes=(BACKFILL.name,), timeout=300)
 async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
-    """Take in a page of a crawl as `ingest_url` does, and take up the pages that it links to, as
-    far as the crawl may go."""
+    """Take in a page of a crawl as `ingest_url` does, and claim the pages that it links to, within
+    the crawl's bounds."""
     if ctx.ledger is None:
         raise PermanentError("a crawl needs a ledger: set JOBS_DATABASE_URL")
     crawls = PipelineLedger(ctx.ledger).crawls
@@ -84,7 +85,7 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     except SourceBusy as busy:
         return snooze_for_turn(busy, ctx)
     except (SourceNotFound, SourceRefused, UnsupportedDocument) as error:
-        # Broken links are common: they make no dead letters.
+        # Broken links are common, so they don't become dead letters.
         return Done({"skipped": str(error)[:300]})
     links = await _claim_links(crawl, page, page_text, visited.url, ctx.ledger, ctx, pressure)
     if document is None or (page_text is not None and not page_text.indexed):
@@ -102,7 +103,7 @@ async def _claim_links(
     ctx: JobContext,
     pressure: Pressure,
 ) -> int:
-    """Claim the pages that this one links to for the crawl. Returns how many are new."""
+    """Claim the pages that this one links to for the crawl. Returns the number of new ones."""
     if page_text is None or page.depth >= crawl.max_depth:
         return 0
     urls = [
@@ -125,8 +126,8 @@ async def _claim_links(
 def _redirect_check(
     crawl: CrawlRecord, page: CrawlPage, ledger: Ledger
 ) -> Callable[[str], Awaitable[None]]:
-    """Make the check of redirects: none leads out of the crawl, nor to another page of it, which is
-    visited for itself."""
+    """Return the check of redirects: none may lead out of the crawl, or to another page of the
+    crawl, which has a job of its own."""
     crawls = PipelineLedger(ledger).crawls
 
     async def may_follow(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Job types of the ingest worker: a document comes in, and its text comes out."""
+"""Job types of the ingest worker that take in documents and extract their text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SEND_TEXT = "send the file to POST /extract/text"
 
 
 class IngestDocument(BaseModel):
-    """A file to take in: `key` of an upload in storage, or `path` on the worker's machine."""
+    """A file to take in: the `key` of an upload in storage, or a `path` on the worker's machine."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,11 +65,11 @@ class IngestDocument(BaseModel):
     source: Annotated[str, AfterValidator(checked_source)] | None = Field(
         default=None, min_length=1, max_length=MAX_SOURCE
     )
-    """Where it comes from, for example its address. The same source again is the same document,
-    whatever the content is by then."""
+    """Where the file comes from, for example its address. Files of one source are the same
+    document, whatever their content."""
     title: str | None = Field(default=None, max_length=1000)
     filename: str | None = Field(default=None, max_length=1000)
-    """Its name, for display and to tell Markdown from plain text."""
+    """The file's name, for display and to tell Markdown from plain text."""
     force: bool = False
     """Run the stages again although the document is finished."""
 
@@ -84,9 +84,9 @@ class IngestDocument(BaseModel):
 async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     """Check a file, keep it under its document's id, and start the pipeline.
 
-    The same content, or the same source, again is the existing document: nothing runs then,
-    unless its pipeline stands still before its end. Then the same content goes on under its id,
-    and other content from its source is a document of its own, which has that source now.
+    The same content, or the same source, again is the existing document: nothing runs then, unless
+    its pipeline has stopped before its end. In that case the same content goes on under its id, and
+    other content from its source becomes a document of its own, which takes over the source.
     """
     storage = Storage(ctx.settings.files_url)
     name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
@@ -116,7 +116,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             if await is_taken(ctx, document):
                 return duplicate_outcome(document)
             claimed = document if is_claim(document) else None
-            if claimed is None:  # the source stays with its own document, although that has failed
+            if claimed is None:  # the source keeps its own document, although that has failed
                 arrival = replace(arrival, source=None)
             document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=claimed)
             if not created:
@@ -143,8 +143,8 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
 
 
 class ExtractText(BaseModel):
-    """Payload of `extract_text`: the stage of a document, or `key` of an upload whose text alone
-    is wanted."""
+    """Payload of `extract_text`: a document, or the `key` of an upload whose text alone is
+    wanted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -174,11 +174,11 @@ class ExtractText(BaseModel):
     cpu_limit=60,  # 2,000 pages of text take a tenth of it
 )
 def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
-    """Extract the text of a document, page by page. A document of images alone goes to OCR, and so
-    do those pages of others that are pictures.
+    """Extract the text of a document, page by page. Documents of images go to OCR, and so do pages
+    of other documents that are pictures.
 
-    Of an upload alone, the text is the job's result in storage, and nothing follows. What was read
-    of a long document before the process died is not read again.
+    For an upload, the text is stored as the job's result, and no other job follows. Pages of a long
+    document that were read before a process died are not read again.
     """
     from switchyard.services.pipeline.text.extraction import extract
 
@@ -284,8 +284,7 @@ class AwaitOcr(DocumentJob):
 @job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
 @ends_when_superseded
 async def await_ocr(payload: AwaitOcr, ctx: JobContext) -> Outcome:
-    """Send a document without text, or with pages without any, to OCR, and note that it waits
-    for that.
+    """Send a document to OCR that has no text, or pages without text, and record that it waits.
 
     A job of its own because `extract_text` runs in a process that has no ledger.
     """

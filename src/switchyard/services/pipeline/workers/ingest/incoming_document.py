@@ -1,7 +1,7 @@
-"""Taking a document in: recorded, its original kept, its pipeline started.
+"""Take a document in: record it, keep its original, and start its pipeline.
 
-What is the same document, and which content wins, differs: of a file its content decides
-(`documents`), of a paper its source and version (`arxiv_documents`).
+What counts as the same document, and which content replaces which, differs: for a file its content
+decides (`documents`), for a paper its source and version (`arxiv_documents`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 RECHECK_INTERVAL = 1.0
-"""Seconds until a job looks again at what another one has taken up meanwhile."""
+"""Seconds until a job tries again to take in a document that another job is taking in."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingDocument:
-    """A document that comes in: its bytes, and what is known of it."""
+    """A document to be taken in: its bytes and its metadata."""
 
     data: bytes
     identity: FileIdentity
@@ -45,15 +45,15 @@ class IncomingDocument:
     filename: str | None
     title: str | None
     pipeline: str
-    """The run that brings it."""
+    """Id of the pipeline run that takes it in."""
     entry: Mapping[str, Any] | None = None
-    """What its source says of it, for its `result.json`."""
+    """The metadata that its source gives, for its `result.json`."""
 
     async def upsert(
         self, ledger: Ledger, document_id: str, *, instead_of: Document | None = None
     ) -> tuple[Document, bool]:
-        """Return the document with this content or source, else make it under that id; and whether
-        it was made."""
+        """Return the document with this content or source, or make one with that id; and return
+        whether it was made."""
         return await PipelineLedger(ledger).documents.upsert_document(
             self.identity.sha256,
             source=self.source,
@@ -63,11 +63,12 @@ class IncomingDocument:
         )
 
     async def place(self, ctx: JobContext, claim: Document | None) -> Document | None:
-        """Make the document of a source that was asked for it, in the place of a `claim` to that
-        source: other content loses the source, the same content is this document.
+        """Record the document of a source that has delivered it, in place of a `claim` to that
+        source: a claim with other content loses the source, one with the same content becomes this
+        document.
 
-        Gives that of another source where that has this very content, and None when another job
-        was faster.
+        Returns the document of another source where it has this very content, and None when another
+        job was faster.
         """
         if ctx.ledger is None or self.source is None:
             raise ValueError("a source's document needs the ledger and the source")
@@ -83,7 +84,8 @@ class IncomingDocument:
         return await self.renew(ctx.ledger, document)
 
     async def renew(self, ledger: Ledger, document: Document) -> Document | None:
-        """Give a document this content. Returns None when another run has it since it was read."""
+        """Give a document this content. Returns None when another run has taken it over since it
+        was read."""
         return await PipelineLedger(ledger).documents.renew_document(
             document, self.identity.sha256, source=self.source, **self._description()
         )
@@ -91,10 +93,10 @@ class IncomingDocument:
     async def take_place(
         self, ctx: JobContext, ledger: Ledger, known: Document | None, claim: Document | None
     ) -> str | Done | Snooze:
-        """Renew the `known` document of the source, or make it, in the place of a `claim`; then run
-        the first stage. Hold the source's lease (`source_lease`) meanwhile.
+        """Renew the `known` document of the source, or make it in place of a `claim`; then run the
+        first stage. The caller holds the source's lease (`source_lease`) meanwhile.
 
-        Returns the document's id; or the job's outcome where nothing is to follow.
+        Returns the document's id; or the job's outcome where no stage is to follow.
         """
         if known is not None:
             document = await self.renew(ledger, known)
@@ -117,8 +119,7 @@ class IncomingDocument:
         }
 
     async def store(self, ctx: JobContext, document_id: str) -> None:
-        """Run the first stage: keep the original, and what is known of it, for the stages that
-        follow."""
+        """Run the first stage: keep the original and its metadata for the stages that follow."""
         files = DocumentFiles.for_document(ctx, document_id)
         async with at_stage(ctx, document_id, INGEST):
             key = upload_key(document_id, self.identity.media_type)
@@ -138,8 +139,8 @@ class IncomingDocument:
                 return result
 
             input_hash = content_hash([self.identity.sha256, result])
-            # Written although it may be there: cleaned away by age, it would be missed by the next
-            # stage, and no job names the document yet.
+            # Written although it may be there: no job names the document yet, so the cleanup could
+            # delete an old output before the next stage reads it.
             await files.reuse_or_run_async(INGEST, input_hash, work, content=None, force=True)
         await note_stage(ctx, document_id, EXTRACT, "queued")
 
@@ -147,7 +148,8 @@ class IncomingDocument:
 async def document_of_source(
     ctx: JobContext, source: str
 ) -> tuple[Document | None, Document | None]:
-    """Return the document that was taken in from a source, or the one that claims the source."""
+    """Return the document that was taken in from a source, and the one that claims the source; one
+    of them is None."""
     if ctx.ledger is None:
         return None, None
     page = await PipelineLedger(ctx.ledger).documents.list_documents(source=source, limit=1)
@@ -158,13 +160,13 @@ async def document_of_source(
 
 
 def is_claim(document: Document) -> bool:
-    """Return whether a document has its source by its sender's word alone. What was taken in from
-    its source has the source's id, which no upload can have: an upload's comes from its content."""
+    """Return whether only its sender says that a document is of its source. A document that was
+    taken in from the source has an id made of the source; an upload's is made of its content."""
     return document.source is None or document.id != document_id_of(document.source)
 
 
 async def is_taken(ctx: JobContext, document: Document) -> bool:
-    """Return whether the document is finished, or a job of another run will still see to it."""
+    """Return whether the document is finished, or a job of another run will still work on it."""
     from switchyard.services.engine.records.states import FINISHED
 
     if document.state in FINISHED_STATES:
@@ -176,18 +178,18 @@ async def is_taken(ctx: JobContext, document: Document) -> bool:
 
 
 def source_lease(ledger: Ledger, source: str) -> AbstractAsyncContextManager[None]:
-    """Take in the documents of one source one at a time: else the files of one version could end
-    under the record of another."""
+    """Hold the lease of a source, so that its documents are taken in one at a time: otherwise the
+    files of one version could end up with the record of another."""
     return ledger.leases.holding_lease(f"document {document_id_of(source)}")
 
 
 def taken_by_another(source: str | None) -> Snooze:
-    """Return the outcome of a job whose source another job is taking in: it looks again soon."""
+    """Return the outcome of a job whose source another job is taking in: it tries again soon."""
     return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
 
 
 def duplicate_outcome(document: Document) -> Done:
-    """Return the outcome for a document that is there, under this content or this source."""
+    """Return the outcome for a document that exists already, with this content or source."""
     return Done({"document_id": document.id, "duplicate": True, "state": document.state})
 
 

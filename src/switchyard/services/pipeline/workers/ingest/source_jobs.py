@@ -1,4 +1,4 @@
-"""Job types that take in what a server has: one document for each thing, renewed when it is new.
+"""Job types that take in what a server has: one document for each thing, renewed when it changes.
 
     ingest_zenodo = ingest_job(Zenodo())
 
@@ -40,7 +40,7 @@ from switchyard.services.pipeline.workers.ingest.incoming_document import (
 from switchyard.services.pipeline.workers.stages import document_id_of
 
 MAX_SNOOZE = 80.0
-"""Seconds, unless the server asks for more."""
+"""Seconds that a job snoozes at most, unless the server asks for more."""
 
 _SUFFIXES = {MARKDOWN: "md", PDF: "pdf", PNG: "png", JPEG: "jpg", TIFF: "tif", WEBP: "webp"}
 
@@ -98,17 +98,16 @@ def ingest_job(
 
 
 def snooze_for_turn(busy: SourceBusy, ctx: JobContext) -> Snooze:
-    """Return the outcome of a job that has no turn now: it comes again, and no attempt is used
-    up."""
+    """Return the outcome of a job that gets no turn now: it snoozes, which uses up no attempt."""
     moment = now() if ctx.ledger is None else ctx.ledger.clock.now()
     age = (moment - ctx.message.metadata.created_at).total_seconds()
     return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
 
 
 def snooze_for(wait: float, age: float, chance: float) -> float:
-    """Return the seconds until a job that is `age` seconds old asks for its turn again. Jobs that
-    came together come again one by one (`chance` is 0 to 1), and the less often the longer they
-    wait: a thousand that came every few seconds would be all that the workers do."""
+    """Return the seconds until a job that is `age` seconds old tries again to get a turn. Jobs that
+    came together are spread by `chance` (0 to 1), and the longer they wait, the less often they
+    try: a thousand jobs that tried every few seconds would keep the workers busy."""
     return max(wait, chance * min(age / 5, MAX_SNOOZE))
 
 
@@ -122,9 +121,9 @@ async def ingest_found(
 ) -> Outcome:
     """Make the document of that source, or bring it up to date, and start the pipeline.
 
-    What the document has already is a duplicate: nothing runs then, unless its pipeline has not
-    come to an end. `asked_at` is when the source was asked, by the ledger's clock: what somebody
-    else has taken in since then may be newer.
+    Content that the document has already is a duplicate: nothing runs then, unless its pipeline has
+    not come to an end. `asked_at` is the time of the request to the source, by the ledger's clock:
+    content that another job has taken in since then may be newer.
     """
     data = document.data if document.data is not None else document.text.encode("utf-8", "replace")
     identity = (

@@ -1,4 +1,4 @@
-"""Job type `ingest_url`: a web page or a PDF behind an address, into the pipeline."""
+"""Job type `ingest_url`: take in a web page, or a file behind an address."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class IngestUrl(BaseModel):
 
     url: Annotated[str, AfterValidator(page_address)] = Field(min_length=1, max_length=2000)
     force: bool = False
-    """Run the stages again although the page is as it was."""
+    """Run the stages again although the page has not changed."""
 
 
 class UnreadablePage(PermanentError):
@@ -60,9 +60,9 @@ class UnreadablePage(PermanentError):
 
 @job("ingest_url", worker="ingest", lanes=("hot", "backfill"), timeout=300)
 async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
-    """Take in what is at an address, as its robots.txt allows it: the readable text of a page, a
-    PDF, an image, a text. One document for each address, `url:ADDRESS`, renewed when the page has
-    changed."""
+    """Take in what is at an address, if its robots.txt allows it: the readable text of a page, a
+    PDF, an image or a text. Each address is one document, `url:ADDRESS`, which is renewed when the
+    page has changed."""
     asked_at = ctx.ledger.clock.time() if ctx.ledger is not None else 0.0
     validators = PageValidators(ctx, payload.url)
     try:
@@ -146,7 +146,7 @@ class PageValidators:
         """Return the headers that ask for a changed page only."""
         try:
             return conditions(json.loads(await self._storage.get_async(self._key)))
-        except (NotStored, ValueError, AttributeError):  # gone, or changed by somebody's hand
+        except (NotStored, ValueError, AttributeError):  # deleted, or changed by hand
             return {}
 
     async def keep(self, page: FetchedPage) -> None:

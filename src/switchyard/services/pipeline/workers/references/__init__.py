@@ -1,1 +1,1 @@
-"""The job types on references: found, cut into fields, tied to where they are cited."""
+"""The job types on references: find them, cut them into fields, and find where they are cited."""

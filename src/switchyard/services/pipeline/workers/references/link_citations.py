@@ -1,4 +1,4 @@
-"""The job type that links references to works: a document's, or those of its payload."""
+"""The job type that links references to works: those of a document, or of its payload."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from switchyard.services.pipeline.workers.stages import (
 )
 
 TIME_BUDGET = 240.0
-"""Seconds after which a job asks no more; it goes on behind those that wait."""
+"""Seconds after which a job sends no more requests; it goes on behind those that wait."""
 MIN_PAUSE = 60.0
-"""Seconds of a catalogue's pause that every job waits for."""
+"""Every job waits for a catalogue's pause of up to so many seconds."""
 LINK_TIMEOUT = TIME_BUDGET + 300.0
 
 
 class NothingToLink(PermanentError):
-    """The document's references have not been looked for yet."""
+    """The document's references were not searched for yet."""
 
 
 @job("link_citations", worker="link", lanes=("hot", "maintenance"), timeout=LINK_TIMEOUT)
 @ends_when_superseded
 async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
-    """Link a document's references, or those of the payload, to works. What catalogues have
-    answered is kept for all, so a repeat, or a job that goes on, asks nothing again."""
+    """Link a document's references, or those of the payload, to works. The answers of catalogues
+    are kept for all jobs, so a repeat, or a job that goes on, asks nothing again."""
     if payload.document_id is None:
         return await _link_alone(payload.references or [], ctx)
     return await _link_document(payload.document_id, ctx)
@@ -54,7 +54,7 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
             f"the references of document {document_id} have not been looked for: publish "
             "process_references with its document_id"
         )
-    # Here and below in threads: a book has thousands of references.
+    # In threads, here and below: a book has thousands of references.
     references = await asyncio.to_thread(
         lambda: [Reference.from_json(each) for each in stored["references"]]
     )
@@ -76,8 +76,8 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
 
 
 async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
-    """Link references that are text. They are cut into fields first; the result is in storage, as
-    candidates may be many."""
+    """Link references that are given as text, after cutting them into fields. The result is stored,
+    as it may have many candidates."""
     from switchyard.services.pipeline.citations.engines.engine_chain import parse_all
 
     references = await parse_all(texts, ctx)
@@ -105,9 +105,10 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
 async def _link(
     references: Sequence[Reference], ctx: JobContext
 ) -> tuple[Sequence[WorkLink], dict[str, Any]] | Snooze:
-    """Link references. Returns the links, and `paused`: the catalogues that were left out, with the
-    time until which."""
-    # With database and storage: whoever only declares job types needs neither.
+    """Link references. Returns the links, and `paused`: the catalogues that were left out, and
+    until when."""
+    # Imported here, as it needs database and storage, and a process that only declares job types
+    # has neither.
     from switchyard.services.pipeline.citations.linking.linker import (
         MAX_PAUSE,
         Linker,
@@ -119,7 +120,8 @@ async def _link(
             "linking references needs the ledger, which paces the catalogues: set JOBS_DATABASE_URL"
         )
     age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
-    # The older the job, the shorter: else one pause after the other would make it expire.
+    # An older job waits for shorter pauses: otherwise one pause after the other would make it
+    # expire.
     max_pause = max(MAX_PAUSE - age, MIN_PAUSE)
     async with Linker.open(
         ctx.settings, ctx.ledger, timeout=TIME_BUDGET, max_pause=max_pause

@@ -1,4 +1,4 @@
-"""What the job types on references are given."""
+"""The payloads of the job types on references."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class _FromFile(BaseModel):
 
 
 class ReferencesOf(_FromFile):
-    """Payload of `extract_references` and `process_references`: where the references stand. A
-    document that was taken in, a text, or `key` of an upload."""
+    """Payload of `extract_references` and `process_references`: where to find the references. A
+    document that was taken in, a text, or the `key` of an upload."""
 
     document_id: DocumentId | None = None
     force: bool = False
-    """Work again although an output is kept."""
+    """Run the stages again although their outputs are kept."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ReferencesOf:
@@ -38,8 +38,8 @@ class ReferencesOf(_FromFile):
 
 
 class ParseReferences(_FromFile):
-    """Payload of `parse_references`: references as text. A list of them; a text, or `key` of an
-    upload, with one to a line, or with blank lines between them."""
+    """Payload of `parse_references`: references as text. Either a list of references; or a text, or
+    the `key` of an upload, with one reference to a line, or with blank lines between references."""
 
     references: list[OneReference] | None = Field(
         default=None, min_length=1, max_length=MAX_AT_ONCE
@@ -53,8 +53,7 @@ class ParseReferences(_FromFile):
 
 
 class LinkCitations(BaseModel):
-    """Payload of `link_citations`: a document whose references were looked for, or references as
-    text."""
+    """Payload of `link_citations`: a document after `process_references`, or references as text."""
 
     model_config = ConfigDict(extra="forbid")
 

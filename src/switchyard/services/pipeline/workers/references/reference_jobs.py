@@ -1,5 +1,5 @@
-"""Job types on references. Each is one job with stages of its own, whose outputs are kept: a
-repeat goes on where an earlier attempt has stopped."""
+"""Job types on references. Each is one job with stages of its own, whose outputs are kept, so that
+a repeat goes on where an earlier attempt has stopped."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ LANES = ("hot", "maintenance")
 @job("extract_references", worker="link", lanes=LANES, timeout=300)
 @ends_when_superseded
 async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
-    """Find the references of a document, a text or an upload, and cut the list into single ones;
-    each keeps its label and its page."""
+    """Find the references of a document, a text or an upload, and cut the list into single
+    references; each keeps its label and its page."""
     source = await source_of(payload, ctx)
     result = await _find_references(source, payload, ctx)
     references = result.result["references"]
@@ -70,8 +70,8 @@ async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome
 @job("process_references", worker="link", lanes=LANES, timeout=600)
 @ends_when_superseded
 async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
-    """Find the references of a document, a text or an upload, cut them into fields, and tie the
-    text's markers to them."""
+    """Find the references of a document, a text or an upload, cut them into fields, and find which
+    markers in the text cite which reference."""
     source = await source_of(payload, ctx)
     lists = await _find_references(source, payload, ctx)
     raw = lists.result["references"]
@@ -135,7 +135,7 @@ async def _with_boxes(
             memory_limit_mb=MEMORY_MB,
         )
     except (TimeoutError, MemoryError, PermanentError) as error:
-        # The text is there, so that nothing else needs the PDF.
+        # Go on without boxes: everything else needs only the text, which was read.
         structlog.get_logger("citations").warning("no boxes of references", error=str(error))
         return lists
     boxed = [
@@ -202,8 +202,8 @@ async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]
 async def _store_result(
     source: ReferenceSource, ctx: JobContext, result: Mapping[str, Any], *, reused: bool
 ) -> Done:
-    """Store a job's result, and return the outcome that names it: a book has thousands of
-    references."""
+    """Store a job's result, and return the outcome with its key, as the result may have thousands
+    of references."""
     key = extraction_key(ctx.job_id)
     await source.files.storage.put_async(key, encode_result({"job_id": ctx.job_id, **result}))
     return Done({**_counts(result), "result": key, "reused": reused})
@@ -223,7 +223,7 @@ async def _store_with_document(
         "hash": content_hash(job_result),
         "content": source.text.content,
     }
-    # Written although reused: what is kept of a stage goes after a day, this stays.
+    # Written although reused: a stage's output is deleted after a day, this result stays.
     await source.files.storage.put_async(key, encode_result({**about, **job_result}))
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, PROCESS_REFERENCES)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_references(pages: Sequence[str]) -> dict[str, Any]:
-    """Find the references of a paper, not yet cut into fields, and its text without them."""
+    """Find the references of a paper, not yet cut into fields, and the text without them."""
     from switchyard.services.pipeline.citations.reference_sections import split_references
 
     paper = split_references(pages)
@@ -30,8 +30,8 @@ def split_list(text: str) -> list[str]:
 
 
 def references_of_tei(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[str, Any]:
-    """Return what `find_references` does, of references that another program has found in the whole
-    paper, each with its `fields`. They are numbered where the text cites by numbers."""
+    """Return what `find_references` returns, for references that another program has found in the
+    whole paper, each with its `fields`. They are numbered if the text cites by numbers."""
     from switchyard.services.pipeline.citations.reference_sections import cites_by_number
 
     numbered = cites_by_number(pages)

@@ -1,4 +1,4 @@
-"""The text in which a job's references stand: a document's, a payload's, or that of an upload."""
+"""Read the text in which a job's references are: of a document, of the payload, or of an upload."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MEMORY_MB = 2048
 
 
 class NoText(PermanentError):
-    """The file has no text: it is made of pictures."""
+    """The file has no text, but consists of pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSource:
-    """The text in which references stand, and the files of the job's stages."""
+    """The text in which references are, and the files of the job's stages."""
 
     files: DocumentFiles
     text: StageOutput
@@ -70,8 +70,8 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
     text = await files.reuse_or_run_async(EXTRACT, input_hash, work, content=None)
     if text.result.get("needs_ocr"):
         raise NoText(
-            "the file is made of pictures, which are read of documents alone: send it there (POST "
-            "/documents, `jobctl documents upload FILE --wait`), then publish "
+            "the file consists of pictures, whose text is only read for documents: send it as one "
+            "(POST /documents, `jobctl documents upload FILE --wait`), then publish "
             "hot.process_references with its document_id"
         )
     return ReferenceSource(files, text)
@@ -80,8 +80,8 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
 def read_file(
     files_url: str, key: str, filename: str | None, extractor: Any, folder: str
 ) -> Mapping[str, Any]:
-    """Read the text of an upload, in a process that can be killed; its lines stay below that
-    folder, for `boxes_in_pdf`. Raises PermanentError."""
+    """Read the text of an upload, in a process that can be killed. The lines of its pages are kept
+    below `folder`, for `boxes_in_pdf`. Raises PermanentError."""
     from switchyard.services.common.files.uploads import identify
     from switchyard.services.pipeline.text.extraction import extract
 
@@ -98,8 +98,8 @@ def read_file(
 
 
 async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | None:
-    """Return the key of the PDF in which the references stand; None where the file is no PDF, or is
-    gone."""
+    """Return the key of the PDF in which the references are; None where the file is no PDF, or was
+    deleted."""
     if source.text.result.get("media_type") != PDF:
         return None
     key = payload.key
@@ -118,7 +118,7 @@ def boxes_in_pdf(
     references: Sequence[tuple[int, str]],
 ) -> list[list[dict[str, Any]]]:
     """Return the boxes of each reference (page and text) in a PDF, in a process that can be killed.
-    Its pages are not read again where they were kept when its text was read."""
+    Pages whose lines were kept when the text was read are not read again."""
     from switchyard.services.pipeline.citations.reference_boxes import boxes_of
     from switchyard.services.pipeline.text.pdf import read_pages
     from switchyard.services.pipeline.text.pdf_pages import Limits
