@@ -1,1 +1,1 @@
-"""Who may call, and who it was: the keys of the HTTP API, and signatures."""
+"""Authenticate callers: keys of the HTTP API, and signatures."""

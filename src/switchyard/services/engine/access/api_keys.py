@@ -26,14 +26,15 @@ KEY_BYTES = 32
 MIN_KEY_LENGTH = 24
 """Characters that a key from the settings must have at least."""
 CACHE_TTL = 1.0
-"""Seconds for which a key that was found is not looked up again: a revoked one works no longer."""
+"""Seconds for which a key that was found is not looked up again; so long a revoked key may still
+work."""
 MAX_CACHED = 1_000
 USE_NOTE_INTERVAL = 60.0
 """Seconds between notes of a key's use in the ledger."""
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """Permission of a key."""
 
     PUBLISH = "publish"
     """Publish and cancel jobs."""
@@ -49,13 +50,13 @@ class InvalidKeySetting(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request."""
+    """The authenticated maker of a request."""
 
     id: str
     """Public, for logs and limits."""
     scopes: frozenset[Scope]
     limits: KeyLimits | None = None
-    """Of the OpenAI-compatible API, which alone it may use then."""
+    """Limits for the OpenAI-compatible API; with any, only that API may be used."""
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -131,12 +132,13 @@ class ApiKeyStore:
         self._log = structlog.get_logger("api keys")
 
     async def identify(self, key: str) -> Principal | None:
-        """Whose key that is; None for a key that is unknown or revoked. Raises LedgerError."""
+        """Return the owner of a key; None for a key that is unknown or revoked. Raises
+        LedgerError."""
         return await self.identify_hash(hash_of(key))
 
     async def identify_hash(self, key_hash: str) -> Principal | None:
-        """Whose key has that hash; None for a key that is unknown or revoked. Raises
-        LedgerError."""
+        """Return the owner of the key with that hash; None for one that is unknown or revoked.
+        Raises LedgerError."""
         for configured, principal in self._configured.items():
             if hmac.compare_digest(configured, key_hash):
                 return principal

@@ -19,7 +19,7 @@ that was forgotten is a full one, which after so many other clients it would be 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one request was told."""
+    """Decision on one request."""
 
     allowed: bool
     limit: int
@@ -79,8 +79,8 @@ class RateLimiter:
 
 
 class Rationed(Generic[T]):
-    """What `find` finds, at most `burst` times at once and `rate` times a second. Who asks more
-    often gets what was found last, and all who ask while it is being found get the same."""
+    """Calls `find` at most `rate` times a second and `burst` times at once. Further callers get the
+    last result, and concurrent callers share one call."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class Shares:
         self._name = name
         self._taken: dict[str, int] = {}
         self.used = 0
-        """What all clients have taken together."""
+        """Units that all clients use together."""
 
     def take(self, client: str, amount: int) -> bool:
         """Take that much; False, and nothing taken, where it would be too much. A client is never

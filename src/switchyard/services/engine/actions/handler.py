@@ -67,10 +67,10 @@ from switchyard.services.engine.redrive.sending import QueueCapacity
 from switchyard.services.engine.runtime.worker_commands import send_cancel
 
 BATCH = 100
-"""Jobs looked up, changed and noted together."""
+"""Jobs that are read, changed and recorded together."""
 
 _NOT_RERUN = (InvalidJob, InvalidPayload, NewerPayload, InvalidRedrive, UnknownJobType)
-"""Why a job can't be made again as it is asked for."""
+"""Errors that mean that a job can't be made again as requested."""
 
 
 class ActionHandler:

@@ -1,4 +1,4 @@
-"""What a bulk action is to do and how far it is; how one is planned, started or undone."""
+"""Bulk actions: their specification and progress, and how one is planned, started or undone."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class InvalidAction(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """What is to be done to which jobs."""
+    """An action, and the jobs that it applies to."""
 
     action: JobAction
     which: JobFilter
     change: Change = field(default_factory=Change)
-    """Of a rerun: what it alters in each job."""
+    """For a rerun: the change that is made to each job."""
     lane: str | None = None
-    """Of a move: the new lane."""
+    """For a move: the new lane."""
     priority: int | None = None
-    """Of a move: the new priority, 0 to 10."""
+    """For a move: the new priority, 0 to 10."""
     limit: int | None = None
     """Maximum number of jobs, oldest first; None: no limit."""
     halt_on: float | None = None
-    """Of a rerun: the fraction of ended jobs (above 0, at most 1) that may die before it halts."""
+    """For a rerun: the fraction of ended jobs (above 0, at most 1) that may die before it halts."""
     canary: int | None = None
-    """Of a rerun: publish so many first, and the others only after all of these have succeeded."""
+    """For a rerun: publish so many first, and the others only after all of these have succeeded."""
     undo_of: str | None = None
-    """Of a move: the earlier move whose jobs go back to where they were."""
+    """For a move: the earlier move whose jobs go back to their old lane and priority."""
     remote: bool = True
-    """It was requested over HTTP: its change may not set local-only fields."""
+    """Whether it was requested over HTTP: then its change may not set local-only fields."""
 
     def check(self) -> None:
         """Raise InvalidAction, InvalidRedrive for what can't be meant."""
@@ -136,16 +136,16 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActionProgress(NotedProgress):
-    """How far an action has come: the counts in its record."""
+    """Progress of an action: the counts in its record."""
 
     total: int | None = None
     """Jobs that matched when it began; at most a million are counted."""
     done: int = 0
     """Cancelled, told to stop, published again, or moved."""
     stopping: int = 0
-    """Of those cancelled: they ran, and their workers were told to stop them."""
+    """Running jobs among the cancelled ones: their workers were told to stop them."""
     skipped: int = 0
-    """Nothing to do, or nothing that can be done: the notes say why."""
+    """Jobs that need no action or allow none; the notes say why."""
     succeeded: int = 0
     """New jobs of a rerun that have succeeded."""
     failed: int = 0
@@ -156,10 +156,10 @@ class ActionProgress(NotedProgress):
 
 @dataclass(frozen=True, slots=True)
 class ActionPlan:
-    """What an action would do."""
+    """Effect that an action would have."""
 
     matched: int
-    """Jobs; at most a million are counted."""
+    """Matching jobs; at most a million are counted."""
     examples: tuple[JobSummary, ...]
     """The oldest."""
 

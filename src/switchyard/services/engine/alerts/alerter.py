@@ -26,11 +26,11 @@ SENT_WARNINGS = frozenset(
 )
 """Warnings that are sent; what the doctor finds wrong is always sent."""
 RECENT_SECONDS = 86_400.0
-"""Seconds for which an operation's end is news, and remembered as sent."""
+"""Seconds after an operation's end in which its alert may be sent, and is remembered as sent."""
 MAX_EXAMINED = 200
 """Bulk operations that one check looks at, at most."""
 DELIVERY_TIMEOUT = 5.0
-"""Seconds for one message."""
+"""Seconds to deliver one message."""
 
 
 class Alerter:
@@ -41,7 +41,7 @@ class Alerter:
         self._ledger = ledger
         self._log = structlog.get_logger("alerts")
         self._previous: dict[str, Diagnostic] = {}
-        """What the previous check found: only what two checks in a row find is sent."""
+        """Findings of the previous check: only those that two checks in a row find are sent."""
 
     async def run(self) -> None:
         """Check at each interval, until cancelled."""

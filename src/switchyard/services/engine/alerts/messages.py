@@ -1,4 +1,4 @@
-"""What an alert says, and in which form it is sent."""
+"""Text of an alert, and the forms in which it is sent."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MAX_DETAIL = 3_000
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing that has begun, is over, or has happened."""
+    """An event to report: a finding that begins or ends, or an operation that ended."""
 
     key: str
-    """The same as long as it is the same thing."""
+    """Identifies the finding or operation; the same at its begin and end."""
     status: Literal["firing", "resolved", "ended"]
     title: str
     detail: str
     remedy: str
     system: str
-    """Which system it is about: its name and id."""
+    """Name and id of the system."""
     at: float
     """Seconds since the epoch."""
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Text for people."""
         marks = {"firing": "🔴", "resolved": "🟢", "ended": "🔵"}
         lines = [f"{marks[self.status]} {self.system}: {self.title} ({self.status})", self.detail]
         if self.remedy and self.status != "resolved":
@@ -68,7 +68,8 @@ def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Aler
 
 
 def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
-    """Return a backfill or redrive that has come to its end, or stands until somebody acts."""
+    """Return the alert for a backfill or redrive that has ended, or stands until an operator
+    acts."""
     note = f": {operation.note}" if operation.note else ""
     command = "backfill" if operation.kind == "backfill" else "dead redrives"
     return Alert(
@@ -83,5 +84,5 @@ def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
 
 
 def operation_key(operation: BulkOperation) -> str:
-    """One for each end: what was resumed may end again."""
+    """Return the key of an operation's end; another one when it was resumed and ends again."""
     return f"{operation.id}.{operation.state}"

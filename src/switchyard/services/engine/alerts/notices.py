@@ -35,11 +35,11 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
 SEND_TIMEOUT = 10.0
-"""Seconds that a receiver has for its answer."""
+"""Seconds that a receiver may take to answer."""
 MAX_ATTEMPTS = 12
-"""With the pauses of every retry: half an hour."""
+"""Attempts at most; with the pauses between them, half an hour."""
 MAX_SHOWN = 20
-"""Jobs that did not succeed, in one notice."""
+"""Failed jobs that one notice lists, at most."""
 MAX_TEXT = 500
 """Characters of an error."""
 MAX_CONCURRENT = 2
@@ -48,14 +48,14 @@ SLOT_RETRY_INTERVAL = 5.0
 """Seconds until a notice has its next turn at an address that is taken: that of many names, of
 which each for itself is another receiver."""
 LOOKUP_TIMEOUT = 2.0
-"""Seconds that a name has to be resolved: whoever has the name has its server, too."""
+"""Seconds to resolve a name: its owner controls the name server, too, which may stall."""
 RECHECK_INTERVAL = 15.0
 """Seconds between looks whether a pipeline that was under way before has ended."""
 
 
 def _receiver(notice: Any) -> str:
-    """Who is told, for the limit: a name by its last two labels, as somebody who has one has as
-    many below it as he likes."""
+    """Return the receiver's key for the limit: the last two labels of its name, since an owner can
+    have any number of names below these."""
     try:
         host = (urlsplit(notice.url).hostname or "").rstrip(".")
     except ValueError:  # it is refused when it is asked

@@ -39,12 +39,12 @@ from switchyard.services.engine.records.archive import (
 )
 
 MAX_FILE_JOBS = 10_000
-"""Jobs in one file."""
+"""Jobs in one file, at most."""
 MAX_CONTENT_BYTES = 32 * 1024 * 1024
 """Bytes of payloads, results and errors after which a file is full, before compression."""
 MAX_FILE_BYTES = 4 * 1024**3
 SETTLED_AT_ONCE = 1000
-"""Jobs that are looked for in the ledger at once."""
+"""Jobs that are looked up in the ledger at once."""
 
 ReadJobs = Callable[[Sequence[str]], Awaitable[JobsToArchive]]
 """Reads jobs from the ledger, in its turn."""

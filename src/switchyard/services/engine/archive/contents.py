@@ -1,4 +1,4 @@
-"""What is in the archive: the files that the ledger knows, beside those in the storage."""
+"""List the content of the archive: the files that the ledger knows, and those in the storage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ArchiveContents:
     """The archive as it is."""
 
     files: tuple[ArchiveFile, ...]
-    """Those that the ledger knows, oldest first."""
+    """Files that the ledger knows, oldest first."""
     missing: tuple[ArchiveFile, ...]
-    """Those of them that are not in the storage, or have another size there."""
+    """Known files that are not in the storage, or have another size there."""
     leftovers: tuple[StoredFile, ...]
     """Files that the ledger does not know: a process ended before it had registered them, and their
     jobs are in the ledger. Nobody reads them."""

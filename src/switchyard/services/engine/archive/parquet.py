@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 WRITER_MEMORY = "128MB"
-"""What DuckDB may hold of the file that it writes; the rest is on the disk."""
+"""Memory that DuckDB may use while it writes a file; beyond it, data goes to the disk."""
 
 _MOMENTS = (
     *("created_at", "queued_at", "started_at", "finished_at", "updated_at"),
@@ -66,7 +66,7 @@ _ATTEMPT_COLUMNS: Mapping[str, str] = {
     "error_message": "VARCHAR",
 }
 _TRIED_COLUMNS = {"place": "BIGINT", "job_id": "VARCHAR", **_ATTEMPT_COLUMNS}
-"""Of the table in which attempts wait for the end of a file."""
+"""Columns of the table in which attempts are collected for a file."""
 ATTEMPT_LIST = "attempt_list"
 """The column of a file that has the attempts of a job."""
 NO_EXTENSIONS = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
@@ -80,8 +80,8 @@ def load_duckdb() -> None:
 
 
 class JobTable:
-    """Jobs on their way into one file, in a database of their own on the disk. Threads wait for
-    each other: one whose caller was cancelled may still be at work."""
+    """Collects the jobs for one file, in a database of their own on the disk. Threads wait for each
+    other: one whose caller was cancelled may still be at work."""
 
     def __init__(self, folder: Path, hide: Callable[[str, str], str]) -> None:
         """`hide` gives the payload of a job type, as JSON, as people may see it."""
@@ -105,7 +105,7 @@ class JobTable:
         self.versions: dict[str, JobVersion] = {}
         self.attempts = 0
         self.content_bytes = 0
-        """Of payloads, results, metadata and errors, before they are compressed."""
+        """Bytes of payloads, results, metadata and errors, before compression."""
 
     def add(self, found: JobsToArchive) -> None:
         """Add jobs, with their attempts."""

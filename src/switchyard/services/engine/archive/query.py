@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 QUERY_MEMORY = "512MB"
 QUERY_ROOM = "8GB"
-"""Of temporary files."""
+"""Size of temporary files, at most."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of all values together, as text."""
+"""Bytes of all values of an answer together, as text."""
 READ_AT_ONCE = 100
-"""Jobs of the ledger that are read at once."""
+"""Jobs that are read from the ledger at once."""
 _FETCHED_AT_ONCE = 50
 _LIMITS = {
     "memory_limit": QUERY_MEMORY,
@@ -61,18 +61,18 @@ class QueryTooCostly(PermanentFailure):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRange:
-    """Which jobs a query sees."""
+    """Range of jobs that a query reads."""
 
     since: float = 0.0
     until: float = math.inf
-    """When jobs were made, in seconds since the epoch; both included."""
+    """Range of the jobs' creation times, in seconds since the epoch; both ends included."""
     with_ledger: bool = False
-    """Also those that are in the ledger."""
+    """Whether jobs in the ledger are included."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """What a query returned."""
+    """Result of a query."""
 
     columns: tuple[str, ...]
     """Each name once."""

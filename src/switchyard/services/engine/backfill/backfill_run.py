@@ -69,7 +69,7 @@ class _Batch:
 
 
 class BackfillRun:
-    """One process's part of one backfill."""
+    """Runs one backfill in this process."""
 
     def __init__(
         self,
@@ -167,7 +167,8 @@ class BackfillRun:
                 await self._settle_rest()
 
     async def _room(self) -> int:
-        """Jobs that may be published; 0 after a pause, when there is no room."""
+        """Return the number of jobs that may be published now; 0, after a pause, when there is no
+        room."""
         under_way = sum(each.published for each in self._under_way if not each.publishing.done())
         room = await self._gate.allowance(BATCH, self._session.operation.max_open, under_way)
         await self._session.move(BulkState.RUNNING, self._gate.why)
@@ -223,7 +224,8 @@ class BackfillRun:
             await self._settle_oldest()
 
     async def _settle_rest(self) -> None:
-        """Note what is done of what was under way, up to the first batch that is not."""
+        """Wait for the batches under way and record their results, up to the first batch that is
+        not done."""
         try:
             while self._under_way:
                 await self._settle(self._under_way[0])

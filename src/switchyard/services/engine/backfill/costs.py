@@ -1,4 +1,4 @@
-"""What a backfill's jobs will cost, as far as a wing knows; and whether there is money left."""
+"""Estimate the cost of a backfill's jobs, where a wing can, and check it against the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class CostEstimate:
     """The most that a backfill's calls of language models are likely to come to."""
 
     jobs: int | None
-    """All that it would publish; None where the source does not know: the rest is for one job."""
+    """Jobs that it would publish; None where the source does not know: then the other numbers are
+    for one job."""
     input_tokens: int
     output_tokens: int
     cost: float | None

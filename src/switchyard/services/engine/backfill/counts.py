@@ -1,4 +1,4 @@
-"""What a backfill has done, as its record keeps it."""
+"""Counts in the record of a backfill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLES = 60
 
 
 class ProgressPoint(BaseModel):
-    """How far it was at one moment."""
+    """Progress of a backfill at one moment."""
 
     at: float
     """Seconds since the epoch."""
@@ -33,9 +33,9 @@ class Counts(BaseModel):
     repeated: int = 0
     """Items whose key another item had before: they have one job. Known once all is published."""
     exhausted: bool = False
-    """All is published that will be."""
+    """Whether all its jobs are published."""
     notes: list[str] = []
-    """Why items were skipped; the first 50."""
+    """Reasons for which items were skipped; the first 50."""
     samples: list[ProgressPoint] = []
     """Moments of its course, the last one now, the first at its start."""
 

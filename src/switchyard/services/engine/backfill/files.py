@@ -32,10 +32,10 @@ MAX_INPUT_BYTES = 10 * 1024**3
 TURN = 500
 """Records between two turns of everything else in the event loop."""
 MAX_RECORD_BYTES = 1024 * 1024
-"""Of one line, or one row of CSV with line breaks in it."""
+"""Bytes of one line, or of one row of CSV with its line breaks, at most."""
 PIECE_BYTES = 16 * 1024
-"""Of a file, after which others of its process get their turn: it may have nothing but line ends,
-and a megabyte of these takes half a second."""
+"""Bytes of a file after which the event loop is let run: the file may consist of line ends, and a
+megabyte of them takes half a second."""
 INPUT_PREFIX = "backfills"
 
 
@@ -83,10 +83,10 @@ class FileOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     key: str = Field(pattern=patterns.INPUT_KEY)
-    """Where the file lies in the storage."""
+    """Key of the file in the storage."""
     format: FileFormat
     name: str | None = None
-    """Its name, for people."""
+    """Name of the file, for people."""
 
 
 class FileSource(Source):

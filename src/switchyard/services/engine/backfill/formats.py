@@ -1,10 +1,10 @@
-"""How a file of items can be written, as plain values."""
+"""Formats of files with items."""
 
 from enum import StrEnum
 
 
 class FileFormat(StrEnum):
-    """How a file is read."""
+    """Format of a file."""
 
     JSONL = "jsonl"
     """A JSON value a line; the fields of an object by their names, another value as `item`."""

@@ -1,4 +1,4 @@
-"""How much a backfill may publish now: it fills its queues no more than workers need."""
+"""Limit how much a backfill may publish now: it fills its queues no more than workers need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOT_BACKLOG = 20
 """Where more hot jobs than this wait for a worker, backfills slow down."""
 SLOW_BATCH = 10
 FULL = 0.75
-"""Of a queue's limit: beyond it, nobody has room, whatever its share."""
+"""Fraction of a queue's limit beyond which no backfill may publish, whatever its share."""
 SLOW_PAUSE = 0.2
 """Seconds between batches of `SLOW_BATCH` while hot work waits: 50 jobs a second."""
 FRESH_FOR = 0.5
@@ -51,7 +51,8 @@ class Gate:
         """Returns what its jobs would wait for in any case, in words; None where there is none."""
         self._share = share
         self._part = 1.0
-        """Of the room between the watermarks; less while other backfills want the queue, too."""
+        """Fraction of the space between the watermarks that this backfill may use; less than 1
+        while other backfills use the queue, too."""
         self._lane = lane
         self._queue = queue
         self._low = low
@@ -67,14 +68,14 @@ class Gate:
         self._fullest = queue
         self._hindrance: str | None = None
         self.why: str | None = None
-        """What it waits for; None while it is open."""
+        """Text of what the gate waits for; None while it is open."""
 
     def refused(self) -> None:
         """Measure again: the broker has refused something, so others publish, too."""
         self._looked_at = float("-inf")
 
     def let_through(self, number: int) -> None:
-        """So many jobs are published now."""
+        """Count jobs that are published now."""
         self._let_through += number
         self._open_jobs += number
 
@@ -124,7 +125,7 @@ class Gate:
         return room
 
     def turn(self, session: BulkSession) -> AbstractAsyncContextManager[None]:
-        """Within it, what there was room for is published: hot jobs come before."""
+        """Return a context within which the admitted jobs are published: hot jobs come first."""
         return nullcontext() if self._traffic is None else self._traffic.turn(session)
 
     @property

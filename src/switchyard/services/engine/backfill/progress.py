@@ -1,4 +1,4 @@
-"""How far a backfill is, when it will be done, and what came of it."""
+"""Progress of a backfill: how far it is, when it will end, and its results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BackfillProgress:
     followers: Mapping[State, int]
     """The jobs that followed from them, by state."""
     rate: float | None
-    """Jobs a second that were finished in the last minute; None at the start."""
+    """Jobs per second that finished in the last minute; None at the start."""
     eta: tuple[float, float] | None
     """Seconds to go, at the best and the worst of its rates so far; None where not known."""
     deaths: tuple[BulkDeaths, ...]
@@ -53,12 +53,12 @@ class BackfillProgress:
 
     @property
     def done(self) -> int:
-        """Jobs of its own that have succeeded."""
+        """Its own jobs that have succeeded."""
         return self.jobs.get(State.SUCCEEDED, 0)
 
     @property
     def finished(self) -> int:
-        """Jobs of its own that have run to their end, well or not: none that was cancelled."""
+        """Its own jobs that have succeeded or died; cancelled ones are not counted."""
         return self.done + self.jobs.get(State.DEAD, 0)
 
     @property
@@ -68,7 +68,7 @@ class BackfillProgress:
 
     @property
     def note(self) -> str | None:
-        """Why it stands where it stands; also that nobody runs it."""
+        """Reason for its present state, or that no process runs it."""
         operation = self.operation
         idle = self.now - (operation.lease_until or operation.updated_at)
         if operation.state in ACTIVE and idle > UNATTENDED:
@@ -94,7 +94,7 @@ class BackfillProgress:
 
     @property
     def seconds(self) -> float | None:
-        """From its start to its end, or to now."""
+        """Seconds from its start to its end, or until now."""
         started = self.operation.started_at
         if started is None:
             return None

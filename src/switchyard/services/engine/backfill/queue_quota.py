@@ -27,12 +27,12 @@ Target = Callable[[Mapping[str, Any]], tuple[str, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class QueueQuota:
-    """What a backfill has of a queue that it shares."""
+    """A backfill's part of a queue that several backfills share."""
 
     part: float
     """More than 0, less than 1."""
     waiting: int
-    """Its own jobs in the queue."""
+    """Jobs of this backfill in the queue."""
 
 
 def target_of(sources: Sources, registry: Registry) -> Target:

@@ -50,14 +50,14 @@ class SourceFailed(PermanentFailure):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What one job is made of."""
+    """Item of a source, from which one job is made."""
 
     key: str
     """Names the item within the source, the same on each reading: its job's id is made of it."""
     values: Mapping[str, Any]
-    """What the payload's template can use; the payload itself where there is no template."""
+    """Values for the payload's template; the payload itself where there is no template."""
     cursor: Cursor
-    """Where to go on after this item."""
+    """Cursor from which to continue after this item."""
     source: str | None = None
     """The source of its job, where that is not the backfill's: whoever has asked for it."""
 
@@ -67,7 +67,7 @@ class Unusable:
     """A piece of the source that can't be made into a job."""
 
     where: str
-    """For people: `line 17`."""
+    """Position for people: `line 17`."""
     why: str
     cursor: Cursor
 
@@ -85,19 +85,19 @@ class Source(ABC):
     """
 
     name: ClassVar[str]
-    """What `jobctl backfill start` calls it."""
+    """Name in `jobctl backfill start`."""
     Options: ClassVar[type[BaseModel]]
-    """What it can be told."""
+    """Model of its options."""
     job_type: ClassVar[str | None] = None
     """The job type where none is asked for."""
     vouches: ClassVar[bool] = False
-    """Its items are the words of a server that the settings name, and nobody's who starts a
-    backfill. So they may fill local-only fields of the same name also where it was started over
-    HTTP."""
+    """Whether its items come from a server that the settings name, and not from the person who
+    starts a backfill: then they may fill local-only fields of the same name, also in a backfill
+    that was started over HTTP."""
 
     shows_records: ClassVar[bool] = False
-    """Its items are records of this system: who starts a backfill over HTTP sees some of them, and
-    needs the scope `read`, too."""
+    """Whether its items are records of this system: then a start over HTTP, which shows some of
+    them, also needs the scope `read`."""
 
     def __init__(self, options: Any, context: SourceContext) -> None:
         self.options = options
@@ -119,20 +119,20 @@ class Source(ABC):
 
     @property
     def title(self) -> str:
-        """For people: what is gone through."""
+        """Title for people: the records that are read."""
         options = self.options.model_dump(mode="json", exclude_none=True)
         return " ".join([self.name, *(f"{key}={value}" for key, value in options.items())])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What sources may use."""
+    """Context for sources."""
 
     settings: Settings
     ledger: Ledger
     storage: Storage
     started_at: float
-    """When the backfill was started: what came later is not its."""
+    """When the backfill was started: later records are no items of it."""
     max_wait: float = SOURCE_TIMEOUT
     """Seconds to wait for a turn, where a source lets everybody ask in turn."""
 

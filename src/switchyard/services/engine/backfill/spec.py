@@ -1,4 +1,4 @@
-"""What a backfill is asked to do, and how its items become jobs."""
+"""Specification of a backfill, and how its items become jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BackfillSpec(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     """The source's options."""
     job_type: str | None = None
-    """What is to be done with each item; the source's own job type where unset."""
+    """Job type for each item; the source's own job type where unset."""
     lane: str = BACKFILL.name
     payload: dict[str, Any] | None = None
     """Template of the payload, `{field}` where a value of the item goes; the item itself where
@@ -63,21 +63,22 @@ class BackfillSpec(BaseModel):
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     tags: Tags = Field(default_factory=dict)
-    """Of each of its jobs."""
+    """Tags of each of its jobs."""
     low: int | None = Field(default=None, ge=0, le=MAX_WAITING)
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
     high: int | None = Field(default=None, ge=1, le=MAX_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
     weight: float = Field(default=1.0, ge=1 / MAX_WEIGHT, le=MAX_WEIGHT)
-    """Its part of the room in a queue that several backfills publish into, against theirs."""
+    """Its share of a queue that several backfills publish into, relative to the weights of the
+    others."""
     until: Moment | None = None
-    """Nothing is published after this time."""
+    """Time after which nothing more is published."""
     then: str | None = Field(default=None, max_length=200)
-    """A job that follows when all its jobs, and all that followed from them, have ended: a job
-    type, or `<lane>.<job_type>`."""
+    """Job type, or `<lane>.<job_type>`, of a job that is published when all its jobs, and all that
+    followed from them, have ended."""
     then_payload: dict[str, Any] = Field(default_factory=dict)
     when_dead: WhenDead = "wait"
-    """What becomes of that job when some are dead."""
+    """What happens to that job when some of the others are dead."""
     notify_url: str | None = None
     """Is told when the backfill has ended, well or not."""
     payload_versions: dict[str, int] | None = None
@@ -85,8 +86,8 @@ class BackfillSpec(BaseModel):
     what it says of payloads is of those, also when a newer release goes on with it. None before its
     start."""
     remote: bool = True
-    """Somebody outside has asked for it: what its payloads and options may say is held against
-    that, also later, when a scheduler runs it."""
+    """Whether it was requested over HTTP: its payloads and options are held to the rules for that,
+    also later, when a scheduler runs it."""
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:
@@ -120,7 +121,7 @@ class BackfillSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How items become jobs."""
+    """Plan by which items become jobs."""
 
     operation_id: str
     spec: BackfillSpec
@@ -161,7 +162,7 @@ class Plan:
 
     @property
     def asks_models(self) -> bool:
-        """Its own jobs are those of the LLM worker."""
+        """Whether its own jobs run in the LLM worker."""
         return self.job_type.worker == LLM
 
     def job(self, item: Item) -> NewJob:

@@ -51,7 +51,7 @@ CANCEL_BATCH_SIZE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a backfill would do."""
+    """Preview of a backfill."""
 
     title: str
     total: int | None
@@ -59,9 +59,9 @@ class Preview:
     jobs: tuple[NewJob, ...]
     """The first jobs."""
     unusable: tuple[str, ...]
-    """Why items among the first can't be made into jobs."""
+    """Reasons for which some of the first items can't be made into jobs."""
     cost: CostEstimate | None = None
-    """What its calls of language models will come to; None where its jobs make none."""
+    """Estimated cost of its calls of language models; None where its jobs make none."""
 
 
 @dataclass(frozen=True, slots=True)

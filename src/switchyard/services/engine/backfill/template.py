@@ -44,8 +44,8 @@ def render(template: Any, values: Mapping[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class _Filling:
-    """One item's values on their way into a template. They are counted as they go in: a small
-    template may name a large field any number of times."""
+    """Fills a template with one item's values, and counts their characters: a small template may
+    name a large field any number of times."""
 
     values: Mapping[str, Any]
     room: int = MAX_BODY_BYTES

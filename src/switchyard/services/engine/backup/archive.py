@@ -29,7 +29,7 @@ from switchyard.services.common.files.storage_keys import check_key
 from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 
 FORMAT = 1
-"""Of the archive. A program refuses those that are newer than it knows."""
+"""Version of the archive's format. A program refuses a newer one than it knows."""
 LEDGER, DEFINITIONS, MANIFEST = "ledger.db", "definitions.json", "manifest.json"
 FOLDERS = ("files", "index")
 MAX_MEMBERS = 1_000_000
@@ -61,7 +61,7 @@ class Member(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What an archive holds, and of what."""
+    """Manifest of an archive: its files, and the system that it is of."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,7 +73,8 @@ class Manifest(BaseModel):
     system_id: str
     system_name: str
     generation: int
-    """That ledger and broker had agreed on when it was made: docs/adr/0011-system-ids.md."""
+    """Generation on which ledger and broker agreed last before it was made:
+    docs/adr/0011-system-ids.md."""
     revision: str
     """Version of the ledger's tables."""
     tables: dict[str, _Size]
@@ -99,7 +100,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """What a ledger's file says of itself."""
+    """Facts read from a ledger's file."""
 
     system_id: str
     system_name: str

@@ -41,11 +41,11 @@ from switchyard.services.engine.identity.postgres import is_postgres, without_cr
 from switchyard.services.engine.ledger import Ledger
 
 STAGING = "#backup-"
-"""How the directories begin that a backup links files into; nothing lists them as files."""
+"""Prefix of the directories into which a backup links files; no listing shows them."""
 STAGING_KEPT = 24 * 3600.0
 """Seconds after which such a directory was left by a backup that was killed."""
 MAX_TRIES = 3
-"""How often ledger and files are copied anew until no file is missing that a waiting job names."""
+"""Tries to copy ledger and files so that no file is missing that a waiting job names."""
 MAX_MISSING = 100
 """Missing files that are listed."""
 _STORED = re.compile(r"(uploads|intermediate|results|sources)/.+")

@@ -18,7 +18,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import FINISHED
 
 BATCH_SIZE = 1_000
-"""Jobs that are compared, or published again, in one transaction."""
+"""Jobs that are compared or published again in one transaction."""
 
 
 class QueuesInUse(ConflictError):
@@ -27,27 +27,27 @@ class QueuesInUse(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class QueueDifferences:
-    """What ledger and broker have of the jobs that wait in queues."""
+    """Differences between ledger and broker on jobs that wait in queues."""
 
     on_broker: int
     """Messages in the lanes and in the queues for retries."""
     unknown: int
-    """Of which the ledger has no record: they get one when a worker claims them."""
+    """Messages whose job has no record: it gets one when a worker claims it."""
     ended: int
-    """Of which the ledger says that they have ended: they are skipped."""
+    """Messages whose job has ended by the ledger: they are skipped."""
     unreadable: int
-    """Of which are no job: they become dead letters."""
+    """Messages that are no job: they become dead letters."""
     lost: tuple[str, ...]
-    """Jobs that wait by the ledger, and that the broker has not. Those that ran after the backup
-    run once more."""
+    """Jobs that wait by the ledger and that the broker lacks. Those that ran after the backup run
+    once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What was done to put both right."""
+    """Result of a reconciliation."""
 
     republished: int
-    """Jobs that the scheduler publishes again."""
+    """Jobs that the scheduler will publish again."""
     letters: Reindexed
 
 

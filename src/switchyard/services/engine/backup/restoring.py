@@ -35,8 +35,8 @@ from switchyard.services.engine.backup.creating import folders, ledger_file
 from switchyard.services.engine.ledger.sql.database import JOURNAL_SUFFIX
 
 KEPT, LEAVING, NEW = "#before-restore-", "#leaving-", "#restore-"
-"""How the directories begin that have the old files, those on their way there, and the new ones.
-Nothing lists them as files."""
+"""Prefixes of the directories for old files, for those being moved there, and for new ones. No
+listing shows them."""
 
 
 class SystemRuns(ConflictError):
@@ -49,12 +49,12 @@ class PlaceTaken(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class RestoredBackup:
-    """What a restore has done."""
+    """Result of a restore."""
 
     manifest: Manifest
     ledger: Path
     kept: tuple[Path, ...]
-    """Where the data is that was there before."""
+    """Paths of the earlier data."""
     undid: bool
     """An earlier restore was interrupted: what it had moved was put back first."""
 
@@ -74,8 +74,8 @@ def verify_backup(archive: Path) -> Manifest:
 
 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool) -> RestoredBackup:
-    """Put an archive in the place of ledger, files and index. With `replace`, what is there is kept
-    beside it. The old state stays whatever goes wrong.
+    """Restore ledger, files and index from an archive. With `replace`, the earlier data is kept
+    beside it. If anything fails, the old state stays.
 
     Raises LedgerOnServer, SystemRuns, PlaceTaken, BackupMissing, InvalidBackup, DiskFull.
     """
@@ -143,7 +143,7 @@ def _require_stopped(ledger: Path) -> None:
 
 
 class _Place:
-    """Where a system is: its ledger's file and its directories on this host."""
+    """Locations of a system: its ledger's file and its directories on this host."""
 
     def __init__(self, ledger: Path, folders: dict[str, Path]) -> None:
         self.ledger = ledger
@@ -264,7 +264,7 @@ class _Place:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a directory, but for what backups and restores have there."""
+    """Return the entries of a directory, without those of backups and restores."""
     try:
         return [each for each in folder.iterdir() if not each.name.startswith("#")]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What people do to bulk operations: limit, pause, resume and cancel them.
+"""Limit, pause, resume and cancel bulk operations. How they run: `services.engine.bulk.runner`.
 
 How they run: `services.engine.bulk.runner`.
 """
@@ -42,7 +42,7 @@ LISTED_BY = {
     "rerun": ": see `jobctl jobs actions list`, GET /jobs/actions",
     "move": ": see `jobctl jobs actions list`, GET /jobs/actions",
 }
-"""Where the operations of a kind are listed."""
+"""End of an error's text, by kind: the command and route that list its operations."""
 
 
 class UnknownBulkOperation(NotFoundError):

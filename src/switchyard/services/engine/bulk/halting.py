@@ -19,7 +19,7 @@ class HaltRule:
     the last halt: `done` have ended, `failed` of these badly, `unfinished` have not ended."""
 
     canary: int | None = None
-    """Jobs that go first; the others follow once all of these have succeeded."""
+    """Jobs that are published first; the others follow once all of these have succeeded."""
     halt_on: float | None = None
     """The fraction of ended jobs that may fail."""
 

@@ -16,9 +16,9 @@ from typing import Protocol
 from switchyard.services.engine.ledger.workers import WorkerRepository
 
 STEP = 30
-"""Jobs that are sent together while hot jobs come in."""
+"""Jobs in one step while hot jobs come in."""
 PAUSE_RATIO = 4.0
-"""How many times as long as a step the rest after it is."""
+"""Length of the pause after a step, as a multiple of the step's duration."""
 MAX_STEP_SECONDS = 0.25
 """Seconds; ten times what a step takes. One that took longer has itself waited for something, and
 that must not keep the others from their turns."""
@@ -48,7 +48,7 @@ class HotTraffic:
         self._looked_at = float("-inf")
         self._is_active = False
         self._free_at = float("-inf")
-        """When the next turn can begin: those that were given out are over then."""
+        """Monotonic time at which the next turn can begin, when the turns before it are over."""
         self._step = 0.0
         """Seconds that the last step took."""
 

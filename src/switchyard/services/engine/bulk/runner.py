@@ -56,8 +56,8 @@ class BulkRunner:
         `when_due` is set when there may be an operation that nobody runs; without it, one is looked
         for every CLAIM_POLL_INTERVAL seconds."""
         self.hold = BulkHold(new_instance_id(), lease)
-        """With it an operation can be started for this process alone, which then runs it with
-        `run_one`."""
+        """Hold with which an operation can be started for this process alone, which then runs it
+        with `run_one`."""
         self._ledger = ledger
         self._handlers = {handler.kind: handler for handler in handlers}
         self._sessions: dict[str, BulkSession] = {}

@@ -29,7 +29,7 @@ class SessionEnded(Exception):
 
 
 class BulkSession:
-    """One operation while this process runs it."""
+    """An operation that this process runs."""
 
     def __init__(
         self, ledger: Ledger, operation: BulkOperation, holder: str, lease: float = LEASE_SECONDS
@@ -200,10 +200,11 @@ BURST = 0.25
 
 @dataclass(slots=True)
 class RateSlots:
-    """One operation's slots. Its rate, in jobs a second, may be another one at each call."""
+    """Spaces one operation's jobs in time. The rate, in jobs per second, may differ at each
+    call."""
 
     _next: float | None = None
-    """When the next slot is, by the monotonic clock; None before the first."""
+    """Monotonic time of the next slot; None before the first."""
 
     def take(self, count: int, rate: float | None) -> tuple[int, float]:
         """Take up to `count` slots; or 0, and the seconds until there is one."""

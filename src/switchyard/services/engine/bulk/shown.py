@@ -1,4 +1,4 @@
-"""What people see of a bulk operation's record: its templates and changes, without secrets."""
+"""Prepare a bulk operation's record for people: its templates and changes, without secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchyard.services.engine.records.bulk import BulkOperation
 _PAYLOADS = ("payload", "then_payload", "merge")
 """Parts of a payload, or all of one."""
 _OF_MESSAGE = "payload"
-"""What a path into a message's payload begins with."""
+"""First part of a path into a message's payload."""
 
 
 def shown_operation(registry: Registry, operation: BulkOperation) -> BulkOperation:

@@ -1,1 +1,1 @@
-"""What the ledger keeps, as plain values: no database and no broker is needed to read them."""
+"""Records of the ledger, as data classes: no database and no broker is needed to read them."""

@@ -1,6 +1,6 @@
-"""Jobs that were removed from the ledger and are kept in Parquet files: what the ledger knows of
-those files, and the jobs on their way there. Moments are whole microseconds since the epoch where
-their name says so, since Parquet has no others; else seconds."""
+"""Records of the archive: the Parquet files that the ledger knows, and the jobs on their way into
+one. Times are whole microseconds since the epoch where their name says so, as Parquet stores them;
+else seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ARCHIVE_FOLDER = "archive"
-"""Of the storage: in it is a folder for each day, in UTC."""
+"""Folder in the storage; it has one folder for each day, in UTC."""
 
 
 def microseconds(moment: float) -> int:
@@ -19,7 +19,7 @@ def microseconds(moment: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobVersion:
-    """Which job it is, and in which state of its record: another job may get the same id later."""
+    """Identifies a job and the version of its record: another job may get the same id later."""
 
     created_us: int
     updated_us: int
@@ -33,9 +33,9 @@ class JobsToArchive:
     attempts: Sequence[Mapping[str, Any]]
     """Oldest first."""
     tags: Mapping[str, Mapping[str, str]]
-    """By job id."""
+    """Tags by job id."""
     seconds: float
-    """What the transaction took."""
+    """Seconds that the transaction took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class ArchiveFile:
     """A complete file of the archive."""
 
     number: int
-    """They are numbered in the order in which they were registered."""
+    """Number of the file, in the order in which files were registered."""
     key: str
-    """In the storage."""
+    """Key in the storage."""
     jobs: int
     attempts: int
     bytes: int
@@ -56,7 +56,7 @@ class ArchiveFile:
     """When the oldest and the newest of its jobs were made."""
     created_at: float
     settled_at: float | None = None
-    """When all of its jobs had been removed from the ledger; None while some may be in both."""
+    """When the last of its jobs was removed from the ledger; None while some may be in both."""
     kept: frozenset[str] = frozenset()
     """Ids of its jobs that stayed in the ledger, as they came to be needed: there they count."""
 

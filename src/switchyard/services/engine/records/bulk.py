@@ -1,4 +1,4 @@
-"""What the ledger keeps of bulk operations."""
+"""Records of bulk operations."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from switchyard.services.engine.records.job_ids import JobIds
 
 MIN_RATE = 0.001
 MAX_RATE = 1_000_000
-"""Jobs a second."""
+"""Jobs per second, at most."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/bulk")
 MAX_WAITING = 10_000_000
 """The highest watermark of a backfill: more than a lane may hold."""
 WEIGHT = "weight"
-"""In the plan of a backfill: its share of a queue, against those of others."""
+"""Key in the plan of a backfill: its share of a queue, relative to other backfills."""
 MAX_WEIGHT = 1000
 """The highest weight; one divided by it is the lowest."""
 
 
 class BulkState(StrEnum):
-    """Where a bulk operation stands."""
+    """State of a bulk operation."""
 
     WAITING = "waiting"
-    """For a process that runs it."""
+    """Waiting for a process that runs it."""
     RUNNING = "running"
     DRAINING = "draining"
-    """All its jobs are published, and some are not finished."""
+    """All its jobs are published, but some are not finished."""
     PAUSED = "paused"
-    """By somebody; goes on where it was when it is resumed."""
+    """Paused by an operator; continues from its cursor when it is resumed."""
     HALTED = "halted"
-    """By itself, for the reason in its note; can be resumed."""
+    """Paused by itself, for the reason in its note; can be resumed."""
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    """It can't go on, for the reason in its note; can be resumed once that is mended."""
+    """Ended by an error, which its note names; can be resumed once the cause is removed."""
 
 
 ACTIVE = frozenset({BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING})
@@ -51,15 +51,15 @@ ENDED = frozenset({BulkState.COMPLETED, BulkState.CANCELLED})
 
 
 AT_LAST = ENDED | {BulkState.HALTED, BulkState.FAILED}
-"""Nothing more happens by itself: worth telling somebody."""
+"""States in which nothing more happens without an operator: they are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotedProgress:
-    """How far an operation has come, as the counts in its record say; with notes for people."""
+    """Progress of an operation: the counts in its record, and notes for people."""
 
     notes: tuple[str, ...] = field(default=(), kw_only=True)
-    """Why some were left out; the first 20."""
+    """Why some jobs were left out; the first 20 reasons."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"notes": list(self.notes)}
@@ -82,7 +82,7 @@ def notice_id_of(ids: JobIds, operation_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BulkHold:
-    """By whom an operation is run, and how long others leave it to that process after it has
+    """Holder of an operation, and how long it stays reserved for that process after the process has
     died."""
 
     holder: str
@@ -100,14 +100,14 @@ class BulkOperation:
     title: str
     state: BulkState
     rate: float | None
-    """Jobs a second at most; None for no limit."""
+    """Jobs per second at most; None for no limit."""
     max_open: int | None
-    """Jobs of it that may be unfinished at once; None for no limit."""
+    """Unfinished jobs of the operation at most; None for no limit."""
     created_by: str
     reason: str | None
-    """Why somebody started it."""
+    """Why it was started, in the operator's words."""
     note: str | None
-    """Why it stands where it stands: what it waits for, or what went wrong."""
+    """Reason for the present state: what it waits for, or what went wrong."""
     created_at: float
     started_at: float | None
     updated_at: float
@@ -116,19 +116,19 @@ class BulkOperation:
     """The process that runs it."""
     lease_until: float | None
     spec: Mapping[str, Any]
-    """What is to be done; its kind knows the form. JSON."""
+    """What to do, as JSON; the form depends on the kind."""
     cursor: Mapping[str, Any] | None
-    """How far it has come; None at the start. JSON."""
+    """Position from which it continues, as JSON; None at the start."""
     counts: Mapping[str, Any]
-    """What it has done. JSON."""
+    """Counts of what it has done, as JSON."""
     budget: float | None = None
-    """What its calls of language models may cost, in the currency of JOBS_LLM_PRICES; None for no
+    """Maximum cost of its calls of language models, in the currency of JOBS_LLM_PRICES; None for no
     limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class BulkDeaths:
-    """Jobs of one operation that died of one cause."""
+    """Dead jobs of one operation with the same cause."""
 
     job_type: str
     reason: str | None

@@ -1,4 +1,4 @@
-"""Everything that can go wrong between this process and the ledger.
+"""Errors between this process and the ledger.
 
 LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry

@@ -1,4 +1,4 @@
-"""What people do to many jobs at once: cancel them, rerun them, or move them."""
+"""Bulk actions on jobs: cancel them, rerun them, or move them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchyard.services.engine.records.states import FINISHED, State
 
 
 class JobAction(StrEnum):
-    """What is done to each job; also the kind of the operation's record."""
+    """The action on each job; also the kind of the operation's record."""
 
     CANCEL = "cancel"
     RERUN = "rerun"
@@ -40,7 +40,7 @@ TAKES: Mapping[JobAction, frozenset[State]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class JobMove:
-    """Where a job is to wait."""
+    """Target of a move: the lane and priority that a job gets."""
 
     job_id: str
     lane: str
@@ -50,7 +50,7 @@ class JobMove:
 
 @dataclass(frozen=True, slots=True)
 class JobActionRecord:
-    """What one operation has done to one job."""
+    """Result of one operation for one job."""
 
     operation_id: str
     """Begins with what it was: `cancel-…`, `rerun-…`, `move-…`."""
@@ -58,9 +58,9 @@ class JobActionRecord:
     acted_at: float
     """Seconds since the epoch."""
     new_job_id: str | None
-    """Of a rerun: the job that does it again."""
+    """For a rerun: id of the new job."""
     before: Mapping[str, Any] | None
-    """Of a move: `lane` and `priority` that it had."""
+    """For a move: the job's earlier `lane` and `priority`."""
 
     @property
     def action(self) -> JobAction:

@@ -19,8 +19,8 @@ class JobIds:
     """
 
     key: bytes | None = field(repr=False)
-    """None for a ledger that was made before there were keys, and where there is no ledger: then
-    whoever knows what an id is made of can work it out."""
+    """Secret for ids; None for a ledger from before there were keys, and without a ledger. Then ids
+    can be computed by anyone who knows what they are made of."""
 
     def derive(self, namespace: UUID, name: str) -> str:
         """Return the id, a UUID, that belongs to the name within the namespace."""

@@ -1,4 +1,4 @@
-"""What the ledger keeps of joins: jobs that another one waits for."""
+"""Records of joins: jobs that wait for other jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, Literal
 from switchyard.services.engine.records.states import State
 
 WhenDead = Literal["wait", "go_on", "fail"]
-"""What becomes of the job that waits, when all have ended and some are dead.
+"""What happens to the waiting job when all the others have ended and some are dead. `wait`: it
+waits until those were redriven and have succeeded. `go_on`: it runs, and can ask which died.
+`fail`: it is dead at once, and runs when it is redriven after them.
 
 `wait`: it waits until those were redriven and have succeeded. `go_on`: it runs all the same, and
 can ask which died. `fail`: it is dead at once, and runs when it is redriven after them; a job that
@@ -21,7 +23,7 @@ WHEN_DEAD: tuple[WhenDead, ...] = ("wait", "go_on", "fail")
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How a job waits for others."""
+    """Conditions on which a job waits for others."""
 
     when_dead: WhenDead = "wait"
     held: bool = False
@@ -61,7 +63,7 @@ class JoinRecord:
 
 @dataclass(frozen=True, slots=True)
 class JoinedJob:
-    """A job that another waited for, as that one sees it."""
+    """A job that another job waited for, as its handler sees it."""
 
     job_id: str
     job_type: str
@@ -74,4 +76,4 @@ class JoinedJob:
     error_type: str | None
     error_message: str | None
     reason: str | None = None
-    """Why it is dead."""
+    """Reason of its death."""

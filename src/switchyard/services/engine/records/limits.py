@@ -25,11 +25,11 @@ class LimitSize:
 
 @dataclass(frozen=True, slots=True)
 class PermitDemand:
-    """What one job needs of one limit."""
+    """Amount of one limit that one job needs."""
 
     name: str
     key: str
-    """Whose share it is, as an account's; empty where all share one."""
+    """Key whose share of the limit is used, such as an account; empty where all jobs share one."""
     size: LimitSize
     tokens: int = 0
     """Estimated."""
@@ -49,14 +49,14 @@ class PermitRequest:
     attempts: int
     """With `redrives`, the generation of the message."""
     queue: str
-    """Where the job came from."""
+    """Queue of the job's delivery."""
     body: bytes | None
     """The message, to publish again when the job is woken; None where it is too large to be
     kept."""
     levels: Sequence[float]
     """Delays of the retry levels, seconds, ascending: the job is put off by one of them."""
     expires_at: float
-    """When it will be too old to run."""
+    """Time from which the job is too old to start."""
     life: float
     """Seconds after which the permits run out unless they are renewed."""
     claimed: bool = False
@@ -65,7 +65,7 @@ class PermitRequest:
 
 @dataclass(frozen=True, slots=True)
 class PermitReturn:
-    """A job has ended and gives its permits back."""
+    """The permits of a job that has ended, to be given back."""
 
     hold: str
     needs: Sequence[PermitDemand]
@@ -117,7 +117,7 @@ class PermitReleased:
     """The permits of a job were given back."""
 
     waited_for: bool
-    """A job waits for a limit that this one used, or was just woken for it."""
+    """Whether a job waits for a limit that this job used, or was just woken for it."""
     woken: tuple[WokenJob, ...] = ()
     """Jobs woken by the whole transaction, of whatever limit."""
 
@@ -127,7 +127,7 @@ PermitAnswer = PermitGranted | PermitRefused | NotRunnable | PermitReleased
 
 @dataclass(frozen=True, slots=True)
 class LimitReport:
-    """One limit of one key as it is now."""
+    """State of one limit for one key."""
 
     name: str
     key: str
@@ -159,7 +159,8 @@ class PendingPermit:
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """What started in the last minute, by second: never more than the rate within any 60 seconds.
+    """Jobs and tokens that started in the last minute, by second: never more than the rate within
+    any 60 seconds.
 
     A bucket that fills would let through twice as much in its worst minute, and a provider that
     counts would answer 429.

@@ -13,7 +13,8 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES, lane_of, queue_name
 
 MAX_PAUSE = 366 * 24 * 3600.0
-"""Seconds that `--for` may say at most; a pause without an end lasts until somebody resumes."""
+"""Seconds of a pause with an end (`--for`), at most; one without an end lasts until it is
+resumed."""
 MAX_PAUSES = 200
 """Pauses that may be in force at a time: each claim is compared with all of them."""
 MAX_TARGET = 200
@@ -22,13 +23,13 @@ QUEUE = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
 
 
 class PauseScope(StrEnum):
-    """What is paused."""
+    """What a pause applies to."""
 
     LANE = "lane"
     TYPE = "type"
     SOURCE = "source"
     QUEUE = "queue"
-    """One worker kind's jobs of a lane, `<lane>.<worker>`."""
+    """The jobs of one worker kind in a lane, `<lane>.<worker>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class NewPause:
     created_by: str
     reason: str | None = None
     seconds: float | None = None
-    """How long it lasts; None until somebody resumes."""
+    """Seconds that it lasts; None: until it is resumed."""
 
     def __post_init__(self) -> None:
         lanes = [lane.name for lane in LANES]
@@ -64,11 +65,11 @@ class PauseRecord:
     created_by: str
     created_at: float
     ends_at: float | None
-    """When it ends by itself."""
+    """When it ends by itself; None: not before it is resumed."""
     ended_at: float | None = None
-    """When it has ended; None while it is in force."""
+    """When it ended; None while it is in force."""
     ended_by: str | None = None
-    """Who has ended or replaced it; None where its time was over."""
+    """Who ended or replaced it; None where its time was over."""
 
     def __str__(self) -> str:
         return f"{self.scope} {self.target}"

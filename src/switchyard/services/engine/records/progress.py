@@ -1,4 +1,4 @@
-"""What running jobs say of themselves: how far they are, and where they would go on."""
+"""Progress and checkpoints that running jobs report."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from switchyard.broker.message import JobMessage
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgress:
-    """How far a handler is, as it says."""
+    """Progress as a handler reports it."""
 
     fraction: float | None
-    """Of its work, 0 to 1; None where it can't say."""
+    """Completed fraction of the work, 0 to 1; None where unknown."""
     note: str
-    """In a few words: `page 12 of 30`."""
+    """A few words for people: `page 12 of 30`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord(ReportedProgress):
-    """How far the last attempt is, or has come."""
+    """Progress of the job's last attempt."""
 
     reported_at: float
-    """When that was recorded, in seconds since the epoch."""
+    """When the progress was recorded, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What callers ask of the ledger. All times are float seconds since the epoch, UTC."""
+"""Arguments of the ledger's methods. All times are float seconds since the epoch, UTC."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def plain_key(key: str) -> str:
 
 
 def checked_source(source: str) -> str:
-    """As it is. Raises ValueError for one that is too long to find a document by."""
+    """Check a source and return it unchanged. Raises ValueError for one that is too long to find a
+    document by."""
     if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
         raise ValueError(f"source has more than {MAX_SOURCE:,} bytes")
     return source
@@ -63,13 +64,14 @@ class NewJob:
     """The kind of worker that takes it."""
     routing_key: str
     run_at: float | None = None
-    """Not before this time: the job is `scheduled` and not `pending`."""
+    """Earliest start: until then the job is `scheduled` and not `pending`."""
     idempotency_key: str | None = None
     """Two jobs of one key are one job; see `IdempotencyConflict`."""
     join_id: str | None = None
     """The job that waits for this one."""
     joins: Joining | None = None
-    """It waits for others itself, those whose `join_id` is its id: nobody publishes it before."""
+    """Set where the job waits for other jobs, whose `join_id` is its id: it is not published before
+    they end."""
     notice: NewJob | None = None
     """Waits for this one and all that follows from it, to tell somebody: recorded with it, or not
     at all."""
@@ -125,7 +127,7 @@ class FinishRequest:
     error_type: str | None = None
     error_message: str | None = None
     outcome: AttemptOutcome | None = None
-    """How the attempt stands in the job's timeline; None writes no line (it just succeeded)."""
+    """Entry for the attempt in the job's timeline; None writes none (it just succeeded)."""
 
     def __post_init__(self) -> None:
         if self.state not in ENDINGS:
@@ -155,14 +157,14 @@ class DeadLetterRecord:
     traceback: str | None = None
     redrives: int = 0
     attempts: int = 0
-    """With `redrives`, the letter's generation: an older letter does not bury a newer copy."""
+    """With `redrives`, the letter's generation: an older letter does not mark a newer copy dead."""
     copies: int = 1
     """Messages in `jobs.dead` that are this letter."""
     fingerprint: str | None = None
     """The group of letters that died of the same cause."""
     job: NewJob | None = None
-    """What it was, for a record where there is none: of a job that was published past the ledger,
-    and died before anybody claimed it."""
+    """The job, for a record where there is none: it was published past the ledger, and died before
+    it was claimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class FoundLetter:
     is_ours: bool
     """This system has written it; else the broker has dead-lettered what somebody published."""
     has_own_expiry: bool = False
-    """It came with a time limit for the broker, which this system gives to none."""
+    """Whether the message had a time limit for the broker, which this system never sets."""
     unroutable_as: str | None = None
     """The routing key for which there was no queue."""
 
@@ -198,7 +200,7 @@ class PayloadField:
     path: str
     """Names of objects' keys, and places in lists, with dots: `document.id`, `ids.0`."""
     value: str
-    """As text: a number or boolean as JSON writes it."""
+    """Value as text; a number or boolean as JSON writes it."""
 
     def __post_init__(self) -> None:
         if len(self.path) > MAX_PAYLOAD_PATH or not _PAYLOAD_PATH.fullmatch(self.path):
@@ -223,7 +225,7 @@ class PayloadField:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs: those that fit every field that is set."""
+    """Selects jobs that match every field that is set."""
 
     ids: tuple[str, ...] = ()
     """Only these, where there are any."""
@@ -248,9 +250,9 @@ class JobFilter:
     finished_until: float | None = None
     """Ended before this time."""
     slower_than: float | None = None
-    """Its last attempt took, or takes so far, more seconds than this."""
+    """Seconds; the last attempt took longer, or has run for longer."""
     error: str | None = None
-    """In its error's type, text or reason, whatever the case."""
+    """Text within the error's type, message or reason; case is ignored."""
     payload: PayloadField | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     """Each of these, with this value."""
@@ -316,8 +318,8 @@ _WORDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LetterFields:
-    """What dead letters are chosen by; fields that are None do not matter. What a value may be is
-    checked of a filter that somebody gives (`LetterFilter`), by the annotations here."""
+    """Fields by which dead letters are selected; None matches all. Values of a filter from outside
+    are checked (`LetterFilter`) by the annotations here."""
 
     ids: Annotated[
         frozenset[Annotated[str, Field(pattern=patterns.JOB_ID)]], Field(max_length=10_000)
@@ -341,7 +343,7 @@ class LetterFields:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter(LetterFields):
-    """Which dead letters to list from the index."""
+    """Selects dead letters in the index."""
 
     state: str | None = None
     since: float | None = None
@@ -358,7 +360,7 @@ class RedrivenCopy:
     redrives: int
     """The copy's own number."""
     changed: NewJob | None = None
-    """What the job is now, where the redrive has changed it."""
+    """The changed job, where the redrive changes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +369,7 @@ class LeftoverLetter:
 
     letter_id: str
     redrives: int
-    """Of the letter."""
+    """Redrives of the letter."""
     copies: int
     """Messages that are to be taken out of the queue."""
 
@@ -378,10 +380,10 @@ class LetterEdit:
 
     letter_id: str
     redrives: int
-    """Of the letter; those of the copy are one more."""
+    """Redrives of the letter; the copy has one more."""
     operation_id: str
     routing_key: str
-    """Where the copy goes."""
+    """Routing key of the copy."""
     edited_by: str
     edited_at: float
     headers: Mapping[str, Any]
@@ -396,13 +398,13 @@ class LetterEdit:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFilter:
-    """Which documents: those that fit every field that is set."""
+    """Selects documents that match every field that is set."""
 
     state: str | None = None
     source_prefix: str | None = None
     classes: tuple[str, ...] = ()
-    """What they are classified as, each `kind:label`: of several labels of one kind any, of several
-    kinds one of each."""
+    """Classes, each `kind:label`: of several labels of one kind any must match, of several kinds
+    each."""
     media_type: str | None = None
     since: float | None = None
     """Made at this time or later, in seconds since the epoch."""

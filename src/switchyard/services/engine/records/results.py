@@ -1,4 +1,4 @@
-"""What the ledger answers. All times are float seconds since the epoch, UTC."""
+"""Results of the ledger's methods. All times are float seconds since the epoch, UTC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Created:
 
     job_id: str
     receipt: str = field(default="", compare=False)
-    """With it the record can be taken back, for as long as nobody else relies on it."""
+    """Token with which the record can be removed again, as long as no other caller relies on it."""
     notice_id: str | None = field(default=None, compare=False)
     """The job that was recorded with it, to tell of its end: taken back with it."""
     paused: bool = False
@@ -53,7 +53,7 @@ class Claimed:
     join_id: str | None = None
     """The job that waits for this one, and for what follows from it."""
     joins: bool = False
-    """It has waited for others."""
+    """Whether it has waited for other jobs."""
     message: JobMessage | None = field(default=None, compare=False)
     """The job, as far as the ledger agrees to what its message says of itself; None where it agrees
     to all of that."""
@@ -61,15 +61,15 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """It has ended before: acknowledge the delivery and skip it."""
+    """The job has already ended: acknowledge the delivery and skip it."""
 
     state: State
 
 
 @dataclass(frozen=True, slots=True)
 class StillJoining:
-    """It waits for other jobs, and is published when those have ended: acknowledge and skip what
-    has come before."""
+    """The job waits for other jobs and is published when they have ended: acknowledge an earlier
+    delivery and skip it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """It runs. Watch that worker's beat; when it is dead, claim with `takeover_from`."""
+    """The job runs. Watch that worker's heartbeat; when it is dead, claim with `takeover_from`."""
 
     worker_id: str
     claim_id: str
@@ -97,8 +97,8 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class IdCollision:
-    """It carries the id of a job that it is not: another type or payload, a redrive that nobody has
-    asked for, or a time that is to come. The job's record stays as it is."""
+    """The message has the id of another job: its type or payload differs, or it claims a redrive
+    that was not requested, or has a time in the future. The job's record stays unchanged."""
 
 
 ClaimResult = Claimed | HeldByPause | Finished | StillJoining | Superseded | HeldBy | IdCollision
@@ -109,21 +109,21 @@ class AttemptFinished:
     """The end of an attempt was recorded."""
 
     due: list[str] = field(default_factory=list)
-    """Jobs that had waited for this one, and may be published now: they are `pending`."""
+    """Jobs that waited for this one and may be published now: they are `pending`."""
     state: State | None = field(default=None, compare=False)
-    """What the job is now: cancelled, where somebody has asked for that, whatever else was to
-    become of it."""
+    """State of the job now: cancelled where that was requested, whatever else it would have
+    become."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """It will not be run; its delivery is skipped when it comes."""
+    """The job will not run; its delivery is skipped when it comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """It runs: only its worker can stop it. The ledger notes the wish, and lets nobody run it
-    again: however this attempt ends, but well, the job is cancelled then."""
+    """The job runs: only its worker can stop it. The ledger notes the request and lets nobody run
+    the job again: unless this attempt succeeds, the job is cancelled at its end."""
 
     worker_id: str
 
@@ -149,7 +149,7 @@ class AttemptRecord:
 
     redrive: int
     attempt: int
-    """From 1, within the redrive."""
+    """Number of the attempt, from 1 in each redrive."""
     worker_id: str | None
     started_at: float | None
     finished_at: float
@@ -178,7 +178,7 @@ class JobSummary:
     redrives: int
     crashes: int
     worker_id: str | None
-    """Who runs it, or ran it last."""
+    """Worker that runs it, or ran it last."""
     claim_id: str | None
     created_at: float
     queued_at: float | None
@@ -194,14 +194,14 @@ class JobSummary:
     join_id: str | None
     """The job that waits for this one, and for what follows from it."""
     joins: bool
-    """It waits for others, or has."""
+    """Whether it waits, or has waited, for other jobs."""
     operation_id: str | None
     """The backfill that it belongs to."""
     cancel_asked_at: float | None = field(default=None, kw_only=True)
-    """When somebody first asked for it to be cancelled while it ran."""
+    """When its cancellation was first requested while it ran."""
     tags: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     progress: ProgressRecord | None = field(default=None, kw_only=True)
-    """How far its last attempt is, where its handler says so."""
+    """Progress of its last attempt, where its handler reports it."""
 
     @property
     def waits(self) -> bool:
@@ -216,7 +216,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(JobSummary):
-    """Everything that is known of a job."""
+    """A job with its payload and result."""
 
     payload: dict[str, Any]
     envelope: dict[str, Any]
@@ -225,7 +225,7 @@ class JobRecord(JobSummary):
     timeline: tuple[AttemptRecord, ...] = ()
     """Attempts that did not simply succeed, oldest first; only from `Ledger.get`."""
     checkpoint_at: float | None = None
-    """When an attempt has kept where it was, for the next one; only from `Ledger.get`."""
+    """When an attempt stored a checkpoint for the next one; only from `Ledger.get`."""
 
     @property
     def rerun_of(self) -> str | None:
@@ -235,7 +235,7 @@ class JobRecord(JobSummary):
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that it is of, where somebody has said so."""
+        """Trace id of the job; None where it belongs to no trace."""
         traceparent = self.envelope.get("metadata", {}).get("traceparent")
         return trace_id_of(traceparent if isinstance(traceparent, str) else None)
 
@@ -306,34 +306,34 @@ payload."""
 
 @dataclass(frozen=True, slots=True)
 class SentOnReport:
-    """A job type that a worker does not know, or not in this version, and has got jobs of."""
+    """A job type, or version of it, of which a worker has got jobs and does not know it."""
 
     worker_id: str
     job_type: str
     jobs: int
-    """Those that it has sent on, and no other worker has taken yet."""
+    """Jobs that it passed on and that no other worker has claimed yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a kind of worker has to do."""
+    """Load of one kind of worker."""
 
     oldest: float | None
-    """When the job entered its queue that has waited longest; None where none waits."""
+    """When the longest waiting job entered its queue; None where none waits."""
     running: Mapping[int, int]
-    """Jobs that run, by the ids of the processes of one host."""
+    """Number of running jobs, by the PIDs of one host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is open in the ledger at one moment. Times are seconds since the epoch."""
+    """Unfinished jobs in the ledger at one moment. Times are seconds since the epoch."""
 
     open_jobs: Mapping[tuple[str, str], int]
-    """By lane and state."""
+    """Number of jobs by lane and state."""
     oldest: Mapping[tuple[str, str], float]
-    """When the queued job that has waited longest entered its queue, by lane and worker."""
+    """When the longest waiting queued job entered its queue, by lane and worker."""
     oldest_pending: float | None
-    """When the oldest job was recorded that the broker has not confirmed."""
+    """When the oldest job without the broker's confirm was recorded."""
     dead: Mapping[tuple[str, str], int]
     """Dead letters that wait, by lane ("" where that is unknown) and reason."""
     bulk: Mapping[tuple[str, str], int]
@@ -344,21 +344,22 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class LaneMinute:
-    """What went on in a lane in one minute. Times are seconds since the epoch."""
+    """Counts of one lane for one minute. Times are seconds since the epoch."""
 
     at: float
-    """Its end, by the clock on the wall."""
+    """End of the minute, a whole minute of wall-clock time."""
     lane: str
     counted_at: float
     published: int
     ended: int
     dead: int
     open_jobs: int
-    """Jobs that had not ended when it was counted."""
+    """Unfinished jobs at the time of the count."""
     ready: int | None
-    """What waited in the lane's queues; None where the broker was away."""
+    """Messages that waited in the lane's queues; None where the broker was away."""
     wait_p50: float | None
-    """Seconds that jobs had waited which began in it; the hot lane's alone, None where none did."""
+    """Median wait, in seconds, of jobs that began in the minute; of the hot lane alone, None where
+    none did."""
     wait_p99: float | None
 
 
@@ -376,18 +377,19 @@ class WorkerRecord:
     beat: int
     """Counts up while it lives; compare two readings, not clocks."""
     beat_at: float
-    """By the database's clock, as the two that follow."""
+    """When its last heartbeat was, by the database's clock, as the next two times."""
     stopped_at: float | None
     hot_at: float | None
     """The last beat before which it took a hot job."""
     mark: str | None = None
-    """Which process it is (`instance.process_mark`)."""
+    """Identification of its process (`instance_ids.process_mark`)."""
     job_types: frozenset[str] | None = None
-    """Those that it can run; None where it has not said so."""
+    """Job types that it can run; None where it has not reported them."""
     memory_bytes: int | None = None
-    """What it had at its last beat (`process_memory`); None where it has not said so."""
+    """Bytes of memory at its last heartbeat (`process_memory`); None where it did not report
+    them."""
     stopping_at: float | None = None
-    """Since when it takes no more jobs, and waits for those that it runs."""
+    """Since when it takes no more jobs, and waits for its running ones to end."""
 
     def runs(self, kind: str, job_type: str) -> bool:
         """Tell whether it works that kind, and knows that type as far as it has said."""
@@ -396,7 +398,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeath:
-    """A job type that ran in a worker when this ended without a word."""
+    """A job type that ran in a worker when the worker ended without reporting it."""
 
     worker_id: str
     job_type: str
@@ -409,7 +411,7 @@ class LoopBlock:
     id: str
     worker_id: str
     job_id: str | None
-    """What it ran; None where that is not known."""
+    """Job that it ran; None where unknown."""
     job_type: str | None
     place: str
     """The code that ran: file, line and function."""
@@ -417,7 +419,8 @@ class LoopBlock:
     """Seconds since the epoch, by the ledger's clock."""
     seconds: float
     ended: bool
-    """False while it lasts, and for ever where the worker died of it: `seconds` were so far."""
+    """False while the block lasts, and for ever where the worker died of it: then `seconds` is the
+    duration until its last report."""
 
 
 @dataclass(frozen=True, slots=True)

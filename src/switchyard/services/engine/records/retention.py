@@ -1,4 +1,4 @@
-"""For how long ended things are kept, and what was removed. Ages are seconds; None is for ever."""
+"""Retention ages, and reports of what was removed. Ages are seconds; None is for ever."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from switchyard.services.engine.records.states import State
 
 @dataclass(frozen=True, slots=True)
 class RetentionAges:
-    """How long ended things are kept, since their end."""
+    """Seconds for which ended jobs and operations are kept, from their end."""
 
     states: Mapping[State, float | None]
-    """Of succeeded, cancelled and dead jobs."""
+    """Ages of succeeded, cancelled and dead jobs."""
     types: Mapping[str, float | None] = field(default_factory=dict)
-    """Of succeeded and cancelled jobs of single types, instead."""
+    """Ages of succeeded and cancelled jobs by type, which replace those of the states."""
     lanes: Mapping[str, float | None] = field(default_factory=dict)
-    """Of succeeded and cancelled jobs of single lanes, where their type has no age of its own."""
+    """Ages of succeeded and cancelled jobs by lane, where their type has none."""
     operations: float | None = None
 
     @classmethod
@@ -67,19 +67,19 @@ class KeptFor(StrEnum):
     """Why a job that has ended is kept."""
 
     AGE = "age"
-    """It is not old enough."""
+    """The job is not old enough."""
     OPERATION = "operation"
     """The backfill that it belongs to has not ended."""
     LETTER = "letter"
-    """Its letter waits in the dead letters."""
+    """The job's dead letter waits to be redriven."""
     FOLLOWERS = "followers"
-    """Jobs that followed from it are kept."""
+    """Jobs that followed from the job are kept."""
     JOIN = "join"
     """The job that waited for it is kept, and reads its result."""
     REDRIVE = "redrive"
     """A redrive that has sent it has not ended."""
     KEY = "key"
-    """Its idempotency key must still be known."""
+    """The job's idempotency key must still be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +89,19 @@ class ExaminedJobs:
     removable: tuple[str, ...]
     kept: Counter[KeptFor]
     types: Counter[str]
-    """How many of each type are removable."""
+    """Number of removable jobs, by type."""
     after: tuple[float, str] | None
-    """Where the next ones begin; None behind the last."""
+    """Position from which to continue; None at the end."""
     seconds: float
-    """What the transaction took."""
+    """Seconds that the transaction took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What one transaction has removed."""
+    """Rows that one transaction has removed."""
 
     rows: Counter[str]
-    """By table."""
+    """Number of rows, by table."""
     is_complete: bool
     """Whether nothing is left of what it was to remove."""
     seconds: float

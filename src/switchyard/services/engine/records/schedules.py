@@ -9,21 +9,22 @@ from typing import Any
 
 
 class FiringOutcome(StrEnum):
-    """What became of a due time."""
+    """Outcome of a due time."""
 
     DUE = "due"
-    """It is to be fired: a scheduler publishes its job, again and again until it is accepted."""
+    """To be fired: a scheduler tries to publish its job until it is accepted."""
     FIRED = "fired"
-    """Its job was accepted."""
+    """Fired: its job was accepted."""
     MISSED = "missed"
-    """Nobody was there in time."""
+    """Missed: no scheduler ran in time."""
     REFUSED = "refused"
-    """Its job could not be published for as long as it would have been of use."""
+    """Refused: its job could not be published as long as that was still useful."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRecord:
-    """When which job is published. All times are seconds since the epoch, by the ledger's clock."""
+    """A schedule: the times at which its job is published, and the job. All times are seconds since
+    the epoch, by the ledger's clock."""
 
     name: str
     cron: str
@@ -36,22 +37,22 @@ class ScheduleRecord:
     jitter: float
     """Seconds by which a firing is put off at most."""
     grace: float
-    """Seconds for which a due time that has passed is still worth firing."""
+    """Seconds after a due time in which it may still be fired."""
     origin: str
     """`file`, `default`, or `added`: by a command or over HTTP."""
     remote: bool
-    """Somebody outside has written the payload."""
+    """Whether the payload came over HTTP."""
     created_by: str
     created_at: float
     paused_at: float | None
     next_at: float
     """The next due time that nothing was decided about."""
     fire_at: float
-    """The same, put off by its jitter."""
+    """`next_at` plus its jitter."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Of its jobs."""
+    """Tags of its jobs."""
     payload_version: int | None = None
-    """Of which version the payload was when it was written; None: of the present one."""
+    """Version of the payload when it was written; None: the present one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Firing:
     outcome: FiringOutcome
     job_id: str | None
     noted_at: float
-    """When that was decided, or last changed."""
+    """When the outcome was decided or last changed."""
     times: int = 1
     """Due times that it stands for: more than one where they were missed together."""
     note: str | None = None

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 class State(StrEnum):
-    """Where a job is in its life."""
+    """State of a job."""
 
     SCHEDULED = "scheduled"
     """Waits for its `run_at`; the scheduler publishes it then."""
@@ -18,7 +18,8 @@ class State(StrEnum):
     """Held by a pause of its lane, type, source or queue; the scheduler publishes it when that has
     ended."""
     PENDING = "pending"
-    """Recorded; the broker has not confirmed it yet. The scheduler publishes what stays so."""
+    """Recorded; the broker has not confirmed it yet. The scheduler publishes a job that stays
+    pending."""
     QUEUED = "queued"
     """The broker has it: it waits in its lane."""
     RUNNING = "running"
@@ -40,9 +41,9 @@ class AttemptOutcome(StrEnum):
     SNOOZE = "snooze"
     DEAD = "dead"
     CRASHED = "crashed"
-    """Its worker died; another one took the job over."""
+    """The worker died, and another one took the job over."""
     RELEASED = "released"
-    """Its worker stopped or lost the broker, and gave the job back."""
+    """The worker stopped or lost the broker, and gave the job back."""
     CANCELLED = "cancelled"
     SUPERSEDED = "superseded"
 
@@ -57,15 +58,15 @@ IN_QUEUES = frozenset({State.QUEUED, State.RETRYING})
 """The broker holds the job, in a lane or until its next attempt."""
 
 WAITING = UNCONFIRMED | IN_QUEUES | {State.PAUSED}
-"""Not started; a claim may run it."""
+"""States of jobs that are not started; a claim may run them."""
 
 FINISHED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
 """At rest. Only a redrive leaves one of them, and only `dead`."""
 OPEN = tuple(state for state in State if state not in FINISHED)
-"""Of jobs that have not ended: few, and the index finds them among the many that have."""
+"""States of unfinished jobs: these are few, and an index finds them among all."""
 
 ENDINGS = frozenset({State.SUCCEEDED, State.RETRYING, State.QUEUED, State.DEAD, State.CANCELLED})
-"""What an attempt may leave a job in. `queued`: snoozed or released, no attempt used up."""
+"""States in which an attempt may leave a job. `queued`: snoozed or released, no attempt used up."""
 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
@@ -97,7 +98,7 @@ its age (docs/retention.md)."""
 
 
 class DeadLetterState(StrEnum):
-    """What became of a dead letter."""
+    """State of a dead letter."""
 
     WAITING = "waiting"
     REDRIVEN = "redriven"
@@ -108,17 +109,17 @@ class DeadLetterState(StrEnum):
 
 
 class RedriveOutcome(StrEnum):
-    """What became of a letter that was redriven."""
+    """Outcome of the redrive of a letter."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """It died again, or was cancelled."""
+    """The job died again, or was cancelled."""
     UNDONE = "undone"
-    """Somebody took it back before it ran."""
+    """The redrive was undone before the job ran."""
 
 
 class Pressure(StrEnum):
-    """How full: a client that hears `slow` should publish less, one that hears `full` wait."""
+    """Load of a queue: at `slow` a client should publish less, at `full` it should wait."""
 
     OK = "ok"
     SLOW = "slow"

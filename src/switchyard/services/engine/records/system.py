@@ -1,4 +1,4 @@
-"""What the ledger keeps of the system itself: which one it is, and the keys of its API."""
+"""Records of the system itself: its identity and its API keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SystemRecord:
     id: str
     """Twelve hexadecimal digits, drawn when the ledger was made."""
     name: str
-    """For people: what the ledger was called, and where, when it was made."""
+    """Name for people: that of the ledger, and its host, when it was made."""
     generation: int
     """Seconds since the epoch when ledger and broker last agreed on it; 0 before the first time. It
     only grows, so a ledger that has been restored has an older one than its broker."""
@@ -26,8 +26,8 @@ class SystemRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key of the OpenAI-compatible API may use; None: no limit. Who has any limit may use
-    that API alone."""
+    """Limits of a key of the OpenAI-compatible API; None: no limit. A key with any limit may use
+    that API only."""
 
     models: tuple[str, ...] = ()
     """Patterns of the models that it may name (`*`, `?`, `[…]`); all where there is none."""
@@ -35,7 +35,7 @@ class KeyLimits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     budget_per_day: float | None = None
-    """In the currency of JOBS_LLM_PRICES, as all budgets; a day in UTC."""
+    """Budget in the currency of JOBS_LLM_PRICES; a day is one in UTC."""
     budget_per_month: float | None = None
 
     @classmethod
@@ -65,10 +65,10 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class KeyAllowance:
-    """What a key has left of its rates, after a request or a refusal."""
+    """What remains of a key's rates after a request or a refusal."""
 
     requests: float | None
-    """None where there is no limit."""
+    """Requests that remain; None without a limit."""
     tokens: float | None
     retry_after: float = 0.0
     """Seconds until the request is allowed; 0 when it was."""
@@ -78,17 +78,17 @@ class KeyAllowance:
 
 @dataclass(frozen=True, slots=True)
 class ApiKeyRecord:
-    """What the ledger knows of a key. Times are seconds since the epoch, UTC."""
+    """An API key. Times are seconds since the epoch, UTC."""
 
     id: str
     """Public: it names the key in logs and commands."""
     name: str
-    """Who uses it, in somebody's words."""
+    """Name for people, such as that of its user."""
     key_hash: str
     """SHA-256 of the key, hexadecimal."""
     scopes: tuple[str, ...]
     created_at: float
     last_used_at: float | None
-    """To about a minute; None where it was never used."""
+    """Last use, to about a minute; None if never used."""
     revoked_at: float | None
     limits: KeyLimits | None = None

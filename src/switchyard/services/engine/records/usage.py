@@ -1,4 +1,4 @@
-"""What takes how much room. Sizes are bytes, times seconds since the epoch."""
+"""Sizes of tables, files, queues and indexes in bytes; times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TableUsage:
     name: str
     rows: int
     bytes: int | None
-    """With its indexes; None where the database does not tell."""
+    """Size with indexes; None where the database does not report it."""
     since: float | None
-    """When its oldest row was made; None where that is not known."""
+    """When its oldest row was made; None where unknown."""
     rows_of_last_day: int | None
 
 
@@ -36,7 +36,7 @@ class FilesUsage:
     files: int
     bytes: int
     since: float | None
-    """When the oldest of them was written."""
+    """When the oldest file was written."""
     bytes_of_last_day: int
 
 
@@ -47,13 +47,13 @@ class QueueUsage:
     name: str
     messages: int
     bytes: int
-    """Of the messages' bodies."""
+    """Bytes of the messages' bodies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemUsage:
-    """What a system takes. Parts that were away, or took too long, are None, and `missing` says
-    why."""
+    """Disk usage of a system. Parts that were away or took too long are None, with the reason in
+    `missing`."""
 
     ledger: LedgerUsage | None
     files: tuple[FilesUsage, ...] | None
