@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.api_server import RunningApi, connected, serving
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.made import claim, finish, letter, message, new_job
+from tests.support.made import NOW, claim, finish, letter, message, new_job
 from tests.support.system import System
 
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -178,14 +179,14 @@ async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
     feeds = api.server.app.state.dashboard.feeds
     monkeypatch.setattr(feeds, "_interval", 0.05)
     calls: Counter[str] = Counter()
-    for name in ("run_head", "pipeline"):
+    for name in ("run_heads", "pipeline"):
         monkeypatch.setattr(JobReads, name, counted(getattr(JobReads, name), calls))
     ledger = system.ledger.jobs
     await ledger.record_many([new_job("root"), new_job(message("next", pipeline="root"))])
     page = api.client.stream("GET", "/dashboard/jobs/root", headers={"accept": MEDIA_TYPE})
     async with page as stream:
         lines = stream.aiter_lines()
-        await eventually(lambda: calls["run_head"] >= 5, what="looks at the run's head")
+        await eventually(lambda: calls["run_heads"] >= 5, what="looks at the run's head")
         assert calls["pipeline"] == 1
         await ledger.cancel("next", time.time())
         async for line in lines:
@@ -196,8 +197,8 @@ async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
         async for line in lines:
             if "live_job" in line and "cancelled" in line:
                 break
-        seen = calls["run_head"]
-        await eventually(lambda: calls["run_head"] >= seen + 5, what="more looks")
+        seen = calls["run_heads"]
+        await eventually(lambda: calls["run_heads"] >= seen + 5, what="more looks")
         assert calls["pipeline"] == 3
 
 
@@ -233,6 +234,37 @@ async def test_the_counts_by_state_follow_the_filter(
     assert await counts(source="s", state="pending") == ["2 pending", "of the newest 2"]
     monkeypatch.setattr(jobs, "PAGE_SIZE", 2)
     assert await counts(source="s") == ["2 pending", "of the newest 2"]
+
+
+async def test_a_filter_without_an_index_reads_a_bounded_number_of_jobs_at_a_time(
+    system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "MAX_READ", 4)
+    ledger = system.ledger.jobs
+    for number in range(10):
+        source = "rare" if number in (1, 8) else "common"
+        await ledger.record(new_job(message(f"job-{number}", source=source), now=NOW + number))
+
+    async def page(address: str) -> tuple[list[str], str, str | None]:
+        html = (await api.client.get(address)).text
+        older = re.search(r'rel="next" href="([^"]+)"', html)
+        listed = re.findall(r'href="/dashboard/jobs/(job-\d)"', html)
+        return listed, html, older and unescape(older[1])
+
+    pages = []
+    address: str | None = "/dashboard/jobs?source=rare"
+    while address:
+        listed, html, address = await page(address)
+        pages.append((listed, "no index finds" in html))
+    assert pages == [(["job-8"], True), ([], True), (["job-1"], False)]
+    listed, html, older = await page("/dashboard/jobs?source=rare&everything=true")
+    assert (listed, "no index finds" in html, older) == (["job-8", "job-1"], False, None)
+    listed, html, _ = await page("/dashboard/jobs?source=common&state=pending")
+    assert len(listed) == 8
+    monkeypatch.setattr(jobs, "PAGE_SIZE", 2)
+    listed, html, _ = await page("/dashboard/jobs?source=common")
+    assert (listed, "no index finds" in html) == (["job-9", "job-7"], False)  # it is full
+    assert "among the newest 4 jobs" in html
 
 
 async def test_a_job_is_compared_with_others_of_its_type(system: System, api: RunningApi) -> None:

@@ -261,12 +261,16 @@ async def test_a_pipeline_is_its_first_job_and_those_that_follow(ledger: Ledger)
 
 
 async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -> None:
-    jobs, heads = ledger.jobs, []
+    jobs, heads, lonely = ledger.jobs, [], set()
 
     async def look() -> None:
-        heads.append(await ledger.job_reads.run_head("next"))
+        of_each = await ledger.job_reads.run_heads(["next", "lonely", "nobody"])
+        assert set(of_each) == {"next", "lonely"}
+        lonely.add(of_each["lonely"])
+        heads.append(of_each["next"])
 
-    await jobs.record(new_job(message("root")))
+    for each in ("root", "lonely"):
+        await jobs.record(new_job(message(each)))
     await jobs.record(new_job(message("next", pipeline="root", parent_id="root")))
     await look()
     await jobs.record(new_job(message("other", pipeline="elsewhere")))
@@ -286,6 +290,7 @@ async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -
     await jobs.cancel("next", NOW + 9)
     await look()
     assert len(set(heads)) == len(heads) - 1
+    assert len(lonely) == 1
 
 
 async def test_what_stayed_pending_is_due_when_it_is_old_enough(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from fastapi import Depends, Path, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from switchyard.api.dashboard.formats import Html
-from switchyard.api.dashboard.jobs import run_time, wait_time, waterfall
+from switchyard.api.dashboard.jobs import TIMES, waterfall
 from switchyard.api.dashboard.pages import (
     HEADERS,
     DashboardPage,
@@ -26,7 +26,7 @@ from switchyard.api.dashboard.pages import (
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.dependencies import DocumentsOf, PagePicturesOf
 from switchyard.api.http.problems import Problem
-from switchyard.api.http.routing import Cursor
+from switchyard.api.http.routing import Cursor, GuardedRoute
 from switchyard.api.models.documents import HitView, SearchBody
 from switchyard.api.pipeline.documents import FORM, DocumentIdOf, receive_upload
 from switchyard.api.pipeline.search import search
@@ -79,7 +79,10 @@ async def _require_wing(request: Request) -> None:
 
 
 router = Pages(DashboardView("documents", "Documents", HERE, is_shown=_is_installed))
-router.dependencies.append(Depends(_require_wing))
+files = Pages(router.view, route_class=GuardedRoute)
+"""Pictures: each waits for its own turn, and keeps no page waiting."""
+for each in (router, files):
+    each.dependencies.append(Depends(_require_wing))
 
 Asked = Annotated[str, Query(max_length=2000, pattern=patterns.NO_NUL)]
 
@@ -182,8 +185,7 @@ async def show_document(
         "run": waterfall(run, now),
         "costs": await _costs(state, run),
         "currency": state.settings.prices.currency,
-        "run_time": run_time,
-        "wait_time": wait_time,
+        **TIMES,
         "result": result,
         "pages": min((result or {}).get("page_count") or 0, MAX_PAGE_LINKS),
         "figures": await _if_made(documents.figures(document_id)) or [],
@@ -233,7 +235,7 @@ async def show_page(
     return DashboardPage("document_page.html", context, title=title)
 
 
-@router.get("/{document_id}/pages/{number}/picture")
+@files.get("/{document_id}/pages/{number}/picture")
 async def show_page_picture(
     document_id: DocumentIdOf,
     number: Annotated[int, Path(ge=1, le=1_000_000)],
@@ -250,7 +252,7 @@ async def show_page_picture(
     return Response(content, media_type=media_type, headers=headers)
 
 
-@router.get("/{document_id}/figures/{number}")
+@files.get("/{document_id}/figures/{number}")
 async def show_figure(
     document_id: DocumentIdOf,
     number: Annotated[int, Path(ge=1, le=1_000)],

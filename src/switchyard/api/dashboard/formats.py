@@ -74,9 +74,22 @@ def ago(at: float | datetime | None, now: float) -> str:
         text = f"{text.replace('.0 s', ' s')} ago"
     else:
         text = f"in {text}"
+    return _time(when, text, "ago")
+
+
+def since(at: float | None, now: float) -> str:
+    """Write for how long something has been so since a moment, with that on hover. The page's
+    script counts on."""
+    when = moment(at)
+    if at is None or when is None:
+        return NOTHING
+    return _time(when, duration(now - at), "since")
+
+
+def _time(when: datetime, text: str, counted: str) -> Html:
     exact = when.strftime("%Y-%m-%d %H:%M:%S UTC")
     machine_readable = when.isoformat(timespec="milliseconds")
-    return Html(f'<time datetime="{machine_readable}" title="{exact}" data-ago>{text}</time>')
+    return Html(f'<time datetime="{machine_readable}" title="{exact}" data-{counted}>{text}</time>')
 
 
 def clock(at: float | None) -> str:
@@ -127,6 +140,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "duration": duration,
     "ago": ago,
+    "since": since,
     "clock": clock,
     "size": size,
     "percent": percent,

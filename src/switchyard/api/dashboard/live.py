@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 
 import structlog
@@ -16,10 +17,17 @@ from switchyard.services.common.errors import SwitchyardError
 
 INTERVAL = 2.0
 """Seconds between two readings of a page that somebody looks at."""
+REST = 10
+"""How many times as long as the last reading took a page rests at least: one that costs much, such
+as a rare filter of a million jobs, is read less often."""
+MAX_REST = 60.0
+SECONDS_FOR_EACH = 0.1
+"""Where many different pages are looked at, each is read less often: 50 of them every 5 s or so."""
 HEARTBEAT_INTERVAL = 15.0
 Read = Callable[[], Awaitable[dict[str, str]]]
-_AGO = re.compile(r"(?<=data-ago>)[^<]*")
-"""How long ago something was (`formats.ago`): the page's script keeps that up to date."""
+_COUNTED = re.compile(r"(?<=data-ago>)[^<]*|(?<=data-since>)[^<]*")
+"""How long ago something was, and for how long it has been so (`formats.ago`, `formats.since`): the
+page's script keeps that up to date."""
 
 
 class _Feed:
@@ -38,7 +46,7 @@ class _Feed:
 
     def update(self, regions: dict[str, str]) -> None:
         """Take over what has changed."""
-        content = {name: _AGO.sub("", html) for name, html in regions.items()}
+        content = {name: _COUNTED.sub("", html) for name, html in regions.items()}
         changed = [name for name in content if self._content.get(name) != content[name]]
         if not changed:
             return
@@ -105,9 +113,22 @@ class Feeds:
 
     async def _keep_reading(self, feed: _Feed, read: Read) -> None:
         log = structlog.get_logger("dashboard")
+        rest = self._interval
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(_until_together(rest, self._interval))
+            began = time.monotonic()
             try:
                 feed.update(await read())
             except (SwitchyardError, BrokerError, HTTPException) as error:
                 log.warning("page not read again", error=str(error))
+            rest = min(REST * (time.monotonic() - began), MAX_REST)
+            rest = max(self._interval, rest, SECONDS_FOR_EACH * len(self._feeds))
+
+
+def _until_together(rest: float, interval: float) -> float:
+    """Return a number of seconds, at least nearly `rest`, after which all pages with that interval
+    are read at once: what they ask alike can be asked for all of them."""
+    if not interval:
+        return rest
+    due = time.monotonic() + rest - interval / 2
+    return due + interval - due % interval - time.monotonic()

@@ -40,7 +40,7 @@ class LaneRow:
     percent: float | None
     """Of the fullest of its queues."""
     oldest: float | None
-    """Age of the job that has waited longest, in seconds."""
+    """Since when the job has waited that has waited longest, in seconds since the epoch."""
     jobs: dict[str, int]
     published: list[float | None]
     """In each of the last minutes; None where nobody counted."""
@@ -67,7 +67,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
     gauges = await readings.gauges()
     oldest: dict[str, float] = {}
     for (lane, _), at in gauges.oldest.items():
-        oldest[lane] = max(oldest.get(lane, 0.0), now - at)
+        oldest[lane] = min(oldest.get(lane, at), at)
     groups = await state.ledger.dead_letters.dead_groups(limit=MAX_CAUSES)
     context = {
         "lanes": _lanes(report, minutes, oldest, gauges.open_jobs, first),

@@ -7,6 +7,7 @@ begin with `live_`, each again when it has changed.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping
@@ -54,9 +55,12 @@ NOTICE = "switchyard_notice"
 MAX_NOTICE = 500
 PRESETS = (1, 5, 20, 100)
 """Letters or jobs to begin with, before all of many are sent: for forms."""
-MAX_PAGE_AGE = 20.0
+MAX_PAGE_AGE = 30.0
 """Seconds after which a page is read again although its head is the same: what is of others, such
 as the traceback of a dead letter, is no part of that."""
+READ_AT_ONCE = 6
+"""Pages that are read at once in a process; more wait. They would take all its connections to the
+ledger, and whoever publishes jobs meanwhile would be told that it is away."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -74,14 +78,12 @@ class DashboardView:
 
 @dataclass(frozen=True, slots=True)
 class PageHead:
-    """What tells cheaply whether a page that costs much has to be read again."""
+    """What tells cheaply whether a page that costs much has to be read again. What changes with
+    time alone is counted by the page's script."""
 
     read: Callable[[], Awaitable[Hashable]]
     value: Hashable
     """As it was before the page was read."""
-    is_final: bool
-    """Nothing on the page changes with time alone: while the head is the same, it is not even
-    written again."""
 
 
 class DashboardPage(Response):
@@ -179,6 +181,7 @@ class Dashboard:
     renderer: Renderer
     feeds: Feeds
     csrf_mark: str = field(default_factory=partial(token_hex, 16))
+    reading: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, READ_AT_ONCE))
 
     def regions(self, request: Request, page: DashboardPage) -> dict[str, str]:
         """Write the live blocks of a page for all who share it."""
@@ -227,7 +230,11 @@ class PageRoute(GuardedRoute):
         async def shown(request: Request) -> Response:
             live = request.headers.get("accept") == MEDIA_TYPE
             try:
-                response = await handle(request)
+                if request.method == "GET":
+                    async with dashboard_of(request).reading:
+                        response = await handle(request)
+                else:
+                    response = await handle(request)
                 if not isinstance(response, DashboardPage):
                     return response
                 if live:
@@ -277,13 +284,12 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
         nonlocal page, read_at
         head, age = page.head, time.monotonic() - read_at
         if head is None or age >= MAX_PAGE_AGE or await head.read() != head.value:
-            fresh, read_at = await handle(shared), time.monotonic()
-            if not isinstance(fresh, DashboardPage):
-                return {}
-            page = fresh
-        elif head.is_final:
-            return {}
-        return dashboard.regions(shared, page)
+            async with dashboard.reading:
+                fresh, read_at = await handle(shared), time.monotonic()
+            if isinstance(fresh, DashboardPage):
+                page = fresh
+                return dashboard.regions(shared, page)
+        return {}
 
     key = (principal.scopes, str(request.url))
     mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())
@@ -301,14 +307,14 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
 class Pages(Routes):
     """The routes of one view: `GET` shows, `POST` does and leads back to what shows it."""
 
-    def __init__(self, view: DashboardView) -> None:
+    def __init__(self, view: DashboardView, *, route_class: type[GuardedRoute] = PageRoute) -> None:
         super().__init__(
             prefix=view.path,
             dependencies=[allows(view.scope)],
             include_in_schema=False,
         )
         self.view = view
-        self.route_class = PageRoute
+        self.route_class = route_class
 
 
 def allows(scope: Scope | None) -> Any:

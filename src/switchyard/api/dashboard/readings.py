@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Annotated, Generic, TypeVar
 
 import structlog
@@ -16,6 +16,7 @@ from switchyard.broker.lanes import retry_name
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.services.common.errors import SwitchyardError
+from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.monitoring.doctor import diagnose
 from switchyard.services.engine.monitoring.lane_report import Report, lane_report
@@ -26,8 +27,10 @@ DOCTOR_INTERVAL = 30.0
 LANES_INTERVAL = 1.5
 GAUGES_INTERVAL = 5.0
 """Seconds for which a reading is shown again."""
-MAX_GAUGES_AGE = 30.0
-"""Seconds after which gauges are not shown any more."""
+MAX_AGE = 30.0
+"""Seconds beyond that after which a reading is not shown any more."""
+HEADS_WINDOW = 0.02
+"""Seconds in which the heads of jobs that several pages show are gathered for one question."""
 FIRST_TIMEOUT = 1.5
 """Seconds that a page waits for the first reading of a process, and in the place of one that is too
 old."""
@@ -51,16 +54,20 @@ class Reading(Generic[T]):
         """How old the value is, in seconds."""
         return None if self.value is None else time.monotonic() - self._asked_at
 
-    async def look(self, max_age: float = float("inf")) -> T | None:
-        """Return the last value, and ask for the next one where that is old. Only for the first
-        one of all, and in the place of one of more than `max_age` seconds, a moment is waited."""
+    async def look(self) -> T | None:
+        """Return the last value, and ask for the next one where that is old. Where there is none
+        yet, or nobody has looked for a while, a moment is waited for it. None where nothing is
+        known, or nothing that is new enough to be shown."""
         is_old = time.monotonic() - self._asked_at > self._fresh_for
         if is_old and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._read())
-        is_wanted = self.trouble is None if self.age is None else self.age > max_age
-        if is_wanted and self._task is not None:
+        if self._is_too_old and self._task is not None:
             await asyncio.wait([self._task], timeout=FIRST_TIMEOUT)
-        return self.value
+        return None if self._is_too_old else self.value
+
+    @property
+    def _is_too_old(self) -> bool:
+        return time.monotonic() - self._asked_at > self._fresh_for + MAX_AGE
 
     async def _read(self) -> None:
         try:
@@ -78,6 +85,28 @@ class Reading(Generic[T]):
             await end_tasks(self._task)
 
 
+class RunHeads:
+    """Heads of jobs and their runs (`JobReads.run_heads`): of all that pages ask for at about the
+    same time, by one question."""
+
+    def __init__(self, reads: JobReads) -> None:
+        self._reads = reads
+        self._job_ids: set[str] = set()
+        self._next: asyncio.Task[dict[str, Hashable]] | None = None
+
+    async def of(self, job_id: str) -> Hashable:
+        """Return the head of a job; None for an unknown id. Raises LedgerUnavailable."""
+        self._job_ids.add(job_id)
+        if self._next is None:
+            self._next = asyncio.create_task(self._read())
+        return (await asyncio.shield(self._next)).get(job_id)
+
+    async def _read(self) -> dict[str, Hashable]:
+        await asyncio.sleep(HEADS_WINDOW)
+        job_ids, self._job_ids, self._next = self._job_ids, set(), None
+        return await self._reads.run_heads(job_ids)
+
+
 class Readings:
     """The readings of a process."""
 
@@ -87,6 +116,7 @@ class Readings:
         self.lanes: Reading[Report] = Reading(self._ask_lanes, LANES_INTERVAL)
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
+        self.run_heads = RunHeads(state.ledger.job_reads)
 
     async def close(self) -> None:
         """Ask no more."""
@@ -94,12 +124,10 @@ class Readings:
             await each.close()
 
     async def gauges(self) -> Gauges:
-        """Return the ledger's gauges, of MAX_GAUGES_AGE seconds ago at most: to count what waits
-        takes some tenths of a second where it is much. Raises LedgerUnavailable."""
-        gauges, age = await self._gauges.look(MAX_GAUGES_AGE), self._gauges.age
-        if gauges is None or age is None or age > MAX_GAUGES_AGE:
-            gauges = await self._state.ledger.gauges.gauges()
-        return gauges
+        """Return the ledger's gauges, of half a minute ago at most: to count what waits takes some
+        tenths of a second where it is much. Raises LedgerUnavailable."""
+        gauges = await self._gauges.look()
+        return await self._state.ledger.gauges.gauges() if gauges is None else gauges
 
     async def _ask_doctor(self) -> list[Diagnostic]:
         return [each async for each in diagnose(self._state.settings)]

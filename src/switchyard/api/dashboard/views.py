@@ -46,6 +46,7 @@ ROUTERS = (
     dead_edit.router,
     job_actions.router,
     new_job.router,
+    documents.files,
     *VIEWS,
 )
 

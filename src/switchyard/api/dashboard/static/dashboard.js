@@ -42,6 +42,10 @@
       const text = past > -3 && past < 1 ? "now" : past > 0 ? `${words(past)} ago` : `in ${words(-past)}`;
       if (each.textContent !== text) each.textContent = text;
     }
+    for (const each of document.querySelectorAll("time[data-since]")) {
+      const text = words(Math.max(0, (now - Date.parse(each.dateTime)) / 1000));
+      if (each.textContent !== text) each.textContent = text;
+    }
   }
 
   // Takes over what differs, and leaves the rest alone: focus, selection, what is open and what is

@@ -39,7 +39,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.paging import continued, cursor_before, fetch_page
 from switchyard.services.engine.ledger.sql.repository import LedgerCore, Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
     attempts,
@@ -165,6 +165,17 @@ class JobReads(Repository):
             return replace(page, items=_with_tags(connection, page.items))
 
         return await self._database.read(work)
+
+    @read
+    def bound(
+        self, connection: Connection, number: int, cursor: str | None
+    ) -> tuple[float, str] | None:
+        """Return when the last of so many jobs was made, from a cursor of `list_jobs` on, newest
+        first, and the cursor behind it; None where there are fewer. Raises InvalidCursor."""
+        at, key = jobs.c.created_at, jobs.c.id
+        query = continued(select(at), at, key, cursor).order_by(at.desc(), key.desc())
+        made_at = connection.scalar(query.offset(number - 1).limit(1))
+        return None if made_at is None else (made_at, cursor_before(made_at))
 
     @read
     def matching_jobs(
@@ -315,19 +326,33 @@ class JobReads(Repository):
         return [_summary(row) for row in rows]
 
     @read
-    def run_head(self, connection: Connection, job_id: str, *, limit: int = 1_000) -> Hashable:
-        """Return what is another value once a job, or one of the jobs of its run (`pipeline`), has
-        changed: cheap enough to be asked every few seconds. None for an unknown id."""
-        columns = (jobs.c.pipeline, jobs.c.state, jobs.c.updated_at, jobs.c.cancel_asked_at)
-        own = select(*columns, *_PROGRESS).select_from(_WITH_PROGRESS).where(jobs.c.id == job_id)
-        if (job := connection.execute(own).one_or_none()) is None:
-            return None
-        root_id = job.pipeline or job_id
-        root = select(jobs.c.updated_at).where(jobs.c.id == root_id)
-        others = select(jobs.c.updated_at).where(jobs.c.pipeline == root_id)
-        run = others.order_by(jobs.c.created_at, jobs.c.id).limit(limit).subquery()
-        newest = select(func.count(), func.max(run.c.updated_at)).select_from(run)
-        return (tuple(job), connection.scalar(root), tuple(connection.execute(newest).one()))
+    def run_heads(
+        self, connection: Connection, job_ids: Collection[str], *, limit: int = 1_000
+    ) -> dict[str, Hashable]:
+        """Return, by the job's id, what is another value once the job, or one of the jobs of its
+        run (`pipeline`), has changed: cheap enough to be asked every few seconds, of many jobs.
+        Unknown ids are left out."""
+        columns = (jobs.c.state, jobs.c.updated_at, jobs.c.cancel_asked_at)
+        root_id = func.coalesce(jobs.c.pipeline, jobs.c.id)
+        root, other = jobs.alias(), jobs.alias()
+        run = (
+            select(other.c.updated_at)
+            .where(other.c.pipeline == root_id)
+            .order_by(other.c.created_at, other.c.id)
+            .limit(limit)
+            .correlate(jobs)
+            .subquery()
+        )
+        own = select(
+            jobs.c.id,
+            *columns,
+            *_PROGRESS,
+            select(root.c.updated_at).where(root.c.id == root_id).scalar_subquery(),
+            select(func.count()).select_from(run).scalar_subquery(),
+            select(func.max(run.c.updated_at)).scalar_subquery(),
+        )
+        found = own.select_from(_WITH_PROGRESS).where(among(connection, jobs.c.id, job_ids))
+        return {row.id: tuple(row) for row in connection.execute(found)}
 
     @read
     def pipelines(

@@ -261,6 +261,16 @@ class JobFilter:
     def is_empty(self) -> bool:
         return self == JobFilter()
 
+    @property
+    def is_scan(self) -> bool:
+        """Whether no index finds the jobs that fit: where they are rare, all jobs are read."""
+        if self.state not in (None, State.SUCCEEDED):
+            return False  # those of other states are few
+        found = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
+        read = ("job_type", "worker", "source", "finished_since", "finished_until", "slower_than")
+        is_read = any(getattr(self, name) is not None for name in (*read, "error", "payload"))
+        return is_read and not any(getattr(self, name) for name in found)
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set."""
         values = asdict(self)

@@ -41,9 +41,7 @@ def fetch_page(
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}")
     query = query.add_columns(at.label("_at"), key.label("_key"))
-    if cursor is not None:
-        last_at, last_key = _decode(cursor)
-        query = query.where(at <= last_at, tuple_(at, key) < tuple_(last_at, last_key))
+    query = continued(query, at, key, cursor)
 
     def newest(part: Select[Any]) -> Select[Any]:
         return part.order_by(at.desc(), key.desc()).limit(limit + 1)
@@ -61,6 +59,21 @@ def fetch_page(
         items=tuple(make(row) for row in rows),
         next_cursor=_encode(last["_at"], last["_key"]) if last is not None else None,
     )
+
+
+def continued(
+    query: Select[Any], at: ColumnElement[float], key: ColumnElement[str], cursor: str | None
+) -> Select[Any]:
+    """Leave out the rows of the pages before a cursor. Raises InvalidCursor."""
+    if cursor is None:
+        return query
+    last_at, last_key = _decode(cursor)
+    return query.where(at <= last_at, tuple_(at, key) < tuple_(last_at, last_key))
+
+
+def cursor_before(at: float) -> str:
+    """Return the cursor of the rows that are older than that."""
+    return _encode(at, "")
 
 
 def _encode(at: float, key: str) -> str:
