@@ -250,7 +250,7 @@ async def _wake_waiting(context: DutyContext) -> None:
 
 async def _forget_limits(context: DutyContext) -> None:
     limits = context.ledger.limits
-    await SmallSteps.beside_jobs_of(context.ledger).remove_all(
+    await SmallSteps.yielding_to_hot_jobs(context.ledger).remove_all(
         lambda limit: limits.forget_idle_limits(limit=limit)
     )
 
