@@ -27,7 +27,7 @@ from switchyard.services.llm.concurrency_policy import (
     ConcurrencyPolicy,
     Ended,
     Fixed,
-    ServerPace,
+    PolicyState,
     StepPolicy,
     observe,
 )
@@ -119,9 +119,9 @@ class Outcome:
 class _Fleet:
     """All workers together: a limit, a queue, and calls."""
 
-    def __init__(self, rule: ConcurrencyPolicy, bounds: Bounds, batch: Batch, seed: int) -> None:
-        self.rule, self.bounds, self.batch = rule, bounds, batch
-        self.pace = ServerPace.first(bounds, 0.0)
+    def __init__(self, policy: ConcurrencyPolicy, bounds: Bounds, batch: Batch, seed: int) -> None:
+        self.policy, self.bounds, self.batch = policy, bounds, batch
+        self.pace = PolicyState.first(bounds, 0.0)
         self.outcome = Outcome()
         self.in_flight = 0
         self._dice = random.Random(seed)
@@ -176,9 +176,9 @@ class _Fleet:
             tokens,
             first - began if whole and first is not None else None,
             (loop.time() - first) / tokens if whole and first is not None else None,
-            is_awaited=bool(self._queue),
+            others_wait=bool(self._queue),
         )
-        self.pace = observe(self.pace, sample, self.rule, self.bounds, loop.time())
+        self.pace = observe(self.pace, sample, self.policy, self.bounds, loop.time())
         self.in_flight -= 1
         while self._queue and self.in_flight < int(self.pace.limit):
             self.in_flight += 1
@@ -196,7 +196,7 @@ class _Fleet:
 
 
 async def run(
-    rule: ConcurrencyPolicy,
+    policy: ConcurrencyPolicy,
     bounds: Bounds,
     *,
     seed: int,
@@ -207,7 +207,7 @@ async def run(
     """One run of the load, to its end: every request that was begun is answered."""
     loop = asyncio.get_running_loop()
     batch = Batch(machine or Machine(), loop.time)
-    fleet = _Fleet(rule, bounds, batch, seed)
+    fleet = _Fleet(policy, bounds, batch, seed)
     end = minutes * 60
     loop.call_at(SLOW_FROM, batch.slow_down, SLOWED)
     loop.call_at(SLOW_TO, batch.slow_down, 1.0)
@@ -227,8 +227,8 @@ async def run(
 def llm(stage: Stage, rounds: int, count: int) -> list[Row]:
     """300 domains for ten simulated minutes, in two of which everything takes 1.5 times as long."""
     rows: list[Row] = []
-    for name, (rule, bounds) in CONTENDERS.items():
-        outcomes = [instantly(run(rule, bounds, seed=seed)) for seed in range(rounds)]
+    for name, (policy, bounds) in CONTENDERS.items():
+        outcomes = [instantly(run(policy, bounds, seed=seed)) for seed in range(rounds)]
         figures = (
             ("time-outs", "%", "under 0.5 %", [each.timeouts for each in outcomes]),
             ("server's use", "%", "at least 95 %", [100 * each.use for each in outcomes]),
@@ -254,10 +254,10 @@ def llm_small(stage: Stage, rounds: int, count: int) -> list[Row]:
     for at_once in SMALL:
         ideal = Fixed(), Bounds(at_once, at_once, at_once)
         contenders = {f"fixed {at_once}": ideal, **{name: CONTENDERS[name] for name in SEEKING}}
-        for kind, (name, (rule, bounds)) in product(KINDS, contenders.items()):
+        for kind, (name, (policy, bounds)) in product(KINDS, contenders.items()):
             machine, load = small_machine(kind, at_once), count * at_once
             outcomes = [
-                instantly(run(rule, bounds, seed=seed, machine=machine, count=load))
+                instantly(run(policy, bounds, seed=seed, machine=machine, count=load))
                 for seed in range(rounds)
             ]
             figures = (

@@ -86,13 +86,13 @@ def _server() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def _lanes(settings: Settings, rule: ConcurrencyPolicy) -> AsyncIterator[list[ModelClient]]:
+async def _lanes(settings: Settings, policy: ConcurrencyPolicy) -> AsyncIterator[list[ModelClient]]:
     async with AsyncExitStack() as stack:
         lanes = []
         for _ in range(WORKERS):
             ledger = await stack.enter_async_context(await Ledger.open(settings.ledger_url))
             lanes.append(
-                await stack.enter_async_context(ModelClient.open(settings, ledger, rule=rule))
+                await stack.enter_async_context(ModelClient.open(settings, ledger, policy=policy))
             )
         yield lanes
 
@@ -150,8 +150,8 @@ class _Load:
         return True
 
 
-async def _run(settings: Settings, rule: ConcurrencyPolicy, url: str, minutes: float) -> Outcome:
-    async with _lanes(settings, rule) as lanes:
+async def _run(settings: Settings, policy: ConcurrencyPolicy, url: str, minutes: float) -> Outcome:
+    async with _lanes(settings, policy) as lanes:
         return await _Load(lanes, url, minutes).run()
 
 
@@ -159,7 +159,7 @@ def llm_http(stage: Stage, rounds: int, count: int) -> list[Row]:
     """The rules through HTTP and the ledger, by two workers: COUNT minutes of the server's time,
     two of which go by in a real one."""
     rows: list[Row] = []
-    for name, (rule, bounds) in CONTENDERS.items():
+    for name, (policy, bounds) in CONTENDERS.items():
         outcomes = []
         for _ in range(rounds):
             ledger = stage.postgres.create_database()
@@ -177,7 +177,7 @@ def llm_http(stage: Stage, rounds: int, count: int) -> list[Row]:
                         "data_dir": stage.folder("llm-http"),
                     }
                 )
-                outcomes.append(asyncio.run(_run(settings, rule, url, count)))
+                outcomes.append(asyncio.run(_run(settings, policy, url, count)))
         figures = (
             ("time-outs", "%", "under 0.5 %", [each.timeouts for each in outcomes]),
             ("server's use", "%", "at least 95 %", [100 * each.stats["use"] for each in outcomes]),

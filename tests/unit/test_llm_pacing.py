@@ -13,7 +13,7 @@ from switchyard.services.llm.concurrency_policy import (
     ConcurrencyPolicy,
     Ended,
     Fixed,
-    ServerPace,
+    PolicyState,
     StepPolicy,
     observe,
 )
@@ -24,8 +24,8 @@ TOKENS = 100
 
 
 def after(
-    rule: ConcurrencyPolicy,
-    pace: ServerPace,
+    policy: ConcurrencyPolicy,
+    pace: PolicyState,
     *,
     answered: int = 0,
     timed_out: int = 0,
@@ -34,14 +34,14 @@ def after(
     in_flight: int | None = None,
     first_token: float = 0.1,
     per_token: float = 0.02,
-    is_awaited: bool = True,
+    others_wait: bool = True,
     bounds: Bounds = BOUNDS,
-) -> ServerPace:
+) -> PolicyState:
     """What is known when a window with these calls is over."""
     busy = int(pace.limit) if in_flight is None else in_flight
     seconds = first_token + per_token * TOKENS
     answer = CallSample(
-        Ended.ANSWERED, busy, seconds, TOKENS, first_token, per_token, is_awaited=is_awaited
+        Ended.ANSWERED, busy, seconds, TOKENS, first_token, per_token, others_wait=others_wait
     )
     samples = [
         *[CallSample(Ended.TIMED_OUT, busy)] * timed_out,
@@ -51,15 +51,15 @@ def after(
     ]
     window = pace
     for left, sample in zip(reversed(range(len(samples))), samples, strict=True):
-        pace = observe(pace, sample, rule, bounds, window.began + (9.9 if left else 10))
+        pace = observe(pace, sample, policy, bounds, window.began + (9.9 if left else 10))
         if pace.began != window.began:
             break
     return pace
 
 
-def settled(seen: int = 16, *, bounds: Bounds = BOUNDS) -> ServerPace:
+def settled(seen: int = 16, *, bounds: Bounds = BOUNDS) -> PolicyState:
     """What is known of a server that has just got this limit, and was as quick alone."""
-    pace = after(AdaptivePolicy(), ServerPace.first(bounds, 0), answered=1, bounds=bounds)
+    pace = after(AdaptivePolicy(), PolicyState.first(bounds, 0), answered=1, bounds=bounds)
     pace = after(AdaptivePolicy(), pace, answered=20, in_flight=1, bounds=bounds)
     return replace(pace, limit=float(seen))
 
@@ -79,42 +79,42 @@ def settled(seen: int = 16, *, bounds: Bounds = BOUNDS) -> ServerPace:
 def test_the_steps_are_those_of_requirement_l3(
     answered: int, timed_out: int, expected: float
 ) -> None:
-    pace = after(StepPolicy(), ServerPace.first(BOUNDS, 0), answered=answered, timed_out=timed_out)
+    pace = after(StepPolicy(), PolicyState.first(BOUNDS, 0), answered=answered, timed_out=timed_out)
     assert pace.limit == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rule", [StepPolicy(), AdaptivePolicy(), Fixed()])
-def test_the_bounds_hold_whatever_happens(rule: ConcurrencyPolicy) -> None:
-    pace = ServerPace.first(BOUNDS, 0)
+@pytest.mark.parametrize("policy", [StepPolicy(), AdaptivePolicy(), Fixed()])
+def test_the_bounds_hold_whatever_happens(policy: ConcurrencyPolicy) -> None:
+    pace = PolicyState.first(BOUNDS, 0)
     for _ in range(50):
-        pace = after(rule, pace, timed_out=100)
+        pace = after(policy, pace, timed_out=100)
         assert pace.limit >= 5
     for _ in range(200):
-        pace = after(rule, pace, answered=100)
+        pace = after(policy, pace, answered=100)
         assert pace.limit <= 50
 
 
 def test_nothing_changes_within_a_window() -> None:
     pace = observe(
-        ServerPace.first(BOUNDS, 0), CallSample(Ended.TIMED_OUT, 1), StepPolicy(), BOUNDS, 9.9
+        PolicyState.first(BOUNDS, 0), CallSample(Ended.TIMED_OUT, 1), StepPolicy(), BOUNDS, 9.9
     )
     assert pace.limit == 16
 
 
 def test_the_first_calls_tell_how_fast_a_server_is_with_one() -> None:
-    pace = after(AdaptivePolicy(), ServerPace.first(SMALL, 0), answered=1, bounds=SMALL)
+    pace = after(AdaptivePolicy(), PolicyState.first(SMALL, 0), answered=1, bounds=SMALL)
     assert pace.limit == 1
     pace = after(AdaptivePolicy(), pace, answered=1, bounds=SMALL)
     assert pace.limit == 2
 
 
 def test_an_adaptive_limit_grows_while_it_is_used_and_all_tokens_come_faster() -> None:
-    rule, pace, seen = AdaptivePolicy(), settled(bounds=SMALL, seen=2), []
+    policy, pace, seen = AdaptivePolicy(), settled(bounds=SMALL, seen=2), []
     for _ in range(4):
-        pace = after(rule, pace, answered=40, bounds=SMALL)
+        pace = after(policy, pace, answered=40, bounds=SMALL)
         seen.append(int(pace.limit))
     assert seen == [8, 32, 50, 50]
-    idle = after(rule, settled(), answered=40, in_flight=3, is_awaited=False)
+    idle = after(policy, settled(), answered=40, in_flight=3, others_wait=False)
     assert idle.limit == 16, "nobody wants more"
 
 
@@ -123,11 +123,11 @@ def test_more_calls_that_make_no_more_tokens_are_taken_back(
     first_token: float, per_token: float
 ) -> None:
     """The second call shares the server with the first, or waits for it."""
-    rule, pace = AdaptivePolicy(), settled(bounds=SMALL, seen=2)
+    policy, pace = AdaptivePolicy(), settled(bounds=SMALL, seen=2)
 
-    def next_of(pace: ServerPace) -> ServerPace:
+    def next_of(pace: PolicyState) -> PolicyState:
         first, token = (first_token, per_token) if pace.limit > 1 else (0.1, 0.02)
-        return after(rule, pace, answered=20, bounds=SMALL, first_token=first, per_token=token)
+        return after(policy, pace, answered=20, bounds=SMALL, first_token=first, per_token=token)
 
     pace = next_of(pace)
     assert pace.limit == 1
@@ -140,66 +140,68 @@ def test_more_calls_that_make_no_more_tokens_are_taken_back(
 
 @pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.07), (0.4, 0.02)])
 def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float) -> None:
-    rule = AdaptivePolicy()
-    pace = after(rule, settled(), answered=40, is_awaited=False)
+    policy = AdaptivePolicy()
+    pace = after(policy, settled(), answered=40, others_wait=False)
     assert pace.limit == 16
-    slower = after(rule, pace, answered=40, first_token=first_token, per_token=per_token)
+    slower = after(policy, pace, answered=40, first_token=first_token, per_token=per_token)
     assert slower.limit == pytest.approx(pace.limit * 0.9)
 
 
 def test_a_slowness_that_giving_way_does_not_mend_becomes_the_measure() -> None:
-    rule = AdaptivePolicy()
-    pace = after(rule, settled(), answered=40, is_awaited=False)
+    policy = AdaptivePolicy()
+    pace = after(policy, settled(), answered=40, others_wait=False)
     for _ in range(6):
-        pace = after(rule, pace, answered=40, per_token=0.08)
+        pace = after(policy, pace, answered=40, per_token=0.08)
     assert pace.limit > 16 * 0.9**4
-    assert after(rule, pace, answered=40, per_token=0.08).limit >= pace.limit
+    assert after(policy, pace, answered=40, per_token=0.08).limit >= pace.limit
 
 
 def test_refusals_timeouts_and_cut_answers_shrink_it_at_once() -> None:
-    rule, start = AdaptivePolicy(), settled()
+    policy, start = AdaptivePolicy(), settled()
     for refused, timed_out, broken in ((5, 0, 0), (0, 2, 0), (0, 0, 5)):
-        pace = after(rule, start, answered=20, refused=refused, timed_out=timed_out, broken=broken)
+        pace = after(
+            policy, start, answered=20, refused=refused, timed_out=timed_out, broken=broken
+        )
         assert pace.limit == pytest.approx(16 * 0.7)
-    assert after(rule, start, refused=10).limit == pytest.approx(16 * 0.7)
-    alone = after(rule, start, broken=5, in_flight=1)
+    assert after(policy, start, refused=10).limit == pytest.approx(16 * 0.7)
+    alone = after(policy, start, broken=5, in_flight=1)
     assert alone == start, "with one call it is no sign of too many"
 
 
 def test_after_an_overload_no_raise_is_tried_for_some_windows() -> None:
-    rule = AdaptivePolicy()
-    pace = after(rule, settled(4, bounds=SMALL), answered=2, broken=4, bounds=SMALL)
+    policy = AdaptivePolicy()
+    pace = after(policy, settled(4, bounds=SMALL), answered=2, broken=4, bounds=SMALL)
     assert int(pace.limit) == 2
     limits = []
     for _ in range(4):
-        pace = after(rule, pace, answered=20, bounds=SMALL)
+        pace = after(policy, pace, answered=20, bounds=SMALL)
         limits.append(int(pace.limit))
     assert limits == [2, 2, 3, 4]
 
 
 def test_a_window_grows_old() -> None:
     """One quiet call an hour after a burst says nothing of the burst."""
-    rule, pace = AdaptivePolicy(), settled()
+    policy, pace = AdaptivePolicy(), settled()
     sample = CallSample(Ended.ANSWERED, 16, 2.0, TOKENS, 0.1, 0.02)
     for _ in range(7):
-        pace = observe(pace, sample, rule, BOUNDS, pace.began + 3)
-    quiet = replace(sample, in_flight=1, is_awaited=False)
-    later = observe(pace, quiet, rule, BOUNDS, pace.began + 3600)
+        pace = observe(pace, sample, policy, BOUNDS, pace.began + 3)
+    quiet = replace(sample, in_flight=1, others_wait=False)
+    later = observe(pace, quiet, policy, BOUNDS, pace.began + 3600)
     assert later.limit == 16
     assert later.window.answered == 1
 
 
 def test_a_server_that_does_not_stream_is_measured_by_whole_answers() -> None:
-    rule, pace = AdaptivePolicy(), ServerPace.first(SMALL, 0)
+    policy, pace = AdaptivePolicy(), PolicyState.first(SMALL, 0)
     for _ in range(12):
         sample = CallSample(Ended.ANSWERED, int(pace.limit), 2.0, TOKENS)
-        pace = observe(pace, sample, rule, SMALL, pace.began + 10)
+        pace = observe(pace, sample, policy, SMALL, pace.began + 10)
     assert pace.limit > 8
 
 
 def test_what_is_kept_is_read_again_and_nonsense_begins_anew() -> None:
     pace = after(AdaptivePolicy(), settled(25), answered=40)
-    assert ServerPace.load(pace.dump(), BOUNDS, 99) == pace
-    assert ServerPace.load({}, BOUNDS, 99) == ServerPace.first(BOUNDS, 99)
+    assert PolicyState.load(pace.dump(), BOUNDS, 99) == pace
+    assert PolicyState.load({}, BOUNDS, 99) == PolicyState.first(BOUNDS, 99)
     narrower = replace(BOUNDS, most=20)
-    assert ServerPace.load(pace.dump(), narrower, 99).limit == 20, "settings that changed"
+    assert PolicyState.load(pace.dump(), narrower, 99).limit == 20, "settings that changed"

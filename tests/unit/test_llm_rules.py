@@ -10,8 +10,8 @@ from switchyard.services.llm.concurrency_policy import Bounds, Fixed
 
 @pytest.mark.parametrize("name", ["adaptive, 1 to 50", "adaptive, 1 to 200"])
 def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
-    rule, bounds = CONTENDERS[name]
-    outcome = instantly(run(rule, bounds, seed=1))
+    policy, bounds = CONTENDERS[name]
+    outcome = instantly(run(policy, bounds, seed=1))
     assert outcome.timeouts < 0.5
     assert round(outcome.use, 3) >= 0.95
     assert outcome.p99 < 30
@@ -24,8 +24,8 @@ def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
 def test_the_default_rule_finds_what_a_small_server_takes(at_once: int, kind: str) -> None:
     machine, count = small_machine(kind, at_once), 20 * at_once
     outcome, fixed = (
-        instantly(run(rule, bounds, seed=1, machine=machine, count=count))
-        for rule, bounds in (
+        instantly(run(policy, bounds, seed=1, machine=machine, count=count))
+        for policy, bounds in (
             CONTENDERS["adaptive, 1 to 50"],
             (Fixed(), Bounds(at_once, at_once, at_once)),
         )

@@ -30,8 +30,8 @@ from switchyard.services.llm.records.llm_servers import (
     TRIAL_AFTER_FAILURES,
     LlmServerState,
     ServerPaused,
+    SlotAcquired,
     SlotsFull,
-    SlotTaken,
 )
 from tests.support.eventually import eventually
 
@@ -64,17 +64,17 @@ async def take(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) 
 
 async def test_no_more_slots_than_the_limit_whoever_asks(ledger: Ledger) -> None:
     answers = await asyncio.gather(*(take(ledger, f"slot-{n}") for n in range(20)))
-    assert answers.count(SlotTaken()) == 3
+    assert answers.count(SlotAcquired()) == 3
     assert answers.count(SlotsFull(3, 3)) == 17
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-0", None)
-    taken = [n for n, answer in enumerate(answers) if answer == SlotTaken()]
+    taken = [n for n, answer in enumerate(answers) if answer == SlotAcquired()]
     await LlmLedger(ledger).slots.end_llm_slot("default", f"slot-{taken[-1]}", None)
-    assert await take(ledger, "next") == SlotTaken()
+    assert await take(ledger, "next") == SlotAcquired()
 
 
 async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Ledger) -> None:
     for n in range(3):
-        assert await take(ledger, f"slot-{n}") == SlotTaken()
+        assert await take(ledger, f"slot-{n}") == SlotAcquired()
     await LlmLedger(ledger).slots.end_llm_slot(
         "default", "slot-0", lambda state, *_: replace(state, limit=1.0)
     )
@@ -82,11 +82,11 @@ async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Le
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-1", None)
     assert await take(ledger, "next") == SlotsFull(1, 1)
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-2", None)
-    assert await take(ledger, "next") == SlotTaken()
+    assert await take(ledger, "next") == SlotAcquired()
 
 
 async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> None:
-    assert await take(ledger, "slot-0", limit=1, ttl=0.3) == SlotTaken()
+    assert await take(ledger, "slot-0", limit=1, ttl=0.3) == SlotAcquired()
     assert await take(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
     assert (
         await LlmLedger(ledger).slots.renew_llm_slots({"slot-0": "default"}, "somebody", 0.3)
@@ -94,7 +94,7 @@ async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> No
     )
 
     async def free() -> bool:
-        return await take(ledger, "slot-1", limit=1) == SlotTaken()
+        return await take(ledger, "slot-1", limit=1) == SlotAcquired()
 
     assert await eventually(free)
 
@@ -105,7 +105,7 @@ async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledge
         await LlmLedger(ledger).slots.end_llm_slot(
             "default", entry.slot, None
         )  # as one that has run out
-        assert await take(ledger, "another's", limit=1) == SlotTaken()
+        assert await take(ledger, "another's", limit=1) == SlotAcquired()
         await frozen._renew()
         assert await take(ledger, "next", limit=1) == SlotsFull(2, 1)
         await frozen.leave(entry, None)
@@ -271,8 +271,8 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
 
 
 def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerState:
-    call = FleetCall(lesson, 1, is_awaited=False)
-    return state_after_call(state, call, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
+    call = FleetCall(lesson, 1, others_wait=False)
+    return state_after_call(state, call, now, policy=Fixed(), bounds=Bounds(), jitter=1.0)
 
 
 def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
@@ -300,10 +300,10 @@ async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: 
     await LlmLedger(plain_ledger).slots.end_llm_slot(
         "default", "first", lambda state, *_: replace(state, failures=TRIAL_AFTER_FAILURES)
     )
-    assert await take(plain_ledger, "one") == SlotTaken()
+    assert await take(plain_ledger, "one") == SlotAcquired()
     assert await take(plain_ledger, "two") == SlotsFull(1, 1)
     await LlmLedger(plain_ledger).slots.end_llm_slot(
         "default", "one", lambda state, _, now: after(state, CallOutcome(Ended.ANSWERED), now)
     )
-    assert await take(plain_ledger, "two") == SlotTaken()
-    assert await take(plain_ledger, "three") == SlotTaken()
+    assert await take(plain_ledger, "two") == SlotAcquired()
+    assert await take(plain_ledger, "three") == SlotAcquired()

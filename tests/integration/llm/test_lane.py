@@ -18,7 +18,7 @@ from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.concurrency_policy import ServerPace
+from switchyard.services.llm.concurrency_policy import PolicyState
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import (
@@ -68,14 +68,14 @@ class Climbing:
 
     min_calls: int = 10
     minds_broken: bool = False
-    seen: list[ServerPace] = field(default_factory=list)
+    seen: list[PolicyState] = field(default_factory=list)
 
-    def is_over(self, pace: ServerPace, seconds: float) -> bool:
-        return pace.window.answered >= self.min_calls
+    def is_over(self, state: PolicyState, seconds: float) -> bool:
+        return state.window.answered >= self.min_calls
 
-    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
-        self.seen.append(pace)
-        return pace.limit + 1, {}
+    def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
+        self.seen.append(state)
+        return state.limit + 1, {}
 
 
 @pytest.mark.timeout(300)
@@ -116,21 +116,21 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
     """That the default one finds what a server bears is shown in simulated time, where no other
     load is taken for the server's (tests/unit/test_llm_rules.py)."""
     machine = Machine(knee=4, tokens=20, scale=4)
-    rule = Climbing()
+    policy = Climbing()
     with serving(machine) as (url, app):
         given = settings(url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2)
-        async with ModelClient.open(given, plain_ledger, rule=rule) as lane:
+        async with ModelClient.open(given, plain_ledger, policy=policy) as lane:
             await asyncio.gather(*(ask(lane, str(n), timeout=240.0) for n in range(80)))
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert report.in_flight == 0
         assert app.counts.answered == 80
-    assert [pace.limit for pace in rule.seen][:5] == [2, 3, 4, 5, 6]
+    assert [pace.limit for pace in policy.seen][:5] == [2, 3, 4, 5, 6]
     assert report.state.limit == 6
     assert 2 < app.counts.most <= 6
-    for pace in rule.seen:
+    for pace in policy.seen:
         window = pace.window
-        assert window.answered >= rule.min_calls
-        assert window.calls <= pace.limit
+        assert window.answered >= policy.min_calls
+        assert window.mean_in_flight <= pace.limit
         assert min(window.timed, window.first_token, window.per_token, window.rate) > 0
 
 

@@ -1,8 +1,8 @@
-"""The cost of a backfill's calls of language models, estimated before it starts.
+"""Estimate the cost of a backfill's calls of language models before it starts.
 
-Only the first jobs are known. The guess takes every other job to be like them, every answer to be
-as long as it may be, and none to be stored already: an upper bound if the first items are typical.
-Documents are not read for a guess: each text counts as the longest that a model is ever shown.
+Only the first jobs are known. The estimate takes every other job to be like them, every answer to
+be as long as it may be, and none to be stored already: an upper bound if the first items are
+typical. Documents are not read for an estimate: each text counts as the longest that a model gets.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from switchyard.services.llm.budget_account import max_usage_of
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_requests import LlmRequest
 
-_OF_REQUESTS = (
-    "every item is taken for the average of the first {number}, a token for 3 bytes of a question, "
-    "answers as long as they may be (max_tokens), and none is there already"
+_ASSUMPTION = (
+    "every item is like the average of the first {number}, a question has a token for 3 bytes, "
+    "answers are as long as they may be (max_tokens), and none is stored already"
 )
 
 
 def estimate(
     settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
 ) -> CostEstimate | None:
-    """Estimate the cost of a backfill by its first jobs; None for jobs that ask no model
+    """Estimate the cost of a backfill from its first jobs; None if they ask no model
     themselves."""
     if not jobs or not issubclass(job_type.payload_model, LlmRequest):
         return None
     usages = [_max_usage(job_type.payload_model, job) for job in jobs]
-    return estimate_of(settings, usages, total, _OF_REQUESTS.format(number=len(jobs)))
+    return estimate_from_usages(settings, usages, total, _ASSUMPTION.format(number=len(jobs)))
 
 
-def estimate_of(
+def estimate_from_usages(
     settings: Settings, usages: Sequence[Mapping[str, int]], total: int | None, assumption: str
 ) -> CostEstimate | None:
-    """Estimate what `total` calls cost that are on average like these; None without servers."""
+    """Estimate the cost of `total` calls with the mean of these usages; None without servers."""
     if not settings.llm_servers:
         return None
     mean = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}
@@ -55,11 +55,11 @@ def estimate_of(
     )
 
 
-async def short_budget(
+async def short_budget_note(
     settings: Settings, ledger: Ledger, backfill_id: str, asks_models: bool
 ) -> str | None:
-    """Say which budget, of a backfill or of the day, was too short for its last call; None where
-    none was. Raises LedgerError."""
+    """Say which budget, of a backfill or of the day, had too little left for the last call that
+    needed it; None if all had enough. Raises LedgerError."""
     prefixes = ("day:", f"backfill:{backfill_id}")
     per_day = settings.llm_budget_per_day if asks_models else None
     for budget in await LlmLedger(ledger).spending.llm_budgets(per_day=per_day):

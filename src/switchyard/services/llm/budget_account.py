@@ -1,8 +1,8 @@
-"""The cost of calls: reserved in the budgets before each, recorded after it.
+"""The cost of calls: reserved in the budgets before each call, recorded after it.
 
-The estimate is an upper bound of the answer (`max_tokens`), and of the question as well in all
-but the oddest scripts (a token for every three bytes). So all processes together overrun a budget
-by no more than what the questions under way were estimated too low.
+The estimate is an upper bound of the answer (`max_tokens`), and of the question as well in all but
+the oddest scripts (a token for every three bytes). So all processes together overrun a budget by at
+most the sum by which the questions under way were estimated too low.
 """
 
 from __future__ import annotations
@@ -41,29 +41,31 @@ from switchyard.services.llm.records.llm_spend import (
 )
 
 RECHECK_INTERVAL = 300.0
-"""Seconds after which a job looks whether there is a budget again: it may have been raised."""
+"""Seconds after which a job without a budget tries again: the budget may have been raised."""
 PENDING_RECHECK_INTERVAL = 15.0
-"""Seconds after which it does where calls under way may turn out to cost less."""
+"""Seconds after which it tries again while calls under way may turn out to cost less than is
+reserved for them."""
 BYTES_PER_TOKEN = 3
-"""Fewer than in English text (4): an estimate is to be too high rather than too low."""
+"""Fewer than in English text (4), so that an estimate is too high rather than too low."""
 TOKENS_PER_PICTURE = 1_500
 EMBEDDER = "embeddings"
-"""The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
+"""Name of the provider under which calls of the server of JOBS_EMBED_BASE_URL are recorded."""
 ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Parameters that limit an answer, of all endpoints."""
+"""Parameters that limit the tokens of an answer, of all endpoints."""
 TEMPLATE_TOKENS = 8
 """Tokens that a model's template puts around each message."""
 
 
 class NoBudget(RetryableError):
-    """There is no budget left for a call: its job waits until there is, and grows no older."""
+    """A budget has too little left for a call: its job waits until there is more, and this time
+    does not count towards its maximum age."""
 
     def __init__(self, message: str, *, after: float) -> None:
         super().__init__(message, after=after, counts=False, ages=False)
 
 
 def requester_of(ctx: JobContext) -> Requester:
-    """Return the job as the requester of a call."""
+    """Describe the job as the requester of a call."""
     metadata = ctx.message.metadata
     document = ctx.message.payload.get("document_id")
     return Requester(
@@ -76,7 +78,8 @@ def requester_of(ctx: JobContext) -> Requester:
 
 
 def max_usage_of(chat: Mapping[str, Any], *, has_answer: bool = True) -> dict[str, int]:
-    """Estimate the most tokens that a question and its answer may have; vectors are no answer."""
+    """Estimate the most tokens that a question and its answer may have; without `has_answer`, such
+    as for vectors, those of the question alone."""
     pictures = 0
 
     def text_of(content: Any) -> Any:
@@ -107,20 +110,20 @@ def max_usage_of(chat: Mapping[str, Any], *, has_answer: bool = True) -> dict[st
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    """Return whether a parameter that a client has sent is a number of something."""
+    """Return whether a parameter that a client has sent is a usable count."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 @dataclass(slots=True)
 class CallCharge:
-    """The cost record of one call while it is made."""
+    """How a call and its tries have ended, as far as its cost depends on that."""
 
     answer: Completion | None = None
-    """Set when there is one."""
+    """None while there is none, and if the call failed."""
     error: BaseException | None = None
-    """What it ended in, where there is none."""
+    """The error in which the call ended."""
     broken: int = 0
-    """Tries before the last that were broken off, and may have been charged too."""
+    """Tries before the last that were broken off, and may have been charged, too."""
 
     def count_broken(self) -> None:
         self.broken += 1
@@ -133,11 +136,11 @@ class EmbeddingBudget:
     account: BudgetAccount
     asked_by: Requester
 
-    def embedding(
+    def charged_embedding(
         self, model: str, texts: Sequence[str]
     ) -> AbstractAsyncContextManager[CallCharge]:
-        """Charge one call, as `BudgetAccount.embedding` does."""
-        return self.account.embedding(model, texts, self.asked_by)
+        """Charge one call, as `BudgetAccount.charged_embedding` does."""
+        return self.account.charged_embedding(model, texts, self.asked_by)
 
 
 class BudgetAccount:
@@ -155,11 +158,11 @@ class BudgetAccount:
         return cls(ledger, settings.prices, settings.llm_budget_per_day)
 
     @asynccontextmanager
-    async def embedding(
+    async def charged_embedding(
         self, model: str, texts: Sequence[str], by: Requester
     ) -> AsyncIterator[CallCharge]:
-        """Reserve the cost of a call for the vectors of texts, which is made within the context,
-        and record it afterwards. Raises NoBudget, LedgerError, before anything is paid for."""
+        """Reserve the cost of a call for the vectors of texts, and record it after the context, in
+        which the caller makes the call. Raises NoBudget, LedgerError, before anything is paid."""
         length = sum(len(text.encode()) for text in texts)
         usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
         price = self._prices.of(model)
@@ -169,7 +172,7 @@ class BudgetAccount:
         try:
             await self.reserve(call)
         except asyncio.CancelledError:
-            # The reserve may be there all the same, and would count as spent in two hours.
+            # The reservation may have been committed, and would count as spent in two hours.
             await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
             raise
         try:
@@ -178,16 +181,17 @@ class BudgetAccount:
             charge.error = error
             raise
         finally:
-            # Also when the job is cancelled: a reserve that stays is missing in the budget.
+            # Also when the job is cancelled: a reservation that stays is missing in the budget.
             for each in self.ended_calls(call, charge):
                 await asyncio.shield(self.settle(each))
 
     def reservation(self, call: LlmCall) -> Reservation:
-        """Return what is to be set aside for a call."""
+        """Return the reservation that a call needs."""
         return Reservation(call, self._per_day)
 
     def ended_calls(self, call: LlmCall, charge: CallCharge) -> list[LlmCall]:
-        """Return what a call has come to, with the tries before it that were broken off."""
+        """Return the call with its actual cost, and a call for each try before it that was broken
+        off."""
         if charge.answer is not None:
             ended = self.settled_call(call, charge.answer)
         elif charge.error is not None and _may_have_cost(charge.error):
@@ -206,7 +210,7 @@ class BudgetAccount:
         batch: bool = False,
         has_answer: bool = True,
     ) -> LlmCall:
-        """Return a call that is to be made, with the most that it can cost."""
+        """Return the record of a call that is to be made, with the most that it can cost."""
         usage = max_usage_of(chat, has_answer=has_answer)
         price = self._prices.of(server.model)
         cost = None if price is None else price.cost(usage, batch=batch)
@@ -214,21 +218,22 @@ class BudgetAccount:
         return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
 
     def settled_call(self, call: LlmCall, answer: Completion) -> LlmCall:
-        """Return the call with its actual cost. Where the server does not count tokens, by the
-        estimate of the question, and the pieces of the answer or its length; the answer has no more
-        than it may have."""
+        """Return the call with its actual cost. If the server does not count tokens, those of the
+        question are estimated as before, and those of the answer by its pieces or its length, up to
+        the call's own limit."""
         usage = dict(answer.usage)
         usage.setdefault("prompt_tokens", call.usage.get("prompt_tokens", 0))
         if "completion_tokens" not in usage:
-            whole = answer.text if answer.body is None else json.dumps(answer.body.get("choices"))
-            tokens = max(answer.chunks, 0) or -(-len(whole.encode()) // BYTES_PER_TOKEN)
+            text = answer.text if answer.body is None else json.dumps(answer.body.get("choices"))
+            tokens = max(answer.chunks, 0) or -(-len(text.encode()) // BYTES_PER_TOKEN)
             usage["completion_tokens"] = min(tokens, call.usage.get("completion_tokens", tokens))
         price = self._prices.of(call.model, answer.model)
         cost = None if price is None else price.cost(usage, batch=call.batch)
         return replace(call, state=CallState.PAID, usage=usage, cost=cost)
 
     async def reserve(self, call: LlmCall, *, ttl: float | None = None) -> None:
-        """Reserve what a call costs at most. Raises NoBudget, LedgerError."""
+        """Reserve what a call costs at most, for `ttl` seconds if it takes longer than a job.
+        Raises NoBudget, LedgerError."""
         if self._repository is None or not self.reservation(call).is_needed:
             return
         refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, ttl=ttl)
@@ -236,26 +241,26 @@ class BudgetAccount:
             raise self.no_budget(refusal, call.model)
 
     async def settle(self, call: LlmCall) -> None:
-        """Record what a call has cost."""
+        """Record what a call has cost, in place of its reservation; a failure is only logged."""
         if self._repository is None:
             return
         try:
             await self._repository.settle_llm_call(call)
         except LedgerError as error:
-            # The answer counts more. What was set aside is counted as spent in two hours.
+            # The answer must not be lost for it. The reservation counts as spent in two hours.
             self._log.warning("call cost not recorded", call=call.id, error=str(error))
 
     async def record_cache_saving(
         self, answer: Completion, by: Requester, models: list[str]
     ) -> None:
-        """Record what a kept answer would have cost. One of `models` has given it."""
+        """Record what a stored answer, given by one of `models`, would have cost."""
         price = self._prices.of(answer.model, *models)
         cost = None if price is None else price.cost(answer.usage)
         call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
         await self.settle(call)
 
     def no_budget(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
-        """Return the error of a call that no budget has enough for."""
+        """Return the error of a call for which one of its budgets has too little left."""
         budget, currency = refusal.budget, self._prices.currency
         if refusal.needed is None:
             return NoBudget(
@@ -284,7 +289,7 @@ def format_budget(budget: BudgetState, currency: str) -> str:
 
 
 def amount(value: float, currency: str) -> str:
-    """Format money, with as many decimals as it takes to see it."""
+    """Format money, with more decimals for smaller amounts."""
     places = 2 if value >= 1 or value == 0 else 4 if value >= 0.01 else 6
     return f"{value:,.{places}f} {currency}".rstrip()
 
@@ -303,8 +308,8 @@ def _may_have_cost(error: BaseException) -> bool:
 
 
 async def clean_up_spending(settings: Settings, ledger: Ledger) -> int:
-    """Count calls whose process has died by their estimate, and forget those beyond the settings'
-    age, in small steps. Returns how many these were. Raises LedgerError."""
+    """Record calls whose process has died with their estimates, and delete calls beyond the
+    settings' age, in small steps. Returns how many were deleted. Raises LedgerError."""
     repository, steps = LlmLedger(ledger).spending, SmallSteps.yielding_to_hot_jobs(ledger)
     await steps.remove_all(repository.settle_lost_llm_calls)
     max_age = settings.llm_spend_days * DAY

@@ -1,7 +1,7 @@
-"""How many requests a server gets at once: rules that learn it from how the calls end.
+"""Policies that learn, from how calls end, how many requests a server gets at once.
 
-All of it is pure: what is known of a server (`ServerPace`), and what becomes of that when a call
-has ended (`observe`). The ledger keeps one for each server, so the whole fleet has one limit.
+Everything here is pure: the state of a server (`PolicyState`), and the next state when a call has
+ended (`observe`). The ledger has one state for each server, so the whole fleet shares its limit.
 
 `StepPolicy` is requirement L3 (docs/requirements.md): time-outs alone. `AdaptivePolicy`, the
 default, looks at the tokens per second of all calls together, which tell what a server gains by
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 MIN_WINDOW_AGE = 60.0
 """Seconds after which a window that is not full is begun anew: its first calls say nothing of the
-server as it is now."""
+server's present state."""
 WINDOW_AGE_CALLS = 4.0
-"""Lengths of a call after which it is, where calls take long."""
+"""Or, if that is longer, so many times the length of a call."""
 
 
 class Ended(StrEnum):
@@ -29,11 +29,11 @@ class Ended(StrEnum):
     ANSWERED = "answered"
     TIMED_OUT = "timed_out"
     REFUSED = "refused"
-    """429 or 503: the server itself says that it is too much."""
+    """With 429 or 503: the server itself says that it has too many calls."""
     BROKEN = "broken"
-    """The answer was cut or empty: with other calls under way, a sign that it was too much."""
+    """The answer was cut or empty: with other calls under way, a sign of too many calls."""
     FAILED = "failed"
-    """In a way that says nothing of its load."""
+    """In a way that says nothing of the server's load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class CallSample:
     in_flight: int
     """Calls of the whole fleet under way when it ended, itself included."""
     seconds: float = 0.0
-    """From the request to the end of the answer; 0 where it could not be timed."""
-    tokens: float = 0.0
-    """Of the answer, and those of the prompt by what they cost; 0 where nobody knows."""
+    """From the request to the end of the answer; 0 if there was no answer."""
+    work: float = 0.0
+    """Tokens of the answer and, with less weight, of the prompt (`Timing.work`); 0 if unknown."""
     first_token: float | None = None
-    """Seconds to the first token; None where the answer came whole."""
+    """Seconds to the first token; None if the answer was not streamed."""
     per_token: float | None = None
     """Seconds for each token after the first."""
-    is_awaited: bool = True
-    """Whether other calls wait for room."""
+    others_wait: bool = True
+    """Whether other calls wait for a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The first limit, and the least and the most that a rule may choose."""
+    """The first limit, and the least and the most that a policy may choose."""
 
     start: int = 2
     least: int = 1
@@ -69,41 +69,45 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Counts of the calls that ended since the limit was last chosen."""
+    """Sums over the calls that ended since the limit was last chosen. They are stored as JSON by
+    these names."""
 
     answered: int = 0
     timed_out: int = 0
     refused: int = 0
-    """By the server itself, or broken off with other calls under way."""
+    """Refused by the server, or broken off with other calls under way."""
     awaited: int = 0
-    """Answers at whose end other calls waited for room."""
+    """Answers at whose end other calls waited for a slot."""
     measured: int = 0
     """Answers that began within the window, and whose time and length are known."""
     in_flight: int = 0
-    """Calls under way at the ends of these, all together."""
+    """Sum over the measured answers: calls under way at the end of each."""
     seconds: float = 0.0
+    """Sum over the measured answers."""
     tokens: float = 0.0
+    """Sum of `CallSample.work` over the measured answers."""
     timed: int = 0
-    """Those of them that came as streams."""
+    """Measured answers that were streamed."""
     first_token: float = 0.0
-    """Seconds, all together."""
+    """Seconds, summed over the timed answers."""
     per_token: float = 0.0
+    """Seconds, summed over the timed answers."""
 
     def plus(self, sample: CallSample, *, is_new: bool = True) -> Window:
-        """Return the window with one call more; `is_new` says that it began within the window."""
+        """Return the window with one more call; `is_new` if that began within the window."""
         is_answered = sample.ended is Ended.ANSWERED
         is_broken = sample.ended is Ended.BROKEN and sample.in_flight > 1
-        measured = is_answered and is_new and sample.seconds > 0 and sample.tokens > 0
+        measured = is_answered and is_new and sample.seconds > 0 and sample.work > 0
         timed = measured and sample.first_token is not None and sample.per_token is not None
         return Window(
             answered=self.answered + is_answered,
             timed_out=self.timed_out + (sample.ended is Ended.TIMED_OUT),
             refused=self.refused + (is_broken or sample.ended is Ended.REFUSED),
-            awaited=self.awaited + (is_answered and sample.is_awaited),
+            awaited=self.awaited + (is_answered and sample.others_wait),
             measured=self.measured + measured,
             in_flight=self.in_flight + sample.in_flight * measured,
             seconds=self.seconds + sample.seconds * measured,
-            tokens=self.tokens + sample.tokens * measured,
+            tokens=self.tokens + sample.work * measured,
             timed=self.timed + timed,
             first_token=self.first_token + (sample.first_token or 0.0) * timed,
             per_token=self.per_token + (sample.per_token or 0.0) * timed,
@@ -111,11 +115,11 @@ class Window:
 
     @property
     def ended(self) -> int:
-        """Calls that say something of the server's load."""
+        """Calls that ended in a way that depends on the server's load."""
         return self.answered + self.timed_out + self.refused
 
     @property
-    def timeouts(self) -> float:
+    def timeout_share(self) -> float:
         """Part of the calls that timed out."""
         return self.timed_out / max(1, self.answered + self.timed_out)
 
@@ -125,30 +129,42 @@ class Window:
         return self.refused * 10 > self.answered
 
     @property
-    def calls(self) -> float:
-        """Calls under way on average; 0 where nothing was measured."""
+    def mean_in_flight(self) -> float:
+        """Calls under way on average; 0 if nothing was measured."""
         return self.in_flight / self.measured if self.measured else 0.0
 
     @property
     def rate(self) -> float:
-        """Tokens a second of all calls together: what one makes, times the calls under way."""
-        return self.calls * self.tokens / self.seconds if self.measured else 0.0
+        """Tokens a second of all calls together: those of one call, times the calls under way."""
+        return self.mean_in_flight * self.tokens / self.seconds if self.measured else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServerPace:
-    """The limit of a server, with the window that the next one is chosen by."""
+class PolicyState:
+    """The limit of a server, and the window by which the next limit is chosen. It is stored as JSON
+    by these names."""
 
     limit: float
-    """Calls that it may get at once; whole ones count."""
+    """Calls that it may get at once, rounded down."""
     began: float
     """When the window began, in seconds since the epoch."""
     window: Window = field(default_factory=Window)
     memory: Mapping[str, float] = field(default_factory=dict)
-    """What the rule remembers from window to window."""
+    """What the policy remembers from window to window. Keys of `AdaptivePolicy`:
+
+    - `alone`: 1 once the server was measured with one call, or was overloaded
+    - `start`: the limit to return to, while it is being measured with one call
+    - `limit`, `calls`, `rate`: limit, mean calls under way and tokens a second of the last window
+      in which it was not slow; a higher limit is on trial against them
+    - `rise`: scaling of the last raise (`_scaling`)
+    - `found`: 1 once a raise was in vain, or the server was slow or overloaded: only small raises
+    - `pause`, `rest`: length of the last rest without raises, and what is left of it, in windows
+    - `first_token`, `per_token`: the best mean times, in seconds, which are the reference
+    - `steps`, `slowness`: steps down in a row, and how slow the server was before them
+    """
 
     @classmethod
-    def first(cls, bounds: Bounds, now: float) -> ServerPace:
+    def first(cls, bounds: Bounds, now: float) -> PolicyState:
         return cls(bounds.within(bounds.start), now)
 
     def dump(self) -> dict[str, Any]:
@@ -156,7 +172,7 @@ class ServerPace:
         return asdict(self)
 
     @classmethod
-    def load(cls, values: Mapping[str, Any], bounds: Bounds, now: float) -> ServerPace:
+    def load(cls, values: Mapping[str, Any], bounds: Bounds, now: float) -> PolicyState:
         """Read what `dump` gave. State of a version with other fields is begun anew."""
         names = {each.name for each in fields(Window)}
         if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
@@ -166,49 +182,49 @@ class ServerPace:
 
 
 class ConcurrencyPolicy(Protocol):
-    """Chooses the next limit when a window is over."""
+    """Choose the next limit when a window is over."""
 
     @property
     def minds_broken(self) -> bool:
         """Whether it lowers the limit when answers are cut or empty."""
         ...
 
-    def is_over(self, pace: ServerPace, seconds: float) -> bool:
-        """Return whether a window of so many seconds tells enough."""
+    def is_over(self, state: PolicyState, seconds: float) -> bool:
+        """Return whether the window, of `seconds`, has enough calls to choose by."""
         ...
 
-    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
+    def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
         """Return the next limit, and what to remember for the next window."""
         ...
 
 
 def observe(
-    pace: ServerPace, sample: CallSample, rule: ConcurrencyPolicy, bounds: Bounds, now: float
-) -> ServerPace:
+    state: PolicyState, sample: CallSample, policy: ConcurrencyPolicy, bounds: Bounds, now: float
+) -> PolicyState:
     """Return the state of a server after a call has ended."""
-    if now - pace.began > max(MIN_WINDOW_AGE, WINDOW_AGE_CALLS * sample.seconds):
-        pace = replace(pace, window=Window(), began=now - sample.seconds)
-    # A call that began before the limit was changed had other company than this limit allows.
-    window = pace.window.plus(sample, is_new=now - sample.seconds >= pace.began)
-    pace = replace(pace, window=window)
-    if not window.ended or not rule.is_over(pace, now - pace.began):
-        return pace
-    limit, memory = rule.next(pace)
-    return ServerPace(bounds.within(limit), now, memory=memory)
+    if now - state.began > max(MIN_WINDOW_AGE, WINDOW_AGE_CALLS * sample.seconds):
+        state = replace(state, window=Window(), began=now - sample.seconds)
+    # Beside a call that began before the limit was changed, there were other calls than now.
+    window = state.window.plus(sample, is_new=now - sample.seconds >= state.began)
+    state = replace(state, window=window)
+    if not window.ended or not policy.is_over(state, now - state.began):
+        return state
+    limit, memory = policy.next(state)
+    return PolicyState(bounds.within(limit), now, memory=memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Keeps the limit as it is."""
+    """Keep the limit as it is."""
 
     window: float = 60.0
     minds_broken: bool = False
 
-    def is_over(self, pace: ServerPace, seconds: float) -> bool:
+    def is_over(self, state: PolicyState, seconds: float) -> bool:
         return seconds >= self.window
 
-    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
-        return pace.limit, {}
+    def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
+        return state.limit, {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,92 +234,99 @@ class StepPolicy:
     window: float = 10.0
     minds_broken: bool = False
 
-    def is_over(self, pace: ServerPace, seconds: float) -> bool:
+    def is_over(self, state: PolicyState, seconds: float) -> bool:
         return seconds >= self.window
 
-    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
-        if pace.window.timeouts > 0.10:
-            return pace.limit * 0.7, {}
-        if pace.window.timeouts < 0.02 and pace.window.answered > 50:
-            return pace.limit * 1.2, {}
-        return pace.limit, {}
+    def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
+        if state.window.timeout_share > 0.10:
+            return state.limit * 0.7, {}
+        if state.window.timeout_share < 0.02 and state.window.answered > 50:
+            return state.limit * 1.2, {}
+        return state.limit, {}
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
-    """Raises the limit while that makes the server give more tokens a second in all, and lowers it
-    when each call gets slow.
+    """Raise the limit while the server then gives more tokens a second in all, and lower it when
+    each call gets slow.
 
     The first calls tell how fast the server is with one call under way. Then each raise is a trial:
-    where the rate does not rise with the number of calls, it is taken back. The first time up it
-    goes in large steps, then in small ones, and after each that was in vain it waits for longer.
-    Slow is a time per token, or to the first token, of three times that of a call alone. A slowness
-    that giving way does not mend is not of our making, but somebody else's load or another model:
-    then the pace of now is the new measure.
+    if the rate does not rise with the number of calls, the raise is taken back. The first raises
+    are large, later ones small, and after each that was in vain the policy rests for longer. Slow
+    means three times the time per token, or to the first token, of a call alone. If fewer calls do
+    not make the server faster, the cause lies elsewhere (somebody else's load, another model): then
+    the present times become the new reference.
     """
 
     window: float = 5.0
-    """Seconds between looks, once the limit is found."""
-    rise: float = 0.15
-    """Least rise of the rate for one of the calls, as a ratio of their logarithms: 1 where the
-    server has room for all, 0 where it gains nothing."""
-    steep: float = 0.8
-    """Such a rise with room for far more."""
+    """Least seconds of a window, once the limit is found."""
+    min_scaling: float = 0.15
+    """Least log(rate after / before) / log(calls after / before) for a raise to be kept: 1 if the
+    rate rises as much as the calls, 0 if it does not rise."""
+    quadruple_above: float = 0.8
+    """Scaling above which the first raises are x 4 instead of x 2."""
     slow: float = 3.0
+    """Times the reference from which a server counts as slow."""
     max_steps_down: int = 3
-    """Steps down after which there must be a gain."""
+    """Steps down after which the server must have become faster."""
     gain: float = 0.1
+    """Part by which it must have become faster."""
     max_rest: float = 64.0
-    """Windows without a trial at most."""
+    """Windows of the longest rest without raises."""
     minds_broken: bool = True
 
-    def is_over(self, pace: ServerPace, seconds: float) -> bool:
-        window, limit = pace.window, int(pace.limit)
-        if "alone" not in pace.memory:
-            return True  # the first that ends says whether it is on its own
+    def is_over(self, state: PolicyState, seconds: float) -> bool:
+        window, limit = state.window, int(state.limit)
+        if "alone" not in state.memory:
+            return True  # the first call that ends says whether it was alone
         enough = window.measured >= limit / 2 or window.ended >= 3 * limit
-        if not pace.memory.get("found") or window.is_refusing:
+        if not state.memory.get("found") or window.is_refusing:
             return enough or window.ended - window.answered >= 2
         return enough and seconds >= self.window and window.ended >= min(10, 2 * limit)
 
-    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
-        window, memory, limit = pace.window, dict(pace.memory), pace.limit
-        if window.timeouts > 0.05 or window.is_refusing:
+    def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
+        window, memory, limit = state.window, dict(state.memory), state.limit
+        if window.timeout_share > 0.05 or window.is_refusing:
             self._end_trial(memory)
             self._rest(memory)
             return min(limit * 0.7, max(1.0, limit - 1)), memory | {"found": 1.0, "alone": 1.0}
         if not window.measured:
             return limit, memory
         if "alone" not in memory:
-            return self._measure_alone(pace, memory)
+            return self._measure_alone(state, memory)
         self._note_best(window, memory)
         slowness = self._slowness(window, memory)
         before = memory.get("limit")
         if before is not None and before < limit:
-            if window.calls < memory["calls"] * 1.05 and slowness <= 1:
+            if window.mean_in_flight < memory["calls"] * 1.05 and slowness <= 1:
                 return limit, memory  # too few calls to tell
-            memory["rise"] = _rise(window, memory)
-            if slowness > 1 or memory["rise"] < self.rise:
+            memory["rise"] = _scaling(window, memory)
+            if slowness > 1 or memory["rise"] < self.min_scaling:
                 return self._take_back(before, memory), memory
             memory["rest"] = 0.0
         if slowness > 1:
-            return self._down(limit, slowness, window, memory)
+            return self._lower_or_accept_slowness(limit, slowness, window, memory)
         memory.pop("steps", None)
-        memory |= {"limit": limit, "calls": window.calls, "rate": window.rate}
+        memory |= {"limit": limit, "calls": window.mean_in_flight, "rate": window.rate}
         if window.awaited * 2 < window.answered:
             return limit, memory  # nobody wants more
         return self._raise(limit, memory), memory
 
     def _measure_alone(
-        self, pace: ServerPace, memory: dict[str, float]
+        self, state: PolicyState, memory: dict[str, float]
     ) -> tuple[float, Mapping[str, float]]:
-        """Go down to a single call, and come back with what it has told."""
-        window = pace.window
-        if window.calls > 1 and "start" not in memory:
-            return 1.0, memory | {"start": pace.limit}
+        """Go down to one call, and return to the limit when that has been measured."""
+        window = state.window
+        if window.mean_in_flight > 1 and "start" not in memory:
+            return 1.0, memory | {"start": state.limit}
         self._note_best(window, memory)
-        start = memory.pop("start", pace.limit)
-        memory |= {"alone": 1.0, "limit": pace.limit, "calls": window.calls, "rate": window.rate}
+        start = memory.pop("start", state.limit)
+        memory |= {
+            "alone": 1.0,
+            "limit": state.limit,
+            "calls": window.mean_in_flight,
+            "rate": window.rate,
+        }
         return start, memory
 
     def _note_best(self, window: Window, memory: dict[str, float]) -> None:
@@ -313,7 +336,8 @@ class AdaptivePolicy:
                 memory[name] = min(memory.get(name, mean), mean)
 
     def _slowness(self, window: Window, memory: Mapping[str, float]) -> float:
-        """Return how slow the tokens come; more than 1 is too slow."""
+        """Return how slow the tokens come, relative to `slow` times the reference; more than 1 is
+        too slow."""
         if not window.timed:
             return 0.0
         return max(
@@ -323,8 +347,10 @@ class AdaptivePolicy:
 
     def _raise(self, limit: float, memory: dict[str, float]) -> float:
         if not memory.get("found"):
-            # A server that gives as many times more as it got calls has room for far more.
-            return limit * (4 if memory.get("rise", 0.0) > self.steep and limit < 10 else 2)
+            # If the rate rose as much as the calls did, there is room for far more.
+            return limit * (
+                4 if memory.get("rise", 0.0) > self.quadruple_above and limit < 10 else 2
+            )
         if memory.get("rest", 0.0) > 0:
             memory["rest"] -= 1
             return limit
@@ -337,7 +363,7 @@ class AdaptivePolicy:
         return before
 
     def _rest(self, memory: dict[str, float]) -> None:
-        """Try no raise for some windows, and for more each time."""
+        """Try no raise for some windows, twice as many each time."""
         memory["pause"] = min(self.max_rest, 2 * memory.get("pause", 1.0))
         memory["rest"] = memory["pause"]
 
@@ -345,9 +371,11 @@ class AdaptivePolicy:
         for name in ("limit", "calls", "rate", "start"):
             memory.pop(name, None)
 
-    def _down(
+    def _lower_or_accept_slowness(
         self, limit: float, slowness: float, window: Window, memory: dict[str, float]
     ) -> tuple[float, Mapping[str, float]]:
+        """Lower the limit; if that has not helped max_steps_down times, keep it, and take the
+        present times for the reference."""
         self._end_trial(memory)
         memory["found"] = 1.0
         steps = memory.get("steps", 0.0)
@@ -364,9 +392,9 @@ class AdaptivePolicy:
         return min(limit * 0.9, max(1.0, int(limit) - 1.0)), memory
 
 
-def _rise(window: Window, memory: Mapping[str, float]) -> float:
-    """Return how the rate has followed the calls: the ratio of their logarithms."""
-    more_calls = math.log(max(window.calls / memory["calls"], 1.05))
+def _scaling(window: Window, memory: Mapping[str, float]) -> float:
+    """Return log(rate now / before) / log(calls now / before)."""
+    more_calls = math.log(max(window.mean_in_flight / memory["calls"], 1.05))
     return math.log(max(window.rate / memory["rate"], 0.01)) / more_calls
 
 

@@ -1,8 +1,8 @@
 """Questions to language models without a queue: the process that asks runs the job itself.
 
-The job is the one that a worker would run, with the same record in the ledger, the same limits of
-the servers and the same kept answers. The process is in the ledger as a worker that takes nothing
-from queues, so that the scheduler does not take what it runs for a dead worker's.
+The job is the same that a worker would run, with the same record in the ledger, the same limits of
+the servers and the same stored answers. The process is in the ledger as a worker that takes nothing
+from queues, so that the scheduler does not take its jobs for those of a dead worker.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from switchyard.services.llm.endpoint_requests import EndpointRequest
 from switchyard.services.llm.llm_requests import LlmRequest
 
 MAX_REQUESTS = 1000
-"""Requests that one process has under way at once; what is more is refused."""
+"""Requests that one process has under way at once; further ones are refused."""
 SLOT_TIMEOUT = 3600.0
-"""Seconds that a request waits in all for servers that have no room, where it does not expire."""
-TAKEOVER_POLL_INTERVAL = 1.0
-"""Seconds between looks at a request that another process has under way."""
+"""Seconds in all that a request waits for servers without a free slot, unless it expires first."""
+OTHER_PROCESS_POLL_INTERVAL = 1.0
+"""Seconds between looks at the record of a request that another process has under way."""
 
 
 class DirectRequests:
@@ -56,13 +56,13 @@ class DirectRequests:
         hub: EventHub,
     ) -> None:
         self.hub = hub
-        """The events of jobs, with the text that they write."""
+        """Hands on the events of jobs, such as the text that they write."""
         self._registry = registry
         self._ledger = ledger
         self._runner = runner
         self._takeover_after = settings.takeover_after
         self._began = asyncio.Event()
-        """Set when a request has been begun."""
+        """Set when a request has begun."""
         self._log = structlog.get_logger("llm")
         self._background = TaskSupervisor(self._log)
         self._registering = asyncio.Lock()
@@ -77,8 +77,8 @@ class DirectRequests:
         ledger: Ledger,
         metrics: Metrics | None = None,
     ) -> AsyncIterator[DirectRequests]:
-        """Open the requests of this process. At the end, requests under way are cancelled: nobody
-        else would answer them. `metrics` count them."""
+        """Open the requests of this process, counted in `metrics`. At the end, requests under way
+        are cancelled: nobody else would answer them."""
         hub = EventHub()
 
         def hear(job_id: str, text: str, offset: int) -> None:
@@ -102,9 +102,9 @@ class DirectRequests:
             await requests._close()
 
     async def publish(self, request: JobRequest) -> Published:
-        """Record a request and begin to ask; it goes on when the caller has gone.
+        """Record a request and begin to ask; it goes on even if the caller goes away.
 
-        Raises InvalidJob (for a job that asks no single question, too), UnknownJobType,
+        Raises InvalidJob (also for a job type that is not a single question), UnknownJobType,
         InvalidPayload, IdempotencyConflict, LaneFull with `MAX_REQUESTS` under way, LedgerError.
         """
         self._check(request.routing_key)
@@ -118,9 +118,9 @@ class DirectRequests:
     async def wait_for_end(
         self, job_id: str, *, timeout: float, listener: EndListener | None = None
     ) -> JobRecord | None:
-        """Return the request when it has ended, or as it stands after `timeout` seconds; None where
-        there is none. A request of another process is looked up every second. No `listener` is
-        needed. Raises LedgerError."""
+        """Wait until a request has ended, or for `timeout` seconds, and return its record; None if
+        there is none. The record of another process's request is polled. `listener` is not used.
+        Raises LedgerError."""
         deadline = time.monotonic() + timeout
         await self._runner.wait(job_id, timeout)
         while True:
@@ -128,7 +128,7 @@ class DirectRequests:
             left = deadline - time.monotonic()
             if record is None or record.state in FINISHED or left <= 0:
                 return record
-            await asyncio.sleep(min(left, TAKEOVER_POLL_INTERVAL))
+            await asyncio.sleep(min(left, OTHER_PROCESS_POLL_INTERVAL))
 
     def _check(self, routing_key: str) -> None:
         try:
@@ -137,7 +137,7 @@ class DirectRequests:
             raise InvalidJob(f"routing key {error}", at="routing_key") from error
         if not issubclass(self._registry.get(name).payload_model, LlmRequest | EndpointRequest):
             raise InvalidJob(
-                f"{name} is no single question to a model, and only those are asked directly: "
+                f"{name} is not a single question to a model, and only such jobs are run directly: "
                 "publish it as a job"
             )
 

@@ -1,8 +1,8 @@
 """The gate before the servers: never more calls under way than the fleet's limit.
 
-The limit, the pauses and the calls under way are in the ledger, so they hold for all processes. The
-queue is here and not in the server: those who wait get their turn by urgency. Each process looks
-for room on behalf of its most urgent call alone.
+The limit, the pauses and the calls under way are in the ledger, so they hold for all processes.
+Calls wait here and not in the server, so that they get their turn by urgency. Each process asks for
+a slot only for its most urgent call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from switchyard.services.llm.concurrency_policy import (
     ConcurrencyPolicy,
     Ended,
     Fixed,
-    ServerPace,
+    PolicyState,
     StepPolicy,
     observe,
 )
@@ -59,22 +59,23 @@ from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Res
 SLOT_TTL = 15.0
 """Seconds after which the slots of a process that has died are free again."""
 SLOT_POLL_INTERVAL = 0.1
-"""Seconds between looks for room that another process may have made; about, so that processes do
-not all look at once."""
+"""Mean seconds between looks for a slot that another process may have freed; varied, so that
+processes do not all look at once."""
 SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
-"""Seconds for which a server is left alone that does not answer: doubled from one to the other."""
+"""Seconds of the first and the longest pause of a server that does not answer; each is twice the
+one before."""
 MAX_PAUSE = 3600.0
-"""Seconds that a server may ask for."""
+"""Seconds of the longest pause that a server may ask for."""
 
-UNADAPTED_START, UNADAPTED_LEAST = 16, 5
-"""First and least limit of the rules `steps` and `fixed`, unless they are set."""
+NON_ADAPTIVE_START, NON_ADAPTIVE_LEAST = 16, 5
+"""First and least limit of the policies `steps` and `fixed`, unless the settings have them."""
 
-RULES: dict[str, ConcurrencyPolicy] = {
+POLICIES: dict[str, ConcurrencyPolicy] = {
     "adaptive": AdaptivePolicy(),
     "steps": StepPolicy(),
     "fixed": Fixed(),
 }
-"""By JOBS_LLM_PACING."""
+"""Policies by the value of JOBS_LLM_PACING."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,7 +108,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRefusal:
-    """A server has room, and no budget has enough for the call there: it has no slot."""
+    """A server has a free slot, but one of the call's budgets has too little left for it."""
 
     server: LlmServer
     no_budget: NoBudgetLeft
@@ -122,7 +123,7 @@ class CallOutcome:
     is_failure: bool = False
     """The server did not answer, or broke down."""
     pause: float = 0.0
-    """Seconds for which it asks to be left alone."""
+    """Seconds for which the server asks to be left alone."""
     reason: str = ""
     learned: str = ""
     """What it has shown of how the server takes parameters; empty where that is nothing new."""
@@ -135,8 +136,8 @@ class FleetCall:
     outcome: CallOutcome
     in_flight: int
     """Calls under way when it ended, itself included."""
-    is_awaited: bool
-    """Whether others wait for room."""
+    others_wait: bool
+    """Whether other calls wait for a slot."""
 
 
 class LlmGate:
@@ -146,28 +147,28 @@ class LlmGate:
         self,
         ledger: Ledger,
         servers: Sequence[LlmServer],
-        rule: ConcurrencyPolicy,
+        policy: ConcurrencyPolicy,
         bounds: Mapping[str, Bounds],
     ) -> None:
         self._slots = LlmLedger(ledger).slots
         self._servers = sorted(servers, key=lambda each: each.order)
-        self._rule = rule
+        self._policy = policy
         self._bounds = bounds
         self._holder = new_instance_id()
         self._held: dict[str, str] = {}
         self._numbers = count(1)
         self._waiting: list[tuple[Urgency, int, asyncio.Event]] = []
-        self._dice = random.Random()
+        self._random = random.Random()
         self._log = structlog.get_logger("llm")
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, rule: ConcurrencyPolicy | None = None
+        cls, settings: Settings, ledger: Ledger, *, policy: ConcurrencyPolicy | None = None
     ) -> AsyncIterator[LlmGate]:
         """Open the gate of the settings' servers; its slots are given back at the end."""
         bounds = {each.name: bounds_of(settings, each) for each in settings.llm_servers}
-        gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
+        gate = cls(ledger, settings.llm_servers, policy or POLICIES[settings.llm_pacing], bounds)
         try:
             async with renewing("model slots", SLOT_TTL, gate._renew):
                 yield gate
@@ -185,9 +186,9 @@ class LlmGate:
         without: Collection[str] = (),
         reservation: Callable[[LlmServer], Reservation | None] = lambda _: None,
     ) -> Admission | BudgetRefusal:
-        """Wait for room at a server that is not in `without`, and reserve what the call may cost
-        there. Raises LlmSaturated when there is none within `timeout` seconds or when all servers
-        are paused for long, and LedgerError."""
+        """Wait for a slot at a server that is not in `without`, and reserve what the call may cost
+        there. Raises LlmSaturated when none is free within `timeout` seconds or all servers are
+        paused for long, and LedgerError."""
         deadline = time.monotonic() + timeout
         with self._queue_place(urgency) as (number, turn):
             while True:
@@ -206,11 +207,11 @@ class LlmGate:
                             after=slot_answer.seconds,
                         )
                     await self._wait_for_turn(
-                        turn, left, slot_answer.seconds * self._dice.uniform(1.0, 1.05)
+                        turn, left, slot_answer.seconds * self._random.uniform(1.0, 1.05)
                     )
                 else:
                     await self._wait_for_turn(
-                        turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5)
+                        turn, left, SLOT_POLL_INTERVAL * self._random.uniform(0.5, 1.5)
                     )
 
     async def leave(
@@ -219,29 +220,29 @@ class LlmGate:
         outcome: CallOutcome | None,
         calls: Sequence[LlmCall] = (),
     ) -> bool:
-        """Give the slot back, with what the call has taught; None where it was broken off. `calls`
-        are what it has come to. Returns whether it failed because the server had too many calls: it
-        gets fewer from now on."""
+        """Give the slot back. `outcome` is None for a cancelled call; `calls` are the records of
+        its cost. Returns whether the call failed because the server had too many: it gets fewer
+        from now on."""
         self._held.pop(admission.slot, None)
-        bounds, rule = self._bounds[admission.server.name], self._rule
-        dice = self._dice.uniform(1.0, 1.1)
-        is_awaited = bool(self._waiting)
+        bounds, policy = self._bounds[admission.server.name], self._policy
+        jitter = self._random.uniform(1.0, 1.1)
+        others_wait = bool(self._waiting)
         is_overload = False
 
         def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
             nonlocal is_overload
             assert outcome is not None
-            call = FleetCall(outcome, in_flight, is_awaited)
-            is_overload = shows_overload(state, call, now, rule=rule, bounds=bounds)
-            return state_after_call(state, call, now, rule=rule, bounds=bounds, dice=dice)
+            call = FleetCall(outcome, in_flight, others_wait)
+            is_overload = shows_overload(state, call, now, policy=policy, bounds=bounds)
+            return state_after_call(state, call, now, policy=policy, bounds=bounds, jitter=jitter)
 
         try:
             await self._slots.end_llm_slot(
                 admission.server.name, admission.slot, None if outcome is None else change, calls
             )
         except LedgerError as error:
-            # The answer that was paid for counts more; the slot runs out by itself, and what was
-            # set aside is counted as spent in two hours.
+            # The answer must not be lost for it; the slot runs out by itself, and the reservation
+            # counts as spent in two hours.
             self._log.warning("model slot not released, nor call cost recorded", error=str(error))
         self._wake_first()
         return is_overload
@@ -266,8 +267,8 @@ class LlmGate:
     async def _wait_for_turn(
         self, turn: asyncio.Event, left: float, most: float | None = None
     ) -> None:
-        """Return when it is this one's turn to look, or after `most` seconds. Raises LlmSaturated
-        when its time is over."""
+        """Wait until it is this call's turn, for at most `most` seconds, and `left` in all. Raises
+        LlmSaturated if no time is left."""
         if left <= 0:
             raise LlmSaturated(
                 "the model servers get as many requests as they may", after=SHORT_PAUSE
@@ -306,7 +307,7 @@ class LlmGate:
                         reservation=reserved,
                     )
                 except asyncio.CancelledError:
-                    # Both may be there all the same: the slot for seconds, the reserve for hours.
+                    # The transaction may have been committed: give back slot and reservation.
                     calls = [] if reserved is None else [reserved.freed]
                     await asyncio.shield(self.leave(Admission(server, slot), None, calls))
                     raise
@@ -331,7 +332,7 @@ class LlmGate:
 
     def _shuffle(self, servers: Iterator[LlmServer]) -> list[LlmServer]:
         # Efraimidis and Spirakis: a weighted order without repetition.
-        return sorted(servers, key=lambda each: -(self._dice.random() ** (1 / each.weight)))
+        return sorted(servers, key=lambda each: -(self._random.random() ** (1 / each.weight)))
 
     async def _renew(self) -> None:
         held = dict(self._held)
@@ -343,8 +344,8 @@ class LlmGate:
 
 
 def all_servers(called: Iterable[LlmServerReport], settings: Settings) -> list[LlmServerReport]:
-    """Return the servers that were called, and those of the settings that nobody has called yet:
-    one that only helps out is shown before it is needed."""
+    """Return the servers that were called, and those of the settings that were not: a substitute
+    is shown before it is needed."""
     reports = list(called)
     known = {each.name for each in reports}
     new = [
@@ -356,8 +357,8 @@ def all_servers(called: Iterable[LlmServerReport], settings: Settings) -> list[L
 
 
 def calls_allowed(report: LlmServerReport, most: Mapping[str, int]) -> int:
-    """Return how many calls a server gets at once. `most`: by name, what the settings allow each of
-    their servers."""
+    """Return how many calls a server gets at once. `most` has what the settings allow, by the
+    server's name."""
     state = report.state
     return state.calls(most[report.name]) if report.name in most else int(state.allowed)
 
@@ -366,10 +367,10 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     """Return the bounds of the calls that a server gets at once."""
     most = settings.most_calls(server)
     start, least = settings.llm_concurrency, settings.llm_concurrency_min
-    if settings.llm_pacing != "adaptive":  # these do not find a small server, nor a large one
+    if settings.llm_pacing != "adaptive":  # the others do not find the limit of a small server
         set_names = settings.model_fields_set
-        start = start if "llm_concurrency" in set_names else max(start, UNADAPTED_START)
-        least = least if "llm_concurrency_min" in set_names else min(start, UNADAPTED_LEAST)
+        start = start if "llm_concurrency" in set_names else max(start, NON_ADAPTIVE_START)
+        least = least if "llm_concurrency_min" in set_names else min(start, NON_ADAPTIVE_LEAST)
     return Bounds(min(start, most), min(least, most), most)
 
 
@@ -378,16 +379,16 @@ def shows_overload(
     call: FleetCall,
     now: float,
     *,
-    rule: ConcurrencyPolicy,
+    policy: ConcurrencyPolicy,
     bounds: Bounds,
 ) -> bool:
-    """Return whether a call failed because the server had too many, and gets fewer now: it cuts
-    more than a tenth of the answers, and the rule has not come to its least limit."""
-    if call.outcome.ended is not Ended.BROKEN or call.in_flight < 2 or not rule.minds_broken:
+    """Return whether a call failed because the server had too many, and gets fewer now: it breaks
+    off or refuses more than a tenth of them, and the limit is still above `bounds.least`."""
+    if call.outcome.ended is not Ended.BROKEN or call.in_flight < 2 or not policy.minds_broken:
         return False
-    pace = ServerPace.load(state.pace, bounds, now)
-    window = pace.window.plus(CallSample(Ended.BROKEN, call.in_flight))
-    return window.is_refusing and int(pace.limit) > bounds.least
+    policy_state = PolicyState.load(state.pace, bounds, now)
+    window = policy_state.window.plus(CallSample(Ended.BROKEN, call.in_flight))
+    return window.is_refusing and int(policy_state.limit) > bounds.least
 
 
 def state_after_call(
@@ -395,11 +396,11 @@ def state_after_call(
     call: FleetCall,
     now: float,
     *,
-    rule: ConcurrencyPolicy,
+    policy: ConcurrencyPolicy,
     bounds: Bounds,
-    dice: float,
+    jitter: float,
 ) -> LlmServerState:
-    """Return the state of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
+    """Return the state of a server after a call. `jitter`, from 1 to 1.1, keeps processes apart."""
     outcome, timing = call.outcome, call.outcome.timing or Timing(0.0, 0.0)
     sample = CallSample(
         outcome.ended,
@@ -408,26 +409,26 @@ def state_after_call(
         timing.work,
         timing.first_token,
         timing.per_token,
-        call.is_awaited,
+        call.others_wait,
     )
-    pace = observe(ServerPace.load(state.pace, bounds, now), sample, rule, bounds, now)
+    policy_state = observe(PolicyState.load(state.pace, bounds, now), sample, policy, bounds, now)
     failures = state.failures
     if outcome.ended is Ended.ANSWERED:
         failures = 0
-    elif shows_overload(state, call, now, rule=rule, bounds=bounds):
-        pass  # it answers, if it gets fewer calls
+    elif shows_overload(state, call, now, policy=policy, bounds=bounds):
+        pass  # the server will answer when it gets fewer calls
     elif outcome.is_failure and state.paused_until <= now:
-        failures += 1  # what was under way when the pause began says nothing new
+        failures += 1  # a call that was under way when the pause began says nothing new
     pause, reason = min(outcome.pause, MAX_PAUSE), outcome.reason
     if failures >= TRIAL_AFTER_FAILURES and failures > state.failures:
         pause = max(pause, min(SHORT_PAUSE * 2.0 ** (failures - TRIAL_AFTER_FAILURES), LONG_PAUSE))
-    until = now + pause * dice if pause else 0.0
+    until = now + pause * jitter if pause else 0.0
     if until <= state.paused_until:
         until, reason = state.paused_until, state.pause_reason or ""
     return replace(
         state,
-        limit=pace.limit,
-        pace=pace.dump(),
+        limit=policy_state.limit,
+        pace=policy_state.dump(),
         failures=failures,
         paused_until=until,
         pause_reason=reason or None,

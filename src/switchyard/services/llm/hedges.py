@@ -1,8 +1,8 @@
-"""A second request for a hot question whose first has not begun to answer in the time in which
-nearly all do: whichever begins first is read, the other is closed, and both are paid for.
+"""Send a second request for a hot question if the first has not begun to answer in the time in
+which nearly all do. The one that begins first is read, the other is closed, and both are paid for.
 
-Off unless JOBS_LLM_HEDGE_SHARE says otherwise, and never more than that part of the hot calls: a
-server that is slow for all would get twice the load just then.
+Off unless JOBS_LLM_HEDGE_SHARE is set, and never for more than that part of the hot calls: a server
+that is slow for all would get twice the load just then.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.jobs.output_stream import OutputStream
 
 MIN_CALLS = 20
-"""Calls whose time to the first token is known before any gets a second request."""
+"""Calls whose time to the first token must be known before any call gets a second request."""
 MAX_CALLS = 200
-"""Calls by which it is judged what is late."""
+"""The last calls, by whose times to the first token it is judged which call is late."""
 LATE_QUANTILE = 0.95
-"""Part of the calls that have begun to answer by then."""
+"""Part of these calls that began to answer sooner than a late one."""
 MAX_BURST = 5.0
-"""Second requests that may come together, however many calls there were without one."""
+"""Permits for second requests that can be saved up, however many calls there were."""
 OUTCOMES = ("won", "lost", "failed")
 
 T = TypeVar("T")
@@ -35,30 +35,31 @@ class Hedges:
     def __init__(self, share: float) -> None:
         """Take the part of the hot calls that may get a second request, 0 to 1; none at 0."""
         self._share = share
-        self._saved = 0.0
+        self._permits = 0.0
         self._times: deque[float] = deque(maxlen=MAX_CALLS)
         self.counts = dict.fromkeys(OUTCOMES, 0)
-        """Second requests that began to answer first, that did not, and that could not be made."""
+        """Second requests that began to answer first, that did not, and that failed or could not be
+        made."""
 
     def observe_latency(self, seconds: float) -> None:
         """Record the seconds that a call took to its first token."""
         self._times.append(seconds)
 
-    def hedge_delay(self) -> float | None:
-        """Return the seconds after which a hot call is late; None where that is not known, or does
-        not matter. Call it once for each hot call: it earns a part of a second request."""
+    def earn_hedge_delay(self) -> float | None:
+        """Count a hot call, which earns a part of a permit, and return the seconds after which it
+        is late; None if that is not known yet, or hedges are off."""
         if self._share <= 0:
             return None
-        self._saved = min(MAX_BURST, self._saved + self._share)
+        self._permits = min(MAX_BURST, self._permits + self._share)
         if len(self._times) < MIN_CALLS:
             return None
         return sorted(self._times)[int(LATE_QUANTILE * (len(self._times) - 1))]
 
     def take_permit(self) -> bool:
-        """Use up the permit for a second request; False where there is none now."""
-        if self._saved < 1:
+        """Use up a permit for a second request. Returns False if there is none."""
+        if self._permits < 1:
             return False
-        self._saved -= 1
+        self._permits -= 1
         return True
 
     async def race(
@@ -69,16 +70,16 @@ class Hedges:
         second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
         """Return the answer of the request that begins to answer first: `first`, or `second`, which
-        is sent when `first` has not begun after `delay` seconds and there is a permit. Where one
-        fails before it begins, the other's answer counts. Raises what `first` raises."""
+        is sent when `first` has not begun after `delay` seconds and there is a permit. If one fails
+        before it begins, the answer of the other counts. Raises what `first` raises."""
         start = _FirstTokenRace(output)
-        runs = [asyncio.create_task(first(start.runner(0)))]
+        runs = [asyncio.create_task(first(start.output_of(0)))]
         try:
-            if await _wait_for_any(delay, runs[0], start.given):
+            if await _wait_for_any(delay, runs[0], start.has_winner):
                 return await runs[0]
             if not self.take_permit():
                 return await runs[0]
-            runs.append(asyncio.create_task(second(start.runner(1))))
+            runs.append(asyncio.create_task(second(start.output_of(1))))
             return await self._winning_answer(runs, start)
         finally:
             await end_tasks(*runs)
@@ -88,7 +89,7 @@ class Hedges:
             left = [run for run in runs if not run.done()]
             if not left:
                 break
-            await _wait_for_any(None, *left, start.given)
+            await _wait_for_any(None, *left, start.has_winner)
         winner = start.winner
         if winner is None:
             winner = next((index for index, run in enumerate(runs) if _has_answer(run)), 0)
@@ -96,25 +97,25 @@ class Hedges:
         self.counts["won" if winner else "failed" if failed else "lost"] += 1
         if failed and not isinstance(runs[1].exception(), SwitchyardError):
             return await runs[1]  # a defect: raise it where it is seen
-        # At once, not when the answer is whole: until then the other request would write, too.
+        # At once, not when the answer is complete: until then the other request would go on.
         await end_tasks(runs[1 - winner])
         return await runs[winner]
 
 
 class _FirstTokenRace:
-    """Which of two requests has begun to answer first."""
+    """Notes which of two requests has begun to answer first."""
 
     def __init__(self, output: OutputStream | None) -> None:
         self.winner: int | None = None
-        self.given = asyncio.Event()
+        self.has_winner = asyncio.Event()
         self.output = output
 
-    def runner(self, number: int) -> OutputStream:
+    def output_of(self, number: int) -> OutputStream:
         return _HedgedStream(self, number)
 
 
 class _HedgedStream(OutputStream):
-    """The output of one of two requests: passed on where it has begun first."""
+    """The output of one of two requests: passed on if it has begun first."""
 
     __slots__ = ("_number", "_start")
 
@@ -131,7 +132,7 @@ class _HedgedStream(OutputStream):
         start = self._start
         if start.winner is None:
             start.winner = self._number
-            start.given.set()
+            start.has_winner.set()
             if start.output is not None:
                 start.output.begin()
         if start.winner == self._number and start.output is not None:
@@ -139,7 +140,7 @@ class _HedgedStream(OutputStream):
 
 
 async def _wait_for_any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:
-    """Wait for one of them; whether it came in time."""
+    """Wait for the first of some tasks and events. Returns False after `timeout` seconds."""
     waits: list[asyncio.Task[Any]] = []
     tasks: list[asyncio.Task[Any]] = []
     for each in things:

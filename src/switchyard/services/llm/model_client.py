@@ -137,7 +137,7 @@ class ModelClient:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger | None, *, rule: ConcurrencyPolicy | None = None
+        cls, settings: Settings, ledger: Ledger | None, *, policy: ConcurrencyPolicy | None = None
     ) -> AsyncIterator[ModelClient]:
         """Open a client; its connections end with the context. Without a ledger, only this process
         knows of its calls. Raises LlmRefused when no server is set, or its address is invalid."""
@@ -151,7 +151,9 @@ class ModelClient:
                 clients[server.name] = await stack.enter_async_context(opening)
             gate = None
             if ledger is not None:
-                gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
+                gate = await stack.enter_async_context(
+                    LlmGate.open(settings, ledger, policy=policy)
+                )
             account = BudgetAccount.from_settings(settings, ledger)
             collector = BatchCollector.from_settings(settings, ledger, account)
             hedges = Hedges(settings.llm_hedge_share)
@@ -309,7 +311,7 @@ class ModelClient:
     ) -> Completion:
         """Call the server; a hot request that is late is sent again, and the answer that begins
         first counts."""
-        hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
+        hedge_delay = self._hedges.earn_hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
             return await self._call(admitted, request, timeout, output)
         deadline = time.monotonic() + timeout

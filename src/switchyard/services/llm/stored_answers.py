@@ -1,9 +1,9 @@
-"""Answers that were paid for, kept so that nobody pays twice.
+"""Store answers that were paid for, so that the same question is not paid for again.
 
 The key is a hash of everything the answer depends on: server and model, the messages, the
-parameters. Where the question is the same, the answer is reused, whichever job or document asks.
-Equal questions at the same moment are one call, in one process and in several: one asks, by a claim
-in the ledger, the others wait for its answer.
+parameters. An equal question gets the stored answer, whichever job or document asks. Equal
+questions at the same moment are one call, in one process and in several: the process with the claim
+in the ledger asks, the others wait for its answer.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
 
 CLAIM_TTL = 15.0
-"""Seconds after which the question of a process that has died is asked by another."""
-FIRST_LOOK, LAST_LOOK = 0.05, 0.5
-"""Seconds between looks for the answer to what another process asks."""
+"""Seconds after which another process may ask the question of a process that has died."""
+MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.05, 0.5
+"""Seconds between polls for an answer that another process asks for; they grow."""
 MAX_UNWRITTEN = 1_000
-"""Answers that a process keeps in memory while the file storage takes none."""
+"""Answers that a process holds in memory while the file storage takes none."""
 MIB = 1024 * 1024
 _FILE_KEY = re.compile(r"llm/([^/]+)\.json")
 
 
 class StoredAnswers:
-    """The stored answers, as one process uses them. Without a ledger, only what is stored is
-    found."""
+    """The stored answers, as one process uses them. Without a ledger, answers that another process
+    asks for are not waited for."""
 
     def __init__(self, storage: Storage, ledger: Ledger | None, *, max_age: float) -> None:
         self._storage = storage
@@ -68,9 +68,10 @@ class StoredAnswers:
         self._max_age = max_age
         self._holder = new_instance_id()
         self._asking: dict[str, tuple[asyncio.Lock, int]] = {}
-        """Questions under way in this process, with how many wait for each."""
+        """By key, the lock of a question under way in this process, and how many callers ask it or
+        wait for it."""
         self._unwritten: dict[str, tuple[Completion, bytes]] = {}
-        """Answers that the storage did not take, and their files."""
+        """By key, answers that the storage did not take, and the contents of their files."""
         self._log = structlog.get_logger("llm")
         self._writing: TaskSupervisor | None = None
 
@@ -80,7 +81,8 @@ class StoredAnswers:
         return cls(Storage(settings.files_url), ledger, max_age=max_age)
 
     async def close(self) -> None:
-        """Stop writing; an answer that the storage has not taken by now is paid for again."""
+        """Stop writing; an answer that the storage has not taken yet is lost, and paid for
+        again."""
         if self._writing is not None:
             await self._writing.close()
 
@@ -95,8 +97,9 @@ class StoredAnswers:
         """Return the answer, and whether it was stored already. `ask` gets the seconds that it may
         take.
 
-        `fresh` asks anew whatever is kept, and keeps the new answer. Raises what `ask` raises,
-        LlmSaturated when another asks the same for longer than `timeout` seconds, LedgerError.
+        `fresh` asks anew even if an answer is stored, and stores the new one. Raises what `ask`
+        raises, LlmSaturated if another process asks the same for longer than `timeout` seconds,
+        and LedgerError.
         """
         key = content_hash(question)
         deadline = time.monotonic() + timeout
@@ -114,12 +117,12 @@ class StoredAnswers:
                 return await self._store_or_hold(key, question, answer), False
 
     async def keep(self, question: Mapping[str, Any], answer: Completion) -> None:
-        """Keep an answer that came another way. Raises StorageError."""
+        """Store an answer that a batch gave. Raises StorageError."""
         key = content_hash(question)
         await self._write(key, self._encode(question, answer))
 
     async def forget(self, question: Mapping[str, Any]) -> None:
-        """Keep the answer no longer. Raises LedgerError, StorageError."""
+        """Delete the stored answer. Raises LedgerError, StorageError."""
         key = content_hash(question)
         self._unwritten.pop(key, None)
         if self._repository is not None:
@@ -129,22 +132,23 @@ class StoredAnswers:
     @asynccontextmanager
     async def _exclusive(self, key: str) -> AsyncIterator[None]:
         """Let one question of this key through at a time in this process."""
-        lock, waiting = self._asking.get(key, (asyncio.Lock(), 0))
-        self._asking[key] = lock, waiting + 1
+        lock, users = self._asking.get(key, (asyncio.Lock(), 0))
+        self._asking[key] = lock, users + 1
         try:
             async with lock:
                 yield
         finally:
-            lock, waiting = self._asking.pop(key)
-            if waiting > 1:
-                self._asking[key] = lock, waiting - 1
+            lock, users = self._asking.pop(key)
+            if users > 1:
+                self._asking[key] = lock, users - 1
 
     async def _find_or_claim(self, key: str, timeout: float) -> Completion | None:
-        """Return the stored answer; None when this process is to ask."""
+        """Return the stored answer, waited for if another process asks; None if this process has
+        the claim and is to ask."""
         deadline = time.monotonic() + timeout
         if self._repository is None:
             return await self._read_stored(key)
-        pause, lost = FIRST_LOOK, False
+        pause, lost = MIN_POLL_INTERVAL, False
         while True:
             claim = await self._repository.claim_llm_answer(
                 key, self._holder, ttl=CLAIM_TTL, max_age=self._max_age, lost=lost
@@ -167,23 +171,23 @@ class StoredAnswers:
                     "another process is already sending this request to the model", after=5.0
                 )
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(pause * 1.5, LAST_LOOK)
+            pause = min(pause * 1.5, MAX_POLL_INTERVAL)
 
     @asynccontextmanager
     async def _hold_claim(self, key: str) -> AsyncIterator[None]:
-        """Hold the claim, and give it up where there is no answer."""
+        """Hold the claim, and release it if there is no answer."""
         repository = self._repository
         if repository is None:
             yield
             return
-        renew = partial(repository.renew_llm_answer, key, self._holder, CLAIM_TTL)
+        renew = partial(repository.renew_answer_claim, key, self._holder, CLAIM_TTL)
         try:
             async with renewing("claim of a question", CLAIM_TTL, renew):
                 yield
         except BaseException:
             try:
-                await asyncio.shield(repository.give_up_llm_answer(key, self._holder))
-            except LedgerError as error:  # it runs out by itself
+                await asyncio.shield(repository.release_answer_claim(key, self._holder))
+            except LedgerError as error:  # the claim runs out by itself
                 self._log.warning("claim not released", error=str(error))
             raise
 
@@ -219,14 +223,14 @@ class StoredAnswers:
                 self._log.warning("answer not recorded", error=str(error))
 
     async def _retry_writes(self) -> None:
-        """Write what the storage did not take, and hold the claims until then: other processes wait
-        for the answers and do not ask."""
+        """Write the answers that the storage did not take, and hold their claims until then: other
+        processes wait for the answers and do not ask."""
         while True:
             await asyncio.sleep(CLAIM_TTL / 3)
             try:
                 for key in tuple(self._unwritten):
                     if self._repository is not None:
-                        await self._repository.renew_llm_answer(key, self._holder, CLAIM_TTL)
+                        await self._repository.renew_answer_claim(key, self._holder, CLAIM_TTL)
                 async with asyncio.timeout(CLAIM_TTL / 3):
                     for key, unwritten in tuple(self._unwritten.items()):
                         await self._write(key, unwritten[1])
@@ -253,7 +257,7 @@ class StoredAnswers:
         except NotStored:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # Changed by hand, or of another version: paying again repairs it.
+            # Changed by hand, or of another version: a new answer replaces it.
             self._log.warning(
                 "stored answer unreadable; the request is repeated",
                 key=key,
@@ -263,8 +267,8 @@ class StoredAnswers:
 
 
 async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
-    """Delete answers beyond the settings' age and size, in small steps. Returns how many. Raises
-    LedgerError, StorageError."""
+    """Delete answers beyond the settings' age and total size, in small steps. Returns how many.
+    Raises LedgerError, StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
     examining, removing = (
         SmallSteps.yielding_to_hot_jobs(ledger),
@@ -289,12 +293,12 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
 
 
 async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
-    """Delete files of answers that are a day old and of which the ledger has no record: their
-    writers died in between, and nobody has asked again. Returns how many. Raises LedgerError,
+    """Delete files of answers that are a day old and have no record in the ledger: their writers
+    died before recording them, and nobody has asked again. Returns how many. Raises LedgerError,
     StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
     steps = SmallSteps.yielding_to_hot_jobs(ledger)
-    # A clock that is wrong makes nothing old.
+    # The earlier of two clocks: one that is wrong makes no file old.
     oldest = min(time.time(), ledger.clock.time()) - DAY
     number = 0
     async for keys in _old_files(storage, oldest):
@@ -302,7 +306,7 @@ async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
         for key in unrecorded.keys:
             again = await storage.stat_async(_file_key(key))
             if again is not None and again.modified.timestamp() < oldest:
-                # If it is recorded just now, whoever misses the file asks anew.
+                # If it is recorded just now, a process that misses the file asks anew.
                 await storage.delete_async(again.key)
                 number += 1
     return number
@@ -315,7 +319,7 @@ async def _find_unrecorded(
 
 
 async def _old_files(storage: Storage, oldest: float) -> AsyncIterator[list[str]]:
-    """Yield the keys of files that were written before that time, some at once."""
+    """Yield the keys of files that were written before `oldest`, FIRST_STEP at a time."""
     keys: list[str] = []
     async for stored in storage.list_async("llm"):
         found = _FILE_KEY.fullmatch(stored.key)
@@ -347,7 +351,8 @@ async def _drop_some(
     steps: SmallSteps,
     superfluous: list[tuple[str, float]],
 ) -> int:
-    """Delete as many as one transaction takes, with their files, and take them from the list."""
+    """Delete as many answers as one transaction takes, with their files, and take them from the
+    list `superfluous`. Returns how many."""
     keys: list[str] = []
 
     async def drop(limit: int) -> Removal:

@@ -15,5 +15,5 @@ WING = Wing(
     metrics="switchyard.services.llm.operations:samples",
     delayed_jobs="switchyard.services.llm.operations:delayed_jobs",
     cost_estimate="switchyard.services.llm.backfill_costs:estimate",
-    short_budget="switchyard.services.llm.backfill_costs:short_budget",
+    short_budget="switchyard.services.llm.backfill_costs:short_budget_note",
 )

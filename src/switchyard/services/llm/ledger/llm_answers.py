@@ -1,8 +1,8 @@
-"""Answers of language models that are kept, and the questions that somebody asks just now.
+"""Records of stored answers of language models, and claims to ask a question.
 
-The answers themselves are files. Here is when each was made and used, how large it is, and who is
-asking: a claim with a short life, so that the question of a killed worker is asked by another.
-All times are the database's own.
+The answers themselves are files. The ledger has when each was made and last used, its size, and
+which process is asking: a short claim, so that another process asks when a worker was killed. All
+times are the database's own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from switchyard.services.llm.records.llm_servers import (
 
 USE_NOTED_INTERVAL = 3600.0
 """Seconds between updates of the time an answer was last used: most reads then write nothing."""
+DEAD_CLAIM_AGE = 3600.0
+"""Seconds after which a claim that has run out is deleted."""
 
 
 class LlmAnswerRepository(Repository):
@@ -45,8 +47,8 @@ class LlmAnswerRepository(Repository):
         max_age: float,
         lost: bool = False,
     ) -> AnswerClaim:
-        """Look an answer up that is not older than `max_age` seconds; else claim the right to ask,
-        for `ttl` seconds. `lost`: the stored answer can't be read."""
+        """Look up an answer that is not older than `max_age` seconds; if there is none, or with
+        `lost` (its file can't be read), claim the right to ask for `ttl` seconds."""
         row = connection.execute(_find(connection), {"key": key}).one()
         if row.created_at is not None and row.created_at > row.now - max_age and not lost:
             if row.used_at < row.now - USE_NOTED_INTERVAL:
@@ -59,8 +61,8 @@ class LlmAnswerRepository(Repository):
         return LeaseAcquired() if claim.first() is not None else LeaseHeld()
 
     @write
-    def renew_llm_answer(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:
-        """Keep the claim for `ttl` seconds more. False when another has it."""
+    def renew_answer_claim(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:
+        """Hold the claim for `ttl` seconds more. Returns False if another process has it."""
         renewed = connection.execute(
             text(
                 f"UPDATE llm_answers SET lease_until = {clock(connection)} + :ttl "
@@ -76,8 +78,8 @@ class LlmAnswerRepository(Repository):
         connection.execute(_keep(connection), {"key": key, "size": size})
 
     @write
-    def give_up_llm_answer(self, connection: Connection, key: str, holder: str) -> None:
-        """Release the right to ask, without an answer: others may ask now."""
+    def release_answer_claim(self, connection: Connection, key: str, holder: str) -> None:
+        """Release the claim of `holder`: others may ask now."""
         condition = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
         unanswered = condition & llm_answers.c.created_at.is_(None)
         connection.execute(delete(llm_answers).where(unanswered))
@@ -87,7 +89,7 @@ class LlmAnswerRepository(Repository):
 
     @write
     def forget_llm_answer(self, connection: Connection, key: str) -> None:
-        """Delete the record of an answer; a process that asks just now goes on."""
+        """Delete the record of an answer, unless a process holds the claim to ask anew."""
         condition = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
         connection.execute(delete(llm_answers).where(condition))
 
@@ -101,18 +103,18 @@ class LlmAnswerRepository(Repository):
         after: AnswersExamined | None,
         limit: int,
     ) -> AnswersExamined:
-        """Look at the `limit` answers that follow those of `after`, the last used first.
-        Superfluous are those that are older than `max_age` seconds, and those of the others that
-        were not used for longest, so that what is left has `max_bytes` at most."""
+        """Examine the `limit` answers that follow those of `after`, the last used first.
+        Superfluous are answers older than `max_age` seconds, and of the others the least recently
+        used ones, so that those that stay have `max_bytes` at most."""
         watch = Stopwatch(connection)
         oldest = db_now(connection) - max_age
         used_at, key = llm_answers.c.used_at, llm_answers.c.key
         query = select(used_at, key, llm_answers.c.created_at, llm_answers.c.size).where(
             used_at.is_not(None)
         )
-        total = 0
+        kept_bytes = 0
         if after is not None and after.last is not None:
-            total = after.total
+            kept_bytes = after.kept_bytes_so_far
             query = query.where(
                 used_at <= after.last[0], tuple_(used_at, key) < tuple_(*after.last)
             )
@@ -120,18 +122,19 @@ class LlmAnswerRepository(Repository):
         superfluous: dict[str, float] = {}
         for row in rows:
             is_old = row.created_at <= oldest
-            total += 0 if is_old else row.size
-            if is_old or total > max_bytes:
+            kept_bytes += 0 if is_old else row.size
+            if is_old or kept_bytes > max_bytes:
                 superfluous[row.key] = row.used_at
         last = (rows[-1].used_at, rows[-1].key) if len(rows) == limit else None
-        return AnswersExamined(superfluous, total, last, watch.seconds())
+        return AnswersExamined(superfluous, kept_bytes, last, watch.seconds())
 
     @write
     def drop_llm_answers(
         self, connection: Connection, superfluous: Mapping[str, float]
     ) -> tuple[list[str], Removal]:
-        """Delete the records of answers, by key, that nobody asks for now or has used since that
-        time. Returns the keys of those that were deleted, whose files nobody needs any more."""
+        """Delete the records of those `superfluous` answers that no process has a claim for, and
+        whose last use is still the time given. Returns their keys: their files are no longer
+        needed."""
         watch = Stopwatch(connection)
         query = select(llm_answers.c.key, llm_answers.c.used_at).where(
             among(connection, llm_answers.c.key, sorted(superfluous)),
@@ -144,7 +147,7 @@ class LlmAnswerRepository(Repository):
 
     @read
     def unrecorded_answers(self, connection: Connection, keys: Sequence[str]) -> UnrecordedAnswers:
-        """Return those of these keys of which there is neither a record nor a claim."""
+        """Return those of `keys` that have neither a record nor a claim."""
         watch = Stopwatch(connection)
         query = select(llm_answers.c.key).where(among(connection, llm_answers.c.key, keys))
         known = set(connection.scalars(query))
@@ -152,9 +155,9 @@ class LlmAnswerRepository(Repository):
 
     @write
     def drop_dead_claims(self, connection: Connection, *, limit: int) -> Removal:
-        """Delete up to `limit` claims of those who died before they had an answer."""
+        """Delete up to `limit` claims of processes that died before they had an answer."""
         watch = Stopwatch(connection)
-        oldest = db_now(connection) - USE_NOTED_INTERVAL
+        oldest = db_now(connection) - DEAD_CLAIM_AGE
         dead = llm_answers.c.used_at.is_(None) & (llm_answers.c.lease_until < oldest)
         some = select(llm_answers.c.key).where(dead).limit(limit)
         gone = connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(some), dead))

@@ -1,4 +1,5 @@
-"""What each model server was allowed, minute by minute, and its pauses, kept for some days."""
+"""The calls that each model server was allowed, minute by minute, and its pauses, kept for some
+days."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ MAX_PAUSES = 100
 
 
 class LlmHistory(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """All methods raise LedgerUnavailable when the database is unreachable."""
 
     @write
     def add_minute(self, connection: Connection, minutes: Sequence[LlmMinute], now: float) -> None:
-        """Record servers at the end of a minute, and forget what is too old. The same minute again
-        changes nothing."""
+        """Record servers at the end of a minute, and delete minutes and pauses that are too old. A
+        minute that is recorded already stays as it is."""
         rows = [asdict(each) for each in minutes]
         if rows:
             statement = insert_into(connection, llm_minutes).values(rows)
@@ -32,15 +33,15 @@ class LlmHistory(Repository):
 
     @read
     def minutes(self, connection: Connection, since: float) -> list[LlmMinute]:
-        """Return the minutes since a time, in seconds since the epoch, the earliest first."""
+        """List the minutes from `since`, in seconds since the epoch, the earliest first."""
         query = select(llm_minutes).where(llm_minutes.c.at >= since)
         rows = connection.execute(query.order_by(llm_minutes.c.at, llm_minutes.c.server))
         return [LlmMinute(**row) for row in rows.mappings()]
 
     @read
     def pauses(self, connection: Connection, since: float) -> list[LlmPause]:
-        """Return pauses that had not ended at a time, in seconds since the epoch: the latest
-        MAX_PAUSES, the latest first."""
+        """List the pauses that had not ended at `since`, in seconds since the epoch, the latest
+        first, up to MAX_PAUSES."""
         query = (
             select(llm_pauses)
             .where(llm_pauses.c.until > since)
@@ -63,7 +64,8 @@ def note_pause(
     after: LlmServerState,
     now: float,
 ) -> None:
-    """Keep when a server is paused, until when and why, where that changes. Its row is locked."""
+    """Record a change of a server's pause: when it began, until when and why. The caller has locked
+    the server's row."""
     if after.paused_until == before.paused_until:
         return
     if before.paused_until > now:

@@ -27,9 +27,9 @@ from switchyard.services.llm.records.llm_servers import (
     LlmServerState,
     PauseEnded,
     ServerPaused,
+    SlotAcquired,
     SlotAnswer,
     SlotsFull,
-    SlotTaken,
 )
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
@@ -95,7 +95,7 @@ class LlmSlotRepository(Repository):
         if is_hot and state.hot_waits_until:
             _note_hot_wait(connection, server, 0.0)  # others that wait say so once more
         is_known = now - state.learned_at < LEARNED_TTL
-        return SlotTaken(state.learned if is_known else "")
+        return SlotAcquired(state.learned if is_known else "")
 
     @write
     def end_llm_slot(

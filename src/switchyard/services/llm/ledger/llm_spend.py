@@ -1,9 +1,10 @@
 """What calls of language models cost, and the budgets that they are kept within.
 
-An account adds up what its calls came to: each day's, each backfill's, and each provider's by
-day. Where there is a budget, what a call may cost is set aside in one transaction before it is
-made, with the accounts' rows locked, and corrected by what it did cost. So calls under way in the
-whole fleet never have more set aside than is left. Days are in UTC, times the database's own.
+There is an account for each day, each backfill, each provider by day, and each API key by day and
+by month; it adds up the cost of its calls. If a call has a budget, the most that it may cost is
+reserved in one transaction before it is made, with the accounts' rows locked, and replaced by its
+actual cost afterwards. So calls under way in the whole fleet never reserve more than is left. Days
+are in UTC, times the database's own.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from switchyard.services.llm.records.llm_spend import (
 )
 
 LOST_AFTER = 7200.0
-"""Seconds after which a call under way is one whose process has died: no job runs that long."""
+"""Seconds after which the process of a call that is still open has died: no job runs that long."""
 ROUNDING_ERROR = 1e-9
-"""Of money: what sums of fractions are off by."""
+"""Amount of money by which sums of fractions may be wrong."""
 _SUMS: Columns = {
     "calls": "integer",
     "saved_calls": "integer",
@@ -77,20 +78,20 @@ class LlmSpendRepository(Repository):
         per_day: float | None,
         ttl: float | None = None,
     ) -> NoBudgetLeft | bool:
-        """Set aside what a call costs at most (`call.cost`) in the budget of the day and that of
-        its backfill. False where it has neither: nothing is noted then. `ttl`: seconds for
-        which the call may be under way, where that is longer than a job."""
+        """Reserve what a call costs at most (`call.cost`) in each of its budgets: of the day, its
+        backfill and its API key. Returns False, and records nothing, if it has none. `ttl` is the
+        seconds for which the call may be under way, if longer than a job."""
         return reserve_call(connection, call, db_now(connection), per_day=per_day, ttl=ttl)
 
     @write
     def settle_llm_call(self, connection: Connection, call: LlmCall) -> None:
-        """Note what a call has come to, in the place of what was set aside for it. A second time
-        changes nothing."""
+        """Record how a call has ended, in place of its reservation. A second time changes
+        nothing."""
         settle_call(connection, call, db_now(connection))
 
     @write
     def settle_lost_llm_calls(self, connection: Connection, limit: int) -> Removal:
-        """Count up to `limit` calls whose process has died by their estimate."""
+        """Record up to `limit` calls whose process has died with their estimates, as `unsure`."""
         watch = Stopwatch(connection)
         now = db_now(connection)
         lost = (
@@ -128,7 +129,7 @@ class LlmSpendRepository(Repository):
     def key_budgets(
         self, connection: Connection, key_id: str, limits: KeyLimits
     ) -> list[tuple[BudgetState, float]]:
-        """Return the budgets of a key as they are now, each with the seconds until it begins
+        """Return the budgets of an API key as they are now, each with the seconds until it begins
         anew."""
         now = db_now(connection)
         budgets = _key_budgets(key_id, limits, _day(now))
@@ -141,7 +142,7 @@ class LlmSpendRepository(Repository):
 
     @read
     def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:
-        """Return the cost of today's calls by the provider's name; `""` is the cost of all."""
+        """Return the cost of today's calls by the provider's name; under `""`, the cost of all."""
         day = _day(db_now(connection))
         accounts = select(llm_accounts).where(llm_accounts.c.day == day)
         rows = {}
@@ -176,9 +177,9 @@ class LlmSpendRepository(Repository):
         names: Collection[str] | None = None,
         limit: int = 100,
     ) -> list[SpendRow]:
-        """Return what was spent, by one thing that calls have in common: on the days from `since`
-        to `until` (`2026-11-22`), both included; of these `names` alone where they are given. Days
-        in their order, all others with what has cost most first, up to `limit`."""
+        """Return what was spent on the days from `since` to `until` (`2026-11-22`), both included,
+        grouped `by` day, model …; with `names`, only of groups of these names. Days are in their
+        order, other groups with the most expensive first, up to `limit`."""
         query = _spend_query(by).limit(limit)
         if names is not None:
             query = query.where(llm_calls.c[_COLUMNS.get(by, by)].in_(names))
@@ -190,8 +191,8 @@ class LlmSpendRepository(Repository):
 
     @write
     def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int) -> Removal:
-        """Delete up to `limit` calls that are older than `max_age` seconds, and as many accounts of
-        days as old."""
+        """Delete up to `limit` calls of days that are `max_age` seconds ago, and up to `limit`
+        accounts of such days."""
         watch = Stopwatch(connection)
         day = _day(db_now(connection) - max_age)
         removed: Counter[str] = Counter()
@@ -217,7 +218,7 @@ def reserve_call(
     if not limits:
         return False
     if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
-        return True  # set aside before, by a process that has died
+        return True  # reserved before, by a process that has died
     day = _day(now)
     keys = _account_keys_of_call(call, day)
     accounts = _lock_accounts(connection, keys, day)
@@ -232,6 +233,7 @@ def reserve_call(
     _add_to_accounts(connection, keys, day, {"reserved": cost})
     if any(accounts[key].short_of is not None for key in limits):
         _update_accounts(connection, limits, {"short_of": None})
+    # Dated ahead, so that a call with a long `ttl` counts as lost only after that.
     _insert_call(connection, call, now + max(0.0, (ttl or 0.0) - LOST_AFTER), day)
     return True
 
@@ -240,7 +242,7 @@ def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
     """Do what `LlmSpendRepository.settle_llm_call` does, within a transaction."""
     day = _day(now)
     known = None
-    # Most calls are not known: nothing was set aside for them.
+    # Most calls are not known: nothing was reserved for them.
     if call.state is CallState.FREE or not _insert_call(connection, call, now, day):
         query = select(llm_calls).where(llm_calls.c.id == call.id).with_for_update()
         known = connection.execute(query).one_or_none()
@@ -254,13 +256,13 @@ def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
         condition = llm_calls.c.id == call.id
         if call.state is CallState.FREE:
             connection.execute(delete(llm_calls).where(condition))
-        else:  # in its place: whoever waits for the row finds it
+        else:  # updated, not replaced: a transaction that waits for the row finds it
             settled = {"state": call.state.value, "cost": call.cost, **_tokens(call)}
             connection.execute(update(llm_calls).where(condition).values(settled))
     if call.state is not CallState.FREE:
         column = "saved" if call.state is CallState.SAVED else "spent"
         added[column] = added.get(column, 0.0) + (call.cost or 0.0)
-        # One that was believed lost was counted then.
+        # A call that was taken for lost was counted then.
         if known is None or known.state == CallState.OPEN:
             added["saved_calls" if call.state is CallState.SAVED else "calls"] = 1
         if call.state is not CallState.SAVED:
@@ -299,8 +301,8 @@ def _lock_accounts(connection: Connection, keys: Iterable[str], day: str) -> dic
 def _add_to_accounts(
     connection: Connection, keys: Iterable[str], day: str, added: Mapping[str, float]
 ) -> None:
-    """Add the same to each account, and lock their rows until the end of the transaction, in one
-    order in all processes."""
+    """Add the same amounts to each account, and lock the rows until the end of the transaction, in
+    the same order in all processes."""
     dialect = connection.dialect.name
     sums = [added.get(name, 0) for name in _SUMS]
     rows = [[key, _day_of_account(key, day), *sums] for key in sorted(keys)]
@@ -319,7 +321,8 @@ def _add_statement(dialect: str) -> TextClause:
 
 
 def _day_of_account(key: str, day: str) -> str | None:
-    """Return the day with which an account grows old: that of a month, its end."""
+    """Return the day by which an account's age counts: for a month, its last one. None for a
+    backfill."""
     if key.startswith("backfill:"):
         return None
     return f"{day[:7]}-31" if _is_of_month(key) else day
@@ -347,7 +350,7 @@ _INSERT_CALL = text(
 
 
 def _insert_call(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
-    """Insert a call. Returns False where it is there already."""
+    """Insert a call. Returns False if there is one of this id already."""
     asked_by = call.asked_by
     values = {
         "id": call.id,
@@ -397,13 +400,13 @@ def _account_keys(provider: str, backfill: str | None, source: str | None, day: 
 
 
 def key_of_source(source: str | None) -> str | None:
-    """Return the id of the API key that jobs of that source are of."""
+    """Return the id of the API key that published jobs of a source; None for other sources."""
     kind, _, rest = (source or "").partition(":")
     return rest.partition("/")[0] or None if kind == "api" else None
 
 
 def _key_accounts(key_id: str, day: str) -> list[str]:
-    """Return the accounts of a key: that of the day, and that of its month."""
+    """Return the keys of an API key's accounts: of the day, and of its month."""
     return [f"key:{key_id}/{day}", f"key:{key_id}/{day[:7]}"]
 
 
@@ -414,7 +417,7 @@ def _key_budgets(key_id: str, limits: KeyLimits, day: str) -> dict[str, float]:
 
 
 def _seconds_left(account: str, now: float) -> float | None:
-    """Return the seconds until an account begins anew; None for one that never does."""
+    """Return the seconds until an account begins anew; None if it never does."""
     if account.startswith("backfill:"):
         return None
     if not _is_of_month(account):
@@ -432,7 +435,7 @@ def _budget_state(row: Row[Any] | None, limit: float, key: str = "") -> BudgetSt
 
 
 def _round_off(reserved: float) -> float:
-    """Return a reserve without the rounding error that adding and subtracting leaves."""
+    """Return a reserved amount without the rounding error of additions and subtractions."""
     return reserved if reserved > ROUNDING_ERROR else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What the ledger keeps of language models' servers and of claims to ask them, as plain values."""
+"""The state of model servers in the ledger, and answers to claims, as plain values."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited", "LlmOverloade
 
 @dataclass(frozen=True, slots=True)
 class LlmServerState:
-    """What the fleet knows of one server. Times are the database's, in seconds since the epoch."""
+    """State of a server that all processes share. Times are the database's, in seconds since the
+    epoch."""
 
     limit: float
     """Calls that it may get at once."""
     pace: Mapping[str, Any] = field(default_factory=dict)
-    """What the rule remembers (`services.llm.concurrency_policy.ServerPace`)."""
+    """State of the concurrency policy, as JSON (`services.llm.concurrency_policy.PolicyState`)."""
     paused_until: float = 0.0
     pause_reason: str | None = None
     failures: int = 0
-    """Calls in a row that it did not answer."""
+    """Calls in a row that the server did not answer."""
     hot_waits_until: float = 0.0
     """Until when a hot call is known to wait for room. Kept by who waits, not with the state."""
     learned: str = ""
@@ -35,22 +36,22 @@ class LlmServerState:
 
     @property
     def is_on_trial(self) -> bool:
-        """It failed again and again: one call at a time finds out whether it is back."""
+        """Whether it failed so often that it gets one call at a time, until it answers one."""
         return self.failures >= TRIAL_AFTER_FAILURES
 
     @property
     def allowed(self) -> float:
-        """Calls that it gets at once as things are."""
+        """Calls that it gets at once now: one on trial, else `limit`."""
         return 1.0 if self.is_on_trial else self.limit
 
     def calls(self, most: int) -> int:
-        """Return the calls that the server gets at once, where the settings allow `most`: its limit
-        may be from before these settings."""
+        """Return how many calls the server gets at once, of at most `most`, as the settings allow:
+        its limit may be older than these settings."""
         return max(1, min(most, int(self.allowed)))
 
 
 @dataclass(frozen=True, slots=True)
-class SlotTaken:
+class SlotAcquired:
     """The call may be made: it has a slot."""
 
     learned: str = ""
@@ -59,7 +60,7 @@ class SlotTaken:
 
 @dataclass(frozen=True, slots=True)
 class SlotsFull:
-    """No slot is free: as many calls are under way as may be."""
+    """No slot is free for this call."""
 
     in_flight: int
     limit: int
@@ -67,13 +68,13 @@ class SlotsFull:
 
 @dataclass(frozen=True, slots=True)
 class ServerPaused:
-    """The server is not to be called for now."""
+    """The server is not called for some time."""
 
     seconds: float
     reason: str
 
 
-SlotAnswer = SlotTaken | SlotsFull | ServerPaused
+SlotAnswer = SlotAcquired | SlotsFull | ServerPaused
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +118,19 @@ class PauseEnded:
     paused_for: float
     """Seconds that were left of it; 0 when it was not paused."""
     jobs: int
-    """Those that had gone back to wait, and are to be published again."""
+    """Jobs that had gone back to their queues to wait for the server, and are published again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheHit:
-    """The question was answered before."""
+    """There is a stored answer to the question."""
 
     created_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAcquired:
-    """The question is this process' to ask."""
+    """This process has the claim to ask the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +140,17 @@ class LeaseHeld:
 
 @dataclass(frozen=True, slots=True)
 class AnswersExamined:
-    """Some of the stored answers, the last used first."""
+    """The result of examining some stored answers, the last used first."""
 
     superfluous: Mapping[str, float]
-    """Keys of those that are too old or too many, with the time of their last use."""
-    total: int
-    """Bytes of all answers up to the last of these, without those that are too old."""
+    """By key, the time of the last use of answers that are too old or too many."""
+    kept_bytes_so_far: int
+    """Bytes of all answers from the first page to the end of this one, without those that are too
+    old."""
     last: tuple[float, str] | None
-    """Last use and key of the last one; None where no more follow."""
+    """Last use and key of the last answer examined; None if no more follow."""
     seconds: float
-    """What the transaction took."""
+    """How long the transaction took."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is known of the cost of language models' calls, as plain values."""
+"""The cost of language models' calls, and budgets, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPENT_BY: tuple[SpentBy, ...] = get_args(SpentBy)
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """For whom a call is made; None where that is nobody's."""
+    """For whom a call is made; a field is None if there is no such thing."""
 
     job_id: str | None = None
     job_type: str | None = None
@@ -23,53 +23,53 @@ class Requester:
 
     @property
     def is_api_key(self) -> bool:
-        """Whether it is a key of the HTTP API, which may have budgets of its own."""
+        """Whether an API key has requested it, which may have budgets of its own."""
         return (self.source or "").startswith("api:")
 
 
 class CallState(StrEnum):
-    """What is known of a call."""
+    """State of the record of a call."""
 
     OPEN = "open"
-    """Under way; its estimate is set aside."""
+    """Under way; its estimate is reserved."""
     PAID = "paid"
     UNSURE = "unsure"
     """Broken off, or its process died: it may have been paid for, and counts by its estimate."""
     FREE = "free"
-    """Refused, or never begun: it has cost nothing, and is not kept."""
+    """Refused, or never begun: it has cost nothing, and is not recorded."""
     SAVED = "saved"
-    """Answered from what is kept."""
+    """Answered by a stored answer: its cost was saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlmCall:
-    """One call of a model, or one that was saved."""
+    """One call of a model, or one that a stored answer has saved."""
 
     id: str
     state: CallState
     asked_by: Requester
     provider: str
-    """The server's name; empty for one that was saved."""
+    """The server's name; empty for a saved call."""
     model: str
     usage: Mapping[str, int]
     """Tokens: prompt_tokens, cached_tokens of these, completion_tokens."""
     cost: float | None
-    """In the prices' currency: paid, or set aside, or saved; None where the model has no price."""
+    """In the prices' currency: paid, reserved or saved; None if the model has no price."""
     batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is to be set aside for a call before it is made."""
+    """What is to be reserved for a call before it is made."""
 
     call: LlmCall
-    """With the most that it can cost."""
+    """Its `cost` is the most that it can cost."""
     per_day: float | None
-    """The budget of the day, where there is one."""
+    """The budget of the day; None if there is none."""
 
     @property
     def freed(self) -> LlmCall:
-        """The call, where it is not made after all."""
+        """The call as one that was not made after all: it ends the reservation."""
         return replace(self.call, state=CallState.FREE)
 
     @property
@@ -88,9 +88,9 @@ class BudgetState:
     limit: float
     spent: float
     reserved: float
-    """Set aside for calls under way."""
+    """Reserved for calls under way."""
     is_short: bool = False
-    """A call has found too little in it, and none has found enough since."""
+    """It had too little left for a call, and no later call has found enough."""
 
     @property
     def left(self) -> float:
@@ -98,7 +98,7 @@ class BudgetState:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The budget in words, for people."""
         kind, _, rest = self.key.partition(":")
         if kind == "key":
             key_id, _, time = rest.partition("/")
@@ -108,39 +108,39 @@ class BudgetState:
 
 @dataclass(frozen=True, slots=True)
 class NoBudgetLeft:
-    """The call is not to be made now."""
+    """A budget has too little left for a call, which is not to be made now."""
 
     budget: BudgetState
     needed: float | None
-    """What the call would cost at most; None where its model has no price."""
+    """What the call would cost at most; None if its model has no price."""
     seconds: float | None
-    """Until there is a new budget; None where there will be one only when somebody raises it."""
+    """Seconds until the budget begins anew; None if it never does, and must be raised."""
 
     @property
     def is_spent(self) -> bool:
-        """Also when all calls under way turn out to cost nothing."""
+        """Whether the budget would be too small even if all calls under way cost nothing."""
         return self.needed is None or self.budget.spent + self.needed > self.budget.limit
 
 
 @dataclass(frozen=True, slots=True)
 class SpendRow:
-    """The cost of the calls that have one thing in common."""
+    """The cost of the calls of one day, model, job type …"""
 
     name: str | None
-    """The day, model, job type …; None for calls that have none."""
+    """The day, model, job type …; None for calls without one."""
     calls: int
     saved_calls: int
-    """Answered from what is kept."""
+    """Answered by stored answers."""
     unsure_calls: int
     """Counted by their estimate: broken off, or their process died."""
     unpriced_calls: int
-    """Of models without a price: their cost is not in `cost`."""
+    """Calls of models without a price: their cost is not in `cost`."""
     input_tokens: int
     cached_tokens: int
-    """Of the input."""
+    """Tokens of the input that the server had in its cache."""
     output_tokens: int
     cost: float
     reserved: float
-    """Set aside for calls under way."""
+    """Reserved for calls under way."""
     saved: float
     """What the saved calls would have cost."""

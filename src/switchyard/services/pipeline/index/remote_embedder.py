@@ -112,7 +112,7 @@ class RemoteEmbedder:
         return (
             nullcontext(CallCharge())
             if self.budget is None
-            else self.budget.embedding(self.model, batch)
+            else self.budget.charged_embedding(self.model, batch)
         )
 
     def _check_model(self, answer: Any) -> None:

@@ -196,7 +196,7 @@ def estimate_summaries(
 ) -> CostEstimate | None:
     """Estimate the cost of a backfill of summaries; None for other jobs. The documents are not read
     for an estimate, so each counts as one of TEXT_BUDGET characters."""
-    from switchyard.services.llm.backfill_costs import estimate_of
+    from switchyard.services.llm.backfill_costs import estimate_from_usages
     from switchyard.services.llm.budget_account import max_usage_of
 
     if not jobs or job_type.name != "summarize_content":
@@ -205,4 +205,4 @@ def estimate_summaries(
         "messages": summary_messages("", "x" * TEXT_BUDGET),
         "max_tokens": SUMMARY_MAX_TOKENS,
     }
-    return estimate_of(settings, [max_usage_of(question)], total, _COST_ASSUMPTION)
+    return estimate_from_usages(settings, [max_usage_of(question)], total, _COST_ASSUMPTION)
