@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from switchyard.services.common.files.directory import FileDirectory, StoredFile
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backup import archive as archives
 from switchyard.services.engine.backup import creating, restoring
@@ -140,6 +141,37 @@ async def test_a_backup_beside_writers_is_the_ledger_of_one_moment(
     pairs = [each[:-2] for each in jobs(other) if each.startswith("pair")]
     assert len(pairs) >= 40
     assert all(pairs.count(each) == 2 for each in set(pairs))
+
+
+class _WrittenMeanwhile(FileDirectory):
+    """An index of which a version is written, its rows first, while it is listed; and whatever the
+    order of the folders is, what lies beside the versions was listed by then."""
+
+    written = 0
+
+    def list(self, prefix: str = "") -> Iterator[list[StoredFile]]:
+        found = [each for batch in super().list(prefix) for each in batch]
+        self._write()
+        versions = [each for batch in super().list(prefix) for each in batch]
+        yield [each for each in found if "/_versions/" not in each.key]
+        yield [each for each in versions if "/_versions/" in each.key]
+
+    def _write(self) -> None:
+        if self.root.name == "index":
+            type(self).written += 1
+            for folder, name in (("data", "lance"), ("_versions", "manifest")):
+                file = self.root / "chunks.lance" / folder / f"new-{self.written}.{name}"
+                file.write_text("new")
+
+
+async def test_of_each_version_of_an_index_that_is_written_all_files_are_in_the_backup(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creating, "FileDirectory", _WrittenMeanwhile)
+    members = verify_backup(await backed_up(settings, tmp_path)).members
+    names = {Path(name).stem for name in members if "/_versions/new-" in name}
+    assert names
+    assert names <= {Path(name).stem for name in members if "/data/new-" in name}
 
 
 @pytest.mark.parametrize("moment", ["removed", "added"])

@@ -188,9 +188,12 @@ class _Links:
     def link(self) -> None:
         """Link what is there now and was not linked before."""
         for name, (root, staging) in self._places.items():
-            for key in _in_order(root):
-                if _link(root / key, staging / key):
-                    self._keys[name][key] = None
+            # The versions of an index's tables before all that they name, and listed before it:
+            # whoever writes one has written its files before, and none of them ever changes.
+            for versions in (True, False):
+                for key in _keys_below(root):
+                    if ("/_versions/" in key) is versions and _link(root / key, staging / key):
+                        self._keys[name][key] = None
 
     def keys(self, name: str) -> dict[str, None]:
         """Return the keys of the files of a directory."""
@@ -203,16 +206,15 @@ class _Links:
                 yield f"{name}/{key}", self._places[name][1] / key
 
 
-def _in_order(root: Path) -> list[str]:
-    """Return the keys of a directory's files. Those of the index that name others come first: of a
-    version of a table that is there, all files are there, and none of them ever changes."""
+def _keys_below(root: Path) -> list[str]:
+    """Return the keys of a directory's files, those of its subdirectories first."""
     keys = [
         stored.key
         for batch in FileDirectory(root).list()
         for stored in batch
         if _is_key(stored.key)
     ]
-    return sorted(keys, key=lambda key: ("/_versions/" not in key, "/" not in key, key))
+    return sorted(keys, key=lambda key: ("/" not in key, key))
 
 
 def _link(source: Path, target: Path) -> bool:
