@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Jobs that were removed for their age, in Parquet files: list, query, forget.",
+    help="Jobs that were removed for their age, in Parquet files: list, query, forget.\n\n"
+    "With JOBS_ARCHIVE_JOBS=true the scheduler and `jobctl prune` write jobs there before they "
+    "remove them.",
 )
 
 _MAX_CELL = 200

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Backups of a whole system: create, verify, restore, reconcile with the broker.",
+    help="Backups of a whole system: create, verify, restore, reconcile with the broker.\n\n"
+    "To get a system back: end its processes; then `restore`, `jobctl topology apply`, "
+    "`reconcile`; then start it.",
 )
 
 ArchiveArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup's file.")]
@@ -121,7 +123,8 @@ def restore(
 ) -> None:
     """Put a backup in the place that the settings name. No process of the system may run.
 
-    It is unpacked and checked first, and then exchanged at once: whatever goes wrong, the old state
+    The place is that of JOBS_DATA_DIR, JOBS_DATABASE_URL, JOBS_STORAGE_URL and JOBS_INDEX_URL. It
+    is unpacked and checked first, and then exchanged at once: whatever goes wrong, the old state
     stays. Afterwards compare ledger and broker: `jobctl backup reconcile`.
     """
     from switchyard.services.engine.backup.restoring import restore_backup

@@ -33,9 +33,11 @@ def prune(
 ) -> None:
     """Remove ended jobs, letters, operations and workers whose age is over.
 
-    The active scheduler does the same all the time, by JOBS_KEEP_SUCCEEDED, JOBS_KEEP_CANCELLED,
-    JOBS_KEEP_DEAD, JOBS_KEEP_TYPES and JOBS_KEEP_OPERATIONS. What is still needed stays. It goes
-    in small steps that give way to hot jobs; Ctrl-C stops it, and it can be repeated.
+    The active scheduler does the same all the time. Ages are settings, such as
+    JOBS_KEEP_SUCCEEDED=30d, or `off`: for ever. Also JOBS_KEEP_CANCELLED, JOBS_KEEP_DEAD,
+    JOBS_KEEP_LANES, JOBS_KEEP_TYPES and JOBS_KEEP_OPERATIONS; docs/retention.md has the defaults.
+    What is still needed stays. With JOBS_ARCHIVE_JOBS, jobs are archived first. It goes in small
+    steps that give way to hot jobs; Ctrl-C stops it, and it can be repeated.
     """
     quiet_logs()
     settings = load_settings()
