@@ -15,7 +15,12 @@ from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.retention import KeptFor, RetentionAges
 from switchyard.services.engine.records.states import AttemptOutcome, DeadLetterState, State
 from switchyard.services.engine.scheduler.retention import Pruner
-from switchyard.services.engine.scheduler.small_steps import MAX_STEP, MIN_REMOVED, StepSize
+from switchyard.services.engine.scheduler.small_steps import (
+    MAX_STEP,
+    MIN_REMOVED,
+    MIN_REMOVED_ON_SERVER,
+    StepSize,
+)
 from tests.support.ended_jobs import ENDED, ended, known, recorded
 from tests.support.made import NOW, claim, finish, letter, new_job
 
@@ -236,6 +241,14 @@ async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: 
     await ended(ledger, "another")
     await pruner.run()
     assert await known(ledger) == {"parent", "open", "another"}, "it rests: most would stay again"
+
+
+async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> None:
+    """Each is followed by a rest, so a busy server would never come to the end of small ones."""
+    removing = Pruner(ledger, AGES)._removing.size
+    removing.note(10.0)
+    is_server = ledger.core.database.dialect == "postgresql"
+    assert removing.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
 
 
 def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:

@@ -20,6 +20,9 @@ FIRST_STEP, MAX_STEP = 100, 1000
 MIN_REMOVED = 20
 """Rows of the smallest: on a busy machine one takes its time however small it is, and many small
 ones would only add to the load. Twenty rows are short also where each has a MiB."""
+MIN_REMOVED_ON_SERVER = 200
+"""The same for PostgreSQL, where nobody waits for who removes ended rows: with twenty, and a rest
+after each, a busy system makes more than that removes."""
 
 
 class TimedStep(Protocol):
