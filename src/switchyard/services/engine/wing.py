@@ -1,4 +1,4 @@
-"""What the job engine itself brings."""
+"""The wing of the job engine itself."""
 
 from __future__ import annotations
 

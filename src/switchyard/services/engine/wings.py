@@ -32,8 +32,8 @@ class InvalidWing(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class Wing:
-    """What one wing brings. The fields below `source_modules` name a function, `module:function`;
-    empty where the wing has nothing of the kind."""
+    """Declaration of one wing. The fields below `source_modules` name a function,
+    `module:function`; empty where the wing has none."""
 
     name: str
     libraries: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Why letters died, so that those of one cause are one group.
+"""Group dead letters by their cause of death.
 
 Ten thousand letters of one broken server differ in ids, times and addresses only. What varies is
 replaced by placeholders; what is left, with where in the code it happened, is the cause. The same
@@ -47,12 +47,12 @@ _FRAME = re.compile(
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|^<")
 """Files of other people's code: the standard library, what pip installed, `<frozen …>`."""
 _OWN_MACHINERY = re.compile(r"services[/\\]engine[/\\]runtime[/\\]\w+\.py$")
-"""What calls every handler, and so says nothing."""
+"""Frames that call every handler, and so do not tell causes apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What all letters of a group have in common."""
+    """Cause that all letters of a group have in common."""
 
     reason: str
     error_type: str

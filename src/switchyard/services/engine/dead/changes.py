@@ -42,7 +42,7 @@ class InvalidRedrive(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a redrive alters in each letter. Applied in the order of the fields."""
+    """Change that a redrive makes to each letter. Applied in the order of the fields."""
 
     payload: Mapping[str, Any] | None = None
     """The whole payload, in place of the old one."""
@@ -83,7 +83,8 @@ class Change:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`payload.x=1` as path and value; the value is JSON, or else text as it stands.
+    """Parse `payload.x=1` into path and value; the value is JSON, or else plain text. Raises
+    InvalidRedrive when the text has no such form or names another part of the message.
 
     Raises InvalidRedrive when it has no such form or names another part of the message.
     """

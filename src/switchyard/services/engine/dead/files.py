@@ -55,13 +55,13 @@ class InvalidLine(InvalidInput):
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has done."""
+    """Result of an import."""
 
     imported: int = 0
     skipped: int = 0
     """Letters that already wait here."""
     refused: list[str] = field(default_factory=list)
-    """Of each letter that the broker does not take: its id, and why."""
+    """Id of each letter that the broker refused, with the reason."""
 
 
 def line_of(letter: DeadLetter) -> str:

@@ -30,15 +30,15 @@ MIN_QUEUE = 5_000
 """Messages in `jobs.dead`, at least, for which the index is asked: fewer are gone through within a
 second."""
 MAX_SHARE = 0.25
-"""Of these, the largest part that is read from the index: of more, going through the queue costs
-little for each, and leaves nothing behind."""
+"""Largest fraction of the letters that is read from the index: beyond it, scanning the queue costs
+little for each, and leaves nothing to remove."""
 PAGE = 200
 """Letters read from the index at a time."""
 REMOVAL_INTERVAL = 60.0
 """Seconds between looks for leftovers."""
 REST_RATIO = 20.0
-"""How many times as long as a removal the rest after it is, at least: going through a long queue
-costs the broker something."""
+"""Length of the pause after a removal, at least, as a multiple of the removal's duration: scanning
+a long queue costs the broker something."""
 
 IndexedLetters = AsyncGenerator[StoredLetter, None]
 
@@ -103,7 +103,7 @@ class LeftoverRemover:
     settings: BrokerSettings
     ledger: Ledger
     rests_until: float = 0.0
-    """By the monotonic clock."""
+    """Monotonic time until which removals pause."""
 
     async def run(self) -> None:
         """Go through the queue once, if there are any. Raises BrokerUnavailable,

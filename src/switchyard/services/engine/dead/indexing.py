@@ -43,7 +43,8 @@ BATCH = 200
 TIDY_INTERVAL = 600.0
 """Between looks for letters whose time on the broker is over."""
 GRACE_SECONDS = 3600.0
-"""How much longer than its time a letter counts as there: the index runs a little behind."""
+"""Seconds after its expiry for which a letter still counts as present: the index runs a little
+behind."""
 
 _log = structlog.get_logger("dead letter index")
 
@@ -128,12 +129,12 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
 
 @dataclass(frozen=True, slots=True)
 class Reindexed:
-    """What `reindex` has found."""
+    """Result of `reindex`."""
 
     messages: int
-    """In `jobs.dead`."""
+    """Messages in `jobs.dead`."""
     letters: int
-    """Of which identical messages count once."""
+    """Distinct letters: identical messages count once."""
     dropped: int
     """Letters that the index had, and that the broker has no longer."""
 

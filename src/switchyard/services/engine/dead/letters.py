@@ -34,7 +34,7 @@ class DeadLetterLike(Protocol):
     def redrives(self) -> int: ...
     @property
     def left_behind(self) -> int:
-        """How many messages `ack` leaves in `jobs.dead`, to be taken out later."""
+        """Number of messages that `ack` leaves in `jobs.dead`, to be removed later."""
         ...
 
     def ack(self) -> bool:

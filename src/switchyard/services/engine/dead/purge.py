@@ -36,7 +36,7 @@ NOTE_INTERVAL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PurgeProgress:
-    """How far a purge has come; its counts in the record."""
+    """Progress of a purge: the counts in its record."""
 
     scanned: int = 0
     total: int | None = None

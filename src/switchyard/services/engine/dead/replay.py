@@ -122,7 +122,7 @@ class _RollingBack:
 
 
 def _is_there(url: str) -> bool:
-    """False for a directory that is not there: to look into it would make it."""
+    """Tell whether the storage exists. A missing directory is not opened, which would create it."""
     directory = directory_of(url)
     return directory is None or directory.is_dir()
 

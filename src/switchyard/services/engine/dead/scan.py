@@ -25,7 +25,7 @@ BATCH_SIZE = 200
 
 
 class ScanBusy(ConflictError):
-    """Somebody else goes through `jobs.dead`, for longer than one wants to wait."""
+    """Another process scans `jobs.dead`, for longer than this one may wait."""
 
 
 def wait_at_most(seconds: float) -> Sleep:
@@ -119,7 +119,7 @@ class LetterScan:
         return False
 
     async def depth(self, queue: str) -> int:
-        """As `Scan.depth`."""
+        """Return the messages that wait in a queue, as `Scan.depth` does."""
         return await self._scan.depth(queue)
 
 
@@ -145,7 +145,7 @@ async def scanning_in_turn(
 
 @dataclass(frozen=True, slots=True)
 class BrokerLetterIds:
-    """What the broker had in `jobs.dead` at a moment."""
+    """Ids of the letters in `jobs.dead` at one moment."""
 
     ids: frozenset[str]
     until: float

@@ -1,1 +1,1 @@
-"""Which system broker, ledger, file storage and index belong to, and whether it is one."""
+"""Check that broker, ledger, file storage and index belong to one system."""

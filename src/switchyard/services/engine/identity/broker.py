@@ -90,7 +90,7 @@ def compare(
 
 
 async def read_broker(settings: BrokerSettings) -> SystemMarker | None:
-    """Whose broker it is; None where nobody has marked it. Raises MarkHidden, BrokerUnavailable."""
+    """Read which system the broker belongs to; None where it has no mark."""
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         with raising_broker_unavailable("can't ask whose broker it is"):
             if (mark := await read_mark(underlying(connection))) is not None:

@@ -37,7 +37,7 @@ FILE_STORAGE = "file storage"
 MAX_MARKER_BYTES = 1000
 """Largest marker that is read: whoever can write there may have put anything."""
 READ_TIMEOUT = 2.0
-"""Seconds for a storage to answer. One that is away is no other system's."""
+"""Seconds for a storage to answer. One that does not answer counts as no other system's."""
 ClaimPlace = Callable[[SystemRecord, bool], Awaitable[str | None]]
 """Marks a place as the system's, with True even if it is another's; returns that other system's
 description if it was left as it is."""
@@ -112,7 +112,7 @@ async def _claimer_of(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]
 
 
 async def _claim_database(url: str, system: SystemRecord, take: bool) -> str | None:
-    """As `_claim_storage`, for an index in PostgreSQL."""
+    """Do as `_claim_storage`, for an index in PostgreSQL."""
     mark = await claim_database(url, _mark(system), take=take)
     its_id, description = _owner(mark)
     return None if its_id == system.id else description
@@ -141,7 +141,7 @@ async def _claim_storage(storage: Storage, system: SystemRecord, take: bool) -> 
 
 
 async def _claim_directory(directory: Path, system: SystemRecord, take: bool) -> str | None:
-    """As `_claim_storage`, for a directory of this host."""
+    """Do as `_claim_storage`, for a directory of this host."""
     mark = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark(system), take)
     return None if (other := _owner(mark))[0] == system.id else other[1]
 

@@ -1,1 +1,1 @@
-"""What a handler is, what it gets and what it answers."""
+"""Handlers: their declaration, their context and their outcomes."""

@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 async def gather_bounded(parts: Iterable[Coroutine[Any, Any, T]], *, at_once: int) -> list[T]:
-    """Return what all parts give, in their order; each is taken from `parts` when its turn comes.
+    """Run the parts, at most `at_once` at a time, and return their results in order. After an error
+    no more begin, and those under way end before it is raised: their results may be paid for, and
+    the next attempt finds them.
 
     After an error no more begin, and those under way come to their end before it is raised: what
     they have paid for or worked out is kept, and the next attempt finds it.

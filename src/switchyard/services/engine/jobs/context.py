@@ -1,4 +1,4 @@
-"""What a handler gets beside its payload."""
+"""The context that a handler gets beside its payload."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _never() -> bool:
 
 
 class ProcessResources:
-    """What the handlers of one process share, as clients and connections: opened for the first
-    that asks, closed with the process."""
+    """Resources that the handlers of one process share, such as clients and connections: opened at
+    the first use, closed with the process."""
 
     def __init__(self) -> None:
         self._open = AsyncExitStack()
@@ -66,10 +66,10 @@ class ProcessResources:
 
 @dataclass(slots=True)
 class Usage:
-    """What an attempt has used so far."""
+    """Usage that an attempt has reported so far."""
 
     tokens: int | None = None
-    """None: nobody has said."""
+    """Tokens used; None where none were reported."""
 
 
 class Compute(Protocol):
@@ -125,9 +125,9 @@ class JobContext:
     ledger: Ledger | None = field(default=None, compare=False)
     """The ledger, for documents and edges; None in a process of its own."""
     is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
-    """True once somebody has cancelled the job: long handlers stop at the next good place."""
+    """Returns True once the job was cancelled: long handlers stop at the next good place."""
     shared: ProcessResources | None = field(default=None, compare=False)
-    """What handlers share; None where a job has a process, or a test, to itself."""
+    """Resources that handlers share; None where a job has a process, or a test, to itself."""
     compute: Compute = field(default=_in_thread, compare=False)
     """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
     length, for handlers in the event loop. A long text goes to a process that is killed when the
@@ -140,13 +140,13 @@ class JobContext:
     killed otherwise. Raises TimeoutError, MemoryError, ProcessCrashed, and what `work` raises."""
 
     last_checkpoint: Any = field(default=None, compare=False)
-    """What an earlier attempt at this job has given to `checkpoint` last; None where there is
-    nothing. It outlives its worker, but for what was kept in its last second, and goes when the job
-    has succeeded, or when its payload is changed."""
+    """The value that an earlier attempt at this job gave to `checkpoint` last; None where there is
+    none. It survives the death of its worker, except for a value from the last second, and is
+    removed when the job has succeeded or its payload is changed."""
     progress_buffer: ProgressBuffer = field(
         default_factory=ProgressBuffer, compare=False, repr=False
     )
-    """Where `progress` and `checkpoint` are noted."""
+    """Buffer that `progress` and `checkpoint` write to."""
 
     output: OutputStream = field(default_factory=OutputStream, compare=False, repr=False)
     """`ctx.output.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it

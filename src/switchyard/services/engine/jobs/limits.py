@@ -23,11 +23,12 @@ if TYPE_CHECKING:  # whoever only declares a handler does not need it
 MAX_KEY = 120
 """Characters of a key; a longer one is known by its hash."""
 CHARACTERS_PER_TOKEN = 4
-"""Of a payload as JSON, where nothing else tells how many tokens a job uses."""
+"""Characters of a payload's JSON per token, where nothing else tells how many tokens a job uses."""
 
 
 class LimitRefused(PermanentError):
-    """A job can never have room: it needs more than its limit, or its key can't be told."""
+    """A job can never get its permits: it needs more than its limit allows, or its key can't be
+    determined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from pydantic_core import CoreSchema
 from switchyard.services.engine.records.job_types import ANY_KEY
 
 MARK = "x-local-only"
-"""In a JSON Schema: what a caller from elsewhere does instead of setting this."""
+"""Keyword in a JSON Schema; its value says what a remote caller does instead of setting the
+field."""
 _MISSING = object()
 
 
@@ -32,7 +33,7 @@ class KeyMarkedPayload(BaseModel):
     """Base of payloads whose fields are not declared here: what is local is known by key."""
 
     local_keys: ClassVar[Mapping[str, str]] = {}
-    """What a caller from elsewhere does instead, by the payload's key; ANY_KEY stands for all."""
+    """What a remote caller does instead, by the payload's key; ANY_KEY stands for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class LocalOnly:
     anywhere within, in a list or another model, is local as a whole."""
 
     instead: str = "ask somebody with access to the host"
-    """What a caller from elsewhere does: completes the sentence after a colon."""
+    """What a remote caller does instead: completes the sentence after a colon."""
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler

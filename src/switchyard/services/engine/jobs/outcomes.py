@@ -1,4 +1,4 @@
-"""What a handler can answer: a closed set. Anything else is an error.
+"""Outcomes that a handler can return: a closed set. Anything else is an error.
 
 A handler returns one of these; an exception is turned into one by
 `services.engine.jobs.retry.decide`.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that does not exist yet: what a handler wants done next."""
+    """A job that a handler wants to be published next."""
 
     job_type: str
     payload: Mapping[str, Any]
@@ -48,8 +48,8 @@ class Next:
     """Published once, when all of `jobs` and all that followed from them have ended; its handler
     asks `ctx.joined()` what they came to."""
     when_dead: WhenDead = "wait"
-    """What becomes of `then` when some are dead: `wait` until they were redriven and have
-    succeeded, `go_on` without them, or `fail`: be dead, too."""
+    """What happens to `then` when some of the jobs are dead: `wait` until they were redriven and
+    have succeeded, `go_on` without them, or `fail`: be dead, too."""
 
 
 @dataclass(frozen=True, slots=True)

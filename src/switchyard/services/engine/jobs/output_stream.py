@@ -1,4 +1,4 @@
-"""What a job writes, told to whoever follows it as it is written: best effort, kept nowhere.
+"""Stream a job's output text to subscribers, best effort: nothing is stored.
 
 A model writes a word at a time, a hundred times a second: pieces are gathered, and told a few
 times a second. Nobody waits for a reader: what there is no time to tell is left out, and the piece
@@ -35,7 +35,7 @@ class OutputStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """What was written counts no more: the text begins anew, at 0."""
+        """Discard the text so far: it begins again, at 0."""
         self._stop()
         self._waiting = ""
         self._written = self._position = 0
@@ -60,7 +60,7 @@ class OutputStream:
             self._timer = loop.call_at(at, self._send)
 
     def end(self) -> None:
-        """Nothing more is written: tell a last piece of what waits."""
+        """End the text: send the last piece that waits."""
         self._stop()
         if self._waiting:
             self._piece()

@@ -1,4 +1,4 @@
-"""What a handler says of its own run, until somebody takes it away to be recorded.
+"""Buffer a handler's progress and checkpoints until they are recorded.
 
 A handler may say something ten thousand times a second and from any thread: what is newer takes the
 place of what is older, and nothing waits for a ledger.
@@ -30,7 +30,8 @@ class InvalidCheckpoint(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class PendingProgress:
-    """What a handler has said since somebody last asked; None is nothing new."""
+    """Progress and checkpoint reported since the last call of `take`; None where there is nothing
+    new."""
 
     progress: ReportedProgress | None
     checkpoint: str | None

@@ -46,7 +46,7 @@ MAX_BACKTRACKS = 100_000
 MAX_PATTERN_BYTES = 256 * 1024
 """Steps back that matching a pattern may take, and size of a compiled pattern."""
 VERSION_MARK = "x-payload-version"
-"""In the JSON Schema of a payload: its version, if it is not the first."""
+"""Keyword in the JSON Schema of a payload with its version, if that is not the first."""
 MAX_COMPLAINTS = 5
 MAX_COMPLAINT_LENGTH = 200
 """Characters."""
@@ -204,7 +204,7 @@ class TypeExchange:
         self._touched_at: float | None = None
         self._known_names: list[str] = []
         self._mark: str | None = None
-        """Of the types in the ledger, as `note` was told last."""
+        """Mark of the ledger's types that `note` got last."""
         self._changed = asyncio.Event()
 
     @asynccontextmanager

@@ -61,7 +61,7 @@ class RegistryError(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class PayloadFault:
-    """What is wrong at one place of a payload, without the value that is there."""
+    """An error at one place of a payload, without the value."""
 
     place: tuple[str | int, ...]
     message: str
@@ -105,7 +105,7 @@ class RemoteFieldForbidden(InvalidPayload):
 
 @dataclass(frozen=True, slots=True)
 class JobType:
-    """One kind of work."""
+    """Declaration of one job type."""
 
     name: str
     worker: str
@@ -127,11 +127,13 @@ class JobType:
     limits: tuple[Limit, ...] = ()
     """Named limits of each of which a job needs a permit before it runs."""
     version: int = FIRST_PAYLOAD_VERSION
-    """Of the payload, as `payload_model` has it."""
+    """Version of the payload's format in `payload_model`."""
     upgrades: tuple[tuple[int, Upgrade], ...] = ()
-    """What makes of a payload of that version one of the next; one after the other to `version`."""
+    """Functions that each turn a payload of the given version into one of the next, in order, up to
+    `version`."""
     is_registered: bool = False
-    """Another process has its module; here it can only be published."""
+    """Whether the type is known from the ledger alone: another process has its module, and this one
+    can only publish it."""
 
     def read(self, payload: Mapping[str, Any], version: int) -> BaseModel:
         """Return a payload of a version, whoever wrote it and when, as the model: the one place
@@ -337,9 +339,10 @@ class Registry:
 
     def __init__(self, types: Iterable[JobType] = ()) -> None:
         self.process = "this process"
-        """What errors call the process whose registry it is."""
+        """Name of this process in errors."""
         self.learned_at = float("-inf")
-        """When the ledger was last asked for types of others; seconds, on the monotonic clock."""
+        """When other processes' types were last read from the ledger; seconds, on the monotonic
+        clock."""
         self.unusable: dict[str, str] = {}
         """Digests of registered types that can be no type here, by name."""
         self._registered: dict[str, JobType] = {}
@@ -407,7 +410,7 @@ class Registry:
 
     @property
     def registered(self) -> Mapping[str, JobType]:
-        """What is known from other processes alone, by name."""
+        """Types that are known from other processes alone, by name."""
         return {name: each for name, each in self._registered.items() if name not in self._types}
 
     def get(self, name: str) -> JobType:
@@ -447,7 +450,7 @@ class Registry:
 
     @property
     def all_described(self) -> list[JobType]:
-        """All types that can be published here, by name."""
+        """Return all types that can be published here, by name."""
         return sorted((*self, *self.registered.values()), key=lambda job_type: job_type.name)
 
     def _unknown(self, name: str) -> UnknownJobType:
@@ -467,7 +470,7 @@ class Registry:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Every routing key with the worker that takes it, for the topology's bindings."""
+        """Every routing key with its worker, for the topology's bindings."""
         return tuple(sorted(route for each in self.all_described for route in each.routes))
 
     def lanes_of(self, worker: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What happens after an attempt: one pure function, so its rules are tested as tables.
+"""Decide what happens after an attempt: one pure function, so its rules are tested as tables.
 
 Requirement T9 (docs/requirements.md): 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx
 answers, network errors and time-outs, processing errors, exhausted resources. Not retried: what a
@@ -39,12 +39,12 @@ MAX_CRASHES = 2
 """A job that killed its process this often is dead. The death of a worker in which it ran beside
 others makes it a suspect, which then has a process to itself: that tells who is to blame."""
 MAX_DEATHS = 5
-"""A job that was there this often when a worker died is dead, although nothing proves its guilt:
-it may take more than its own process along, as what eats all of a machine's memory does."""
+"""A job that ran in this many dying workers is dead, although nothing proves its guilt: it may end
+more than its own process, such as by using all of a machine's memory."""
 MAX_UNENDED_RUNS = 20
-"""A job that was begun this often in a row, and none of these runs came to an end, is dead,
-whatever the cause: the last safety net. High enough for a long job whose worker is stopped by each
-of many deployments, low enough that the calls it pays for are not paid a thousand times."""
+"""A job with this many runs in a row that had no end is dead, whatever the cause: the last safety
+net. High enough for a long job whose worker is stopped by each of many deployments, low enough that
+the calls it pays for are not paid without end."""
 INVALID_OUTCOME = "InvalidOutcome"
 """The error type of jobs whose handler answers what can't be done or written."""
 
@@ -78,9 +78,10 @@ class Failure:
     after: float | None = None
     """Seconds to wait at least (Retry-After)."""
     counts: bool = True
-    """It uses up an attempt."""
+    """Whether it uses up an attempt."""
     ages: bool = True
-    """Where no attempt is used up: the wait for the next one counts towards the job's age."""
+    """Where no attempt is used up: whether the wait for the next one counts towards the job's
+    age."""
     expired: bool = False
     """The job's `expires_at` has passed."""
 
@@ -179,18 +180,18 @@ class Delayed:
     attempts: int
     """Attempts used up by then: unchanged for a snooze."""
     not_before: datetime | None
-    """Where the wanted delay is longer than the level: it is sent on for the rest."""
+    """Set where the delay is longer than the level: the job waits again until this time."""
     failure: Failure
     counts: bool
     """False for a snooze, which uses up no attempt."""
     ages: bool = False
     """The wait counts towards the job's age in its lane."""
     rest: float = 0.0
-    """Seconds for which it is sent on after that level."""
+    """Seconds for which it waits again after that level."""
 
     @property
     def seconds(self) -> float:
-        """How long it waits in all."""
+        """Seconds that it waits in all."""
         return self.level + self.rest
 
 

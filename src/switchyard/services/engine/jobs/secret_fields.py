@@ -32,12 +32,12 @@ from switchyard.services.common.json_values import dict_in
 
 MARK = "writeOnly"
 OTHER_NAMES = "x-other-names"
-"""In the JSON Schema of an object: schemas of the names under which its fields may come as well,
-which `properties` does not have."""
+"""Keyword in the JSON Schema of an object: schemas by the other names under which its fields may
+come, which `properties` lacks."""
 HIDDEN = "[hidden]"
-"""What is shown in the place of a secret."""
+"""Text shown in place of a secret."""
 CHANGED = "[hidden, another value]"
-"""What is shown where a payload is compared with another one whose secret there is not the same."""
+"""Text shown in place of a secret that differs from the one in the payload that is compared."""
 MIN_SCRUBBED = 4
 """Characters of the shortest secret that is looked for in other texts: shorter ones are in every
 text."""
@@ -303,7 +303,7 @@ def _schemas_with_marks(root: Mapping[str, Any]) -> set[int]:
 
 _ANYTHING: dict[str, Any] = {}
 _UNKNOWN: dict[str, Any] = {MARK: True}
-"""What a reference means that can't be followed."""
+"""Schema that stands for a reference that can't be resolved: a secret."""
 
 
 def _resolve(root: Any, reference: str) -> Any:
@@ -385,11 +385,11 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """What is done to the secrets of a payload."""
+    """Replacement for the secrets of a payload."""
 
     replace: Callable[[Any, Any], Any]
     is_strict: bool
-    """It is done, too, to what can't be told."""
+    """Whether values are replaced, too, of which it is unknown whether they are secret."""
 
     def made(self, value: Any, was: Any, place: _Place | None) -> Any:
         """Return a value with its secrets replaced. Where only some of several ways to read it have

@@ -1,4 +1,4 @@
-"""Files of the archive, and reading what goes into them.
+"""Register files of the archive, and read the jobs for them.
 
 A file is registered before the first of its jobs is removed, so every job stands in the ledger or
 in a registered file. Only one file at a time may be unsettled, and its number is the next: of two

@@ -16,18 +16,18 @@ from switchyard.services.engine.records.pauses import ActivePauses
 
 @dataclass(frozen=True, slots=True)
 class DueWork:
-    """What there is to do."""
+    """Work that is due."""
 
     jobs: bool
     """Some are to be published: they are due, not confirmed, or of a silent worker."""
     schedules: bool
-    """One is to be fired, or its job to be published."""
+    """Whether a schedule is to be fired, or its job to be published."""
     limits: bool
-    """Jobs wait for a named limit."""
+    """Whether jobs wait for a named limit."""
     bulk: bool
     """A bulk operation that nobody runs is to be run."""
     pauses: ActivePauses
-    """Those in force: where they change, jobs may be free."""
+    """Pauses in force: when they change, jobs may become free."""
 
 
 class DueWorkReads(Repository):

@@ -1,4 +1,4 @@
-"""What metrics ask of the ledger: how much of what is open, and how old it is."""
+"""Count open jobs for metrics, and find how old they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchyard.services.engine.records.results import Gauges, WorkerLoad
 from switchyard.services.engine.records.states import IN_QUEUES, OPEN, DeadLetterState, State
 
 IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, State.JOINING))
-"""Of these, jobs that are not held for their time or for others."""
+"""Open states in which a job waits neither for its time nor for other jobs."""
 
 
 class GaugeReads(Repository):

@@ -1,4 +1,4 @@
-"""What bulk actions did to jobs: each change and its note are one transaction.
+"""Apply bulk actions to jobs: each change and its record are one transaction.
 
 So whoever goes on after a kill finds what was done, and does it no second time. Every method that
 changes something returns None where the operation is no longer the holder's: nothing was changed.

@@ -101,12 +101,13 @@ _IDS_PAGE = 10_000
 
 
 class JobReads(Repository):
-    """None of these waits for a writer. All raise LedgerUnavailable when the database is away."""
+    """Reads that wait for no writer. All methods raise LedgerUnavailable when the database is
+    away."""
 
     def __init__(self, core: LedgerCore) -> None:
         super().__init__(core)
         self._ended: dict[str, dict[State, int]] = {}
-        """Jobs that had ended when they were last counted, by lane and state."""
+        """Number of ended jobs at the last count, by lane and state."""
         self._count_again_at = float("-inf")
 
     @read

@@ -1,4 +1,4 @@
-"""What went on in each lane, minute by minute, kept for some days.
+"""Record each lane's counts by minute, kept for some days.
 
 What ends is not counted one by one, which would cost every job an index: it is what was open, plus
 what came, less what is open now.
@@ -21,7 +21,7 @@ from switchyard.services.engine.records.states import OPEN
 
 MINUTE = 60.0
 KEPT_FOR = 7 * 24 * 3600.0
-"""Seconds for which minutes are kept."""
+"""Seconds for which the counts are kept."""
 MAX_GAP = 180
 """Minutes without a scheduler that are filled in afterwards, at most."""
 WAITS_SINCE = 600.0
@@ -103,7 +103,7 @@ class LaneHistory(Repository):
 
 
 Span = tuple[float, float]
-"""From a time until before another, in seconds since the epoch."""
+"""Begin (included) and end (excluded) of a span, in seconds since the epoch."""
 
 
 def _slices(since: float, now: float, number: int) -> list[Span]:

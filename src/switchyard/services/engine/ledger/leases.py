@@ -26,7 +26,7 @@ from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.retention import Removal
 
 Sleep = Callable[[float], Awaitable[None]]
-"""What is awaited while another holds the lease, with the seconds to the next look."""
+"""Awaited while another process holds the lease, with the seconds until the next try."""
 
 SCHEDULER = "scheduler"
 """The lease of the scheduler that is active."""

@@ -43,9 +43,9 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import WAITING, State
 
 HISTORY_SECONDS = 90 * 24 * 3600.0
-"""Seconds for which a pause that has ended is shown."""
+"""Seconds for which an ended pause is listed."""
 MAX_COUNTED = 10_000
-"""Jobs up to which those are counted that a pause holds."""
+"""Limit of the count of jobs that a pause holds."""
 MAX_HELD_COUNTED = 100_000
 _COLUMNS: Mapping[PauseScope, ColumnElement[str]] = {
     PauseScope.LANE: jobs.c.lane,
@@ -59,7 +59,7 @@ _NOT_ENDED = pauses.c.ended_at.is_(None)
 
 
 class TooManyPauses(ConflictError):
-    """So many pauses are in force that another one would slow down every claim."""
+    """Too many pauses are in force: another one would slow down every claim."""
 
 
 class PauseRepository(Repository):

@@ -1,4 +1,4 @@
-"""What redrives sent, what became of it, and what they changed."""
+"""Record what redrives sent and changed, and the outcome."""
 
 from __future__ import annotations
 

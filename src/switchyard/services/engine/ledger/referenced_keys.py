@@ -1,4 +1,4 @@
-"""What jobs and operations that are not over name: the files that nobody may clean away."""
+"""Find the files that unfinished jobs and operations name, and that must not be removed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _of_letters(connection: Connection, after: str, names: set[str]) -> str | No
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Every text in a JSON value, however deep; keys of objects are none."""
+    """Yield every string in a JSON value, at any depth; keys of objects are left out."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

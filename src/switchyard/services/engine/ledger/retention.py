@@ -1,4 +1,4 @@
-"""Removing ended jobs, letters, operations and workers that are old enough and needed by nobody.
+"""Remove ended jobs, letters, operations and workers that are old enough and no longer needed.
 
 Every method is one short transaction, whose size the caller chooses by how long the last one took.
 What is needed is decided in the transaction that removes, so a job that came to be needed meanwhile
@@ -61,7 +61,7 @@ KEYS_KEPT_FOR = 7 * DAY
 """Seconds since its end for which a job with an idempotency key is kept whatever its age: a request
 that is repeated within that time finds it."""
 WORKERS_KEPT_FOR = 30 * DAY
-"""Seconds for which a worker is listed that has stopped or died."""
+"""Seconds for which a stopped or dead worker is listed."""
 ATTEMPTS_PER_JOB = 4
 """Rows of attempts that one transaction removes, for each job that it may remove; few have more."""
 

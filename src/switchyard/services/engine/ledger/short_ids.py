@@ -12,8 +12,8 @@ from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import bulk_operations, dead_letters, jobs
 
 _SHORT = re.compile(r"(?:[a-z]+-)?[0-9a-f]{6}[0-9a-f-]*")
-"""The beginning of an id that was made here. Not one of somebody's own, such as `order-1`: that
-stands for itself alone, or who means to cancel it would cancel `order-12`."""
+"""The beginning of an id that this system made. An id from outside, such as `order-1`, is never a
+beginning: cancelling it would cancel `order-12`, too."""
 MIN_REST_LENGTH = 4
 """Characters that have to be missing, for the same reason: numbers may be ids as well."""
 MAX_SHORT_LENGTH = 35
@@ -30,7 +30,7 @@ class AmbiguousId(InvalidInput):
 
 
 class Among(Enum):
-    """What the id identifies; the wings above name tables of their own."""
+    """Table in which an id is looked up; other wings name tables of their own."""
 
     JOBS = jobs
     DEAD_LETTERS = dead_letters

@@ -1,4 +1,5 @@
-"""Which system this ledger is, and whether its disk has room, where its server can tell."""
+"""Read the system's identity from the ledger, and whether its disk has room, where the server can
+tell."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class SystemRepository(Repository):
 
 
 ROWS = 20_000
-"""Of 32 characters, sorted in a file: about 1 MiB, for a moment. Nothing is left of it."""
+"""Rows of 32 characters that are sorted in a file: about 1 MiB, deleted at once."""
 
 
 class DiskSpaceProbe(Repository):

@@ -1,4 +1,4 @@
-"""How much room the ledger's tables take, and since when they have rows."""
+"""Measure the sizes of the ledger's tables, and since when they have rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MADE_AT = {
     "dead_letters": dead_letters.c.dead_at,
     "bulk_operations": bulk_operations.c.created_at,
 }
-"""By which index the oldest row is found, and those of the last day are counted."""
+"""Indexed columns by which the oldest row is found, and the last day's rows are counted."""
 
 
 class TableSizes(Repository):

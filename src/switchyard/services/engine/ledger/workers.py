@@ -29,12 +29,12 @@ RECENT_ATTEMPTS = 200_000
 """Attempts that are looked through for those that a worker's death has ended: some tenths of a
 second, however many the ledger has."""
 BLOCKS_KEPT_FOR = 7 * 24 * 3600.0
-"""Seconds for which is kept what has blocked an event loop."""
+"""Seconds for which records of blocked event loops are kept."""
 MAX_BLOCKS = 1000
 
 
 class WorkerRepository(Repository):
-    """Who works, and who is alive. All raise LedgerUnavailable when the database is away."""
+    """Workers and their heartbeats."""
 
     @write
     def register_worker(

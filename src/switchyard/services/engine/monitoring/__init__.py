@@ -1,1 +1,1 @@
-"""What operators look at; the command line and the HTTP API both ask here."""
+"""Checks, metrics and reports for operators, shared by the command line and the HTTP API."""

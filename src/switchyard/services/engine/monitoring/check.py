@@ -1,4 +1,4 @@
-"""One question about the system, answered; and every answer that is not "well"."""
+"""Diagnostics of the doctor, and all findings that it can report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Status = Literal["ok", "warning", "wrong"]
 
 
 class Finding(StrEnum):
-    """What the doctor can find. docs/doctor.md has a line for each: its cause, and the remedy."""
+    """Findings of the doctor. docs/doctor.md has a line for each: its cause, and the remedy."""
 
     SETTING_UNKNOWN = "setting-unknown"
     MODULE_MISSING = "module-missing"
@@ -101,15 +101,15 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One question, answered."""
+    """Result of one check."""
 
     name: str
     status: Status
     detail: str
     remedy: str = ""
-    """What to do; empty where nothing is to be done."""
+    """What the operator should do; empty where nothing."""
     finding: Finding | None = None
-    """What was found; None where all is well."""
+    """The problem that was found; None where there is none."""
 
 
 def ok(name: str, detail: str) -> Diagnostic:
@@ -125,7 +125,7 @@ def failure(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic
 
 
 MAX_LISTED = 3
-"""Of many things of a kind, so many are named."""
+"""Items of a kind that a diagnostic names, at most."""
 
 
 def some(texts: list[str]) -> str:
@@ -140,7 +140,8 @@ an unknown authority."""
 
 
 def certificate_remedy(error: Exception, setting: str) -> str | None:
-    """For the server that `setting` names; None where its certificate is not the cause."""
+    """Return the remedy where the certificate of the server in `setting` is the cause; else
+    None."""
     if CERTIFICATE_REFUSED not in str(error):
         return None
     return (

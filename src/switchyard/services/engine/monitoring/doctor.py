@@ -26,13 +26,13 @@ Check = Callable[[DoctorContext], Awaitable[list[Diagnostic]]]
 
 @dataclass(frozen=True, slots=True)
 class DoctorStep:
-    """One check of the doctor, and what has to be reachable for it."""
+    """One check of the doctor, and the services that it needs."""
 
     check: Check
     broker: bool = False
     """Run it only if the broker was reached."""
     management: str = ""
-    """What the check asks the management API for, in words; empty: nothing."""
+    """What the check reads from the management API, in words; empty where it does not need it."""
     ledger: bool = False
     on_demand: bool = False
     """Run it only for a person who waits for it: it costs too much to run every few minutes."""
@@ -86,15 +86,15 @@ INNER = (
     DoctorStep(jobs.operations, ledger=True),
     DoctorStep(jobs.dead, ledger=True),
 )
-"""What goes on there."""
+"""Checks of the running system."""
 
 
 async def diagnose(
     settings: Settings, include: Iterable[str] = (), *, on_demand: bool = False
 ) -> AsyncIterator[Diagnostic]:
-    """All checks, with the job types of JOBS_MODULES and of `include`, and with those of the wings
-    between those of the host and those of what goes on. What is away is an answer, given within
-    seconds. `on_demand`: a person waits for it."""
+    """Run all checks, with the job types of JOBS_MODULES and of `include`. The wings' checks come
+    between those of the host and those of the running system. A service that is away is a result,
+    given within seconds. `on_demand`: a person waits for the results."""
     registry, missing = host.load_types(settings, include)
     for check in missing:
         yield check
@@ -123,7 +123,7 @@ async def _run_step(step: DoctorStep, context: DoctorContext) -> list[Diagnostic
 
 
 async def _run_check(step: DoctorStep, context: DoctorContext) -> list[Diagnostic]:
-    """That something went away meanwhile is one, too."""
+    """Run a check; a service that went away meanwhile is a result, too."""
     try:
         return await step.check(context)
     except ManagementForbidden as error:

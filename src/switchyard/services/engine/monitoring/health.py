@@ -27,7 +27,7 @@ in. Neither can take work, as one that is away."""
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One thing that the system stands on."""
+    """A service that the system depends on."""
 
     name: str
     state: ComponentState

@@ -1,4 +1,4 @@
-"""How often a value was how large: a histogram that costs a fraction of a microsecond to add to."""
+"""A histogram of values that costs a fraction of a microsecond to add to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to jobs, as it happens: a live feed of `jobs.events` with a short memory.
+"""Publish and follow events of jobs: a live feed of `jobs.events` with a short memory.
 
 Events are best effort: whoever needs to be sure asks the ledger. An event's id is made of its
 content, so a client may go on with another process than the one that it was cut off from.
@@ -41,7 +41,8 @@ MAX_BYTES = 16 * 1024
 LATEST = 1e11
 """Seconds since the epoch: the year 5138."""
 PROGRESS = "progress"
-"""Not remembered: the next one says more, and many jobs would drive out what happens once."""
+"""Not remembered: the next one is more recent, and many jobs' progress would displace events that
+happen once."""
 TEXT = "text"
 """A piece of what a job writes: there are many, and its result has them all."""
 ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
@@ -49,7 +50,7 @@ ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 
 
 class _EventHeader(BaseModel):
-    """What every event says."""
+    """Fields of every event."""
 
     event: Annotated[str, Field(pattern=patterns.WORD, max_length=32)]
     job_id: JobId
@@ -72,7 +73,7 @@ class JobEvent:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All that the event says, the above included; parsed each time."""
+        """All fields of the event, the above included; parsed at each call."""
         fields: dict[str, Any] = from_json(self.body, allow_inf_nan=False)
         return fields
 

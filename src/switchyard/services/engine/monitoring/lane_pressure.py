@@ -45,24 +45,24 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 FRESH_FOR = 1.0
-"""Seconds for which depths are used again."""
+"""Seconds for which depths are reused."""
 USABLE_FOR = 5.0
 """Seconds after which a publish waits for new depths rather than go by the old ones."""
 LIMITS_TTL = 30.0
-"""Seconds for which limits are used again."""
+"""Seconds for which limits are reused."""
 ASK_TIMEOUT = 2.0
 MANAGEMENT_TIMEOUT = 1.0
 DEPTH_TIMEOUT = 0.3
-"""Seconds that an answer may wait for depths that would be good to have."""
+"""Seconds that an answer may wait for depths that it can do without."""
 FIRST_DEPTH_TIMEOUT = 1.0
-"""Seconds that the first publish of a process may wait for them."""
+"""Seconds that the first publish of a process may wait for depths."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """One queue of a lane."""
+    """Depth and limit of one queue of a lane."""
 
     name: str
     ready: int | None
@@ -72,12 +72,12 @@ class QueueDepth:
     """Waiting jobs at which it is full."""
     pressure: Pressure
     put_off: int = 0
-    """Jobs that wait for room in a named limit, or for servers of language models that are all
-    paused, and are not in the queue meanwhile."""
+    """Jobs outside the queue that wait for a named limit, or for servers of language models that
+    are all paused."""
 
     @property
     def waiting(self) -> int:
-        """All that wait for a worker."""
+        """Jobs that wait for a worker."""
         return (self.ready or 0) + self.put_off
 
 
@@ -92,7 +92,7 @@ class LaneDepth:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All lanes at one moment, most urgent first."""
+    """Depths of all lanes at one moment, most urgent first."""
 
     lanes: tuple[LaneDepth, ...]
     at: float
@@ -115,7 +115,7 @@ class LanePressure(AsyncCloseable):
         fresh_for: float = FRESH_FOR,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
-        """Without the ledger, jobs that wait for room in a named limit are not counted."""
+        """Without a ledger, jobs that wait for a named limit are not counted."""
         self._settings = settings
         self._ledger = ledger
         self._fresh_for = fresh_for
@@ -207,7 +207,7 @@ class LanePressure(AsyncCloseable):
             return None
 
     async def probe(self) -> None:
-        """One round trip to the broker, on this connection. Raises BrokerUnavailable."""
+        """Make one round trip to the broker, on this connection."""
         await self._within(self._probe_connection(await self._connection()))
 
     async def _probe_connection(self, connection: Connection) -> None:

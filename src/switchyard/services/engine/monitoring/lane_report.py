@@ -1,4 +1,4 @@
-"""How full the lanes are: the broker's numbers and the ledger's, put together.
+"""Report how full the lanes are: the broker's numbers and the ledger's, put together.
 
 What waits is asked over AMQP and is exact. What is unacknowledged, the limits in force and the
 oldest message come from the management API, whose numbers are a few seconds old; without it the
@@ -33,13 +33,13 @@ most without progress, and at most in all."""
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """One queue of a lane."""
+    """Report on one queue of a lane."""
 
     name: str
     exists: bool
     ready: int
     unacked: int | None
-    """None where the management API could not be asked."""
+    """Unacknowledged messages; None without the management API."""
     consumers: int
     limit: int | None
     """Waiting jobs at which it is full: further ones are refused."""
@@ -54,7 +54,7 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """One lane, or the dead letters."""
+    """Report on one lane, or on the dead letters."""
 
     name: str
     priority: int | None
@@ -67,7 +67,7 @@ class LaneReport:
 class Report:
     lanes: tuple[LaneReport, ...]
     management: str | None
-    """Why the management API could not be asked; None when it was."""
+    """Why the management API could not be read; None when it was."""
 
 
 async def lane_report(

@@ -69,7 +69,7 @@ def noted_in(ledger_url: str) -> Note:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a blocked loop runs."""
+    """The callback that a blocked loop runs."""
 
     job_id: str | None
     job_type: str | None
@@ -94,8 +94,7 @@ class LoopWatch:
         self._used = 0.0
         """Processor seconds of the loop's thread at the latest look."""
         self._alive_at = 0.0
-        """When the loop is known to have begun no callback that it is still in, by a monotonic
-        clock."""
+        """Monotonic time at which the loop last showed that it was not inside a callback."""
         self._asked = False
         """A sign of life is asked for, and has not come."""
         self._closed = threading.Event()
@@ -117,7 +116,7 @@ class LoopWatch:
             await asyncio.to_thread(looking.join)
 
     def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
-        """For `Metrics.show`."""
+        """Return the metrics, as a source of `Metrics.add_source`."""
         return [
             (names.LOOP_BLOCKS, dict(self._times)),
             (names.LOOP_BLOCKED_SECONDS, dict(self._seconds)),
@@ -167,7 +166,8 @@ class LoopWatch:
         return 0.0 if clock is None else time.clock_gettime(clock(self._thread))
 
     def _what_runs(self) -> _Seen | None:
-        """None of a loop that runs nothing: its host is too busy to wake it."""
+        """Return the callback that the loop runs; None where it runs none, as on a host that is too
+        busy to wake it."""
         frame = frame_of(self._thread)
         if frame is None or _is_idle(frame):
             return None
@@ -176,7 +176,7 @@ class LoopWatch:
         return _Seen(bound.get(_JOB_ID), bound.get(_JOB_TYPE), _place(frame), stack)
 
     def _describe(self, began: float, seen: _Seen) -> None:
-        """From its notice to its end."""
+        """Log a block from when it is noticed until its end."""
         lasted = time.monotonic() - began
         block = LoopBlock(
             id=uuid4().hex,

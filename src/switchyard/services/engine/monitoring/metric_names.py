@@ -28,12 +28,12 @@ LLM = "llm"
 Samples = Mapping[tuple[str, ...], float]
 """Values by the labels, in the metric's order."""
 Distributions = Mapping[tuple[str, ...], Histogram]
-"""The same for a histogram."""
+"""Histograms by the values of their labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. The name is as a dashboard asks for it; a histogram's without `_bucket`."""
+    """A metric. The name is the one in queries of a dashboard; a histogram's without `_bucket`."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

@@ -37,7 +37,7 @@ class Metrics:
     costs no lock and no look-up by labels."""
 
     def __init__(self, *, of_process: bool = True) -> None:
-        """With `of_process`, show this process's memory and processor time, too."""
+        """With `of_process`, expose this process's memory and processor time, too."""
         self._registry = CollectorRegistry(auto_describe=False)
         if of_process:
             ProcessCollector(registry=self._registry)
@@ -55,7 +55,7 @@ class Metrics:
     def add_histogram_source(
         self, source: Callable[[], Iterable[tuple[Metric, Distributions]]]
     ) -> None:
-        """The same for histograms."""
+        """Ask `source` at every scrape for histograms; those of several sources are added up."""
         self._histograms.append(source)
 
     def _collect(self) -> Iterable[Family]:

@@ -1,4 +1,4 @@
-"""From how many waiting jobs a queue is slow, or full, by the settings."""
+"""Compute the numbers of waiting jobs from which a queue is slow or full, by the settings."""
 
 from __future__ import annotations
 

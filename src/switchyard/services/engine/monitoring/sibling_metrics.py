@@ -23,7 +23,7 @@ from switchyard.services.engine.monitoring.metrics import FamilySource, Metrics
 
 LABEL: Final = "process"
 READ_TIMEOUT: Final = 2.0
-"""Seconds that another process gets to tell its metrics; they are left out of this scrape then."""
+"""Seconds for another process to send its metrics; then this scrape leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Siblings:
     """The processes that share a port, as seen by one of them."""
 
     directory: Path
-    """One for all of them, which nobody else may enter: each listens on a socket in it."""
+    """Directory of all these processes, private to their user: each listens on a socket in it."""
     number: int
 
     @asynccontextmanager

@@ -18,8 +18,8 @@ MAX_PAUSE = 0.5
 LOG_REPEAT_INTERVAL = 5.0
 """Seconds between log lines."""
 REFUSAL_TIMEOUT = 1.0
-"""Seconds for which a server refuses us before that is its last word: one that has just started
-may not know its vhosts or databases yet."""
+"""Seconds for which refusals are tried again: a server that has just started may not know its
+vhosts or databases yet."""
 
 T = TypeVar("T")
 

@@ -33,9 +33,9 @@ from switchyard.services.engine.records.results import Gauges, WorkerRecord
 from switchyard.services.engine.wings import brought
 
 FRESH_FOR = 4.0
-"""Seconds for which what was seen is shown again."""
+"""Seconds for which collected metrics are exposed again."""
 MEASURE_INTERVAL = 60.0
-"""Seconds for which a measurement of the storage holds."""
+"""Seconds for which a measurement of the storage is reused."""
 MEASURE_TIMEOUT = 5.0
 DEAD_LANE = "dead"
 """The lane label of `jobs.dead`."""
@@ -81,8 +81,8 @@ class SystemMetrics:
             self._looked_at = time.monotonic()
 
     async def _measure_storage(self) -> None:
-        """As uploads are held against it: every file is looked at, so not at every scrape. A
-        storage that takes too long, or is away, shows what was measured last."""
+        """Measure the storage as its quota does: every file is listed, so not at every scrape. A
+        storage that is slow or away keeps its last measurement."""
         quota, now = self._settings.storage_quota, time.monotonic()
         if quota is None or now - self._measured_at < MEASURE_INTERVAL:
             return
@@ -172,7 +172,8 @@ class SystemMetrics:
         ]
 
     def _no_letters(self) -> dict[tuple[str, ...], float]:
-        """None of any lane and reason: Prometheus does not see a series grow that was not there."""
+        """Return zero letters for every lane and reason: Prometheus sees no increase in a series
+        that begins at 1."""
         return {(lane, reason.value): 0.0 for lane in sorted(self._lanes) for reason in Reason}
 
     def _by_lane(self, numbers: Mapping[tuple[str, str], int]) -> Samples:
@@ -237,7 +238,7 @@ def _workers(
 
 
 def _limits(registry: Registry, reports: Iterable[LimitReport]) -> Shown:
-    """By name alone: keys are anybody's."""
+    """Return the metrics of named limits by name alone: keys are unbounded."""
     in_use: Counter[tuple[str, ...]] = Counter()
     waiting: Counter[tuple[str, ...]] = Counter()
     for name in {limit.name for job_type in registry for limit in job_type.limits}:

@@ -1,4 +1,4 @@
-"""What takes how much room: ledger, files, index and queues."""
+"""Measure the disk usage of ledger, files, index and queues."""
 
 from __future__ import annotations
 

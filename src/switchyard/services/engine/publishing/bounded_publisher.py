@@ -19,7 +19,7 @@ CONNECTION_POLL_INTERVAL = 1.0
 QUEUE_TIMEOUT = 0.4
 """Seconds that it waits to hear whether its queue is there, where that is not known."""
 CONFIRM_TIMEOUT = 0.8
-"""Seconds that it waits for its confirm after that: together less than two."""
+"""Seconds to wait for a publish's confirm after that: together less than two."""
 
 
 class TimeBoundedPublisher(Publisher):

@@ -17,11 +17,12 @@ from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.records.requests import NewJob
 
 STEP = 5
-"""By so much the priority is lowered; at the least to 0."""
+"""Amount by which the priority is lowered, not below 0."""
 FRESH_FOR = 2.0
-"""Seconds for which the ledger's count is used again; what is published from here is added."""
+"""Seconds for which the ledger's count is reused; jobs that this process publishes are added to
+it."""
 SHARE = 0.05
-"""Of the time, for counting."""
+"""Fraction of the time that may be spent on counting."""
 SAMPLE = 20_000
 """Open jobs of a lane that are looked at: of more, those whose source has most are among them."""
 

@@ -1,6 +1,5 @@
-"""Jobs made of what somebody asks for, or of what a handler wants next: checked against their job
-type, in a form that every worker can read. Nothing is recorded or sent here.
-"""
+"""Prepare jobs from requests, or from a handler's outcome: checked against their job type, in a
+form that every worker can read."""
 
 from __future__ import annotations
 
@@ -43,13 +42,13 @@ class InvalidJob(InvalidInput):
     def __init__(self, text: str, *, at: str | None = None) -> None:
         super().__init__(text)
         self.at = at
-        """What of it is wrong: `routing_key`, `lane`, `priority`, `max_attempts`, `delay` or
+        """The invalid field: `routing_key`, `lane`, `priority`, `max_attempts`, `delay` or
         `notify_url`."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job that somebody wants done."""
+    """A request to publish a job."""
 
     routing_key: str
     payload: Mapping[str, Any]
@@ -61,12 +60,12 @@ class JobRequest:
     """Seconds to wait before the job enters its lane."""
     expires_at: datetime | None = None
     idempotency_key: str | None = None
-    """The same key names the same job: publishing again changes nothing."""
+    """Identifies the job: publishing with the same key again changes nothing."""
     job_id: str | None = None
     operation_id: str | None = None
     """The backfill or rerun that it belongs to."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """To find it by; at most 16. What follows from the job has them, too."""
+    """Labels to find the job by, at most 16. Jobs that follow from it have them, too."""
     rerun_of: str | None = None
     """The job that it does again."""
     reply_to: str | None = None

@@ -62,8 +62,8 @@ class Published:
     duplicate: bool = False
     """The idempotency key or id was known: this is the earlier job, and nothing was sent."""
     pressure: Pressure | None = None
-    """How full its queue was, a second ago at most; None where that is not known. At `slow`,
-    publish less; when it is full, jobs are refused (LaneFull)."""
+    """Load of its queue, at most a second old; None where unknown. At `slow`, publish less; at
+    `full`, jobs are refused (LaneFull)."""
 
     @property
     def is_slow(self) -> bool:
@@ -213,8 +213,8 @@ class JobPublisher:
         return refused
 
     async def _lane_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
-        """Find jobs that would enter a full queue, by id. What an earlier request was told of is
-        not refused, and what is to run later is not in anybody's way now."""
+        """Return the error of each job that would enter a full queue, by id. A job that an earlier
+        request was told of is not refused, nor one that runs later."""
         if self._pressure is not None:
             await self._pressure.first()
         depths = self._depths(jobs)

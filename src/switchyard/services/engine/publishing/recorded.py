@@ -37,7 +37,7 @@ class RefusalLog:
     alarm of the broker's disk may last for hours, and the log is on a disk, too."""
 
     logged_at: dict[str, float] = field(default_factory=dict)
-    """When each reason was said, in seconds of a clock that only goes on."""
+    """When each reason was last logged, in seconds on the monotonic clock."""
 
     def report(self, refused: dict[str, list[str]], now: float) -> None:
         """Log the jobs that were refused, by reason."""
@@ -153,7 +153,7 @@ async def without_paused(ledger: Ledger, records: Sequence[JobRecord]) -> list[J
 
 
 class Destination(Protocol):
-    """A job that is recorded, or to be: where it goes."""
+    """Destination of a job that is recorded or will be."""
 
     @property
     def lane(self) -> str: ...

@@ -1,5 +1,5 @@
-"""Jobs as somebody outside asks for them: checked field by field, so that each complaint can
-name its place; and what it means to ask for the same job again."""
+"""Requests for jobs from outside, checked field by field, so that each complaint can name its
+field; and the comparison of requests with the same idempotency key."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ schedules, of programs and of backfills."""
 
 @dataclass(frozen=True, slots=True)
 class RequestFieldError:
-    """One thing that is wrong with a request."""
+    """An error in one field of a request."""
 
     at: tuple[str | int, ...]
-    """Where: the names of fields, and indexes of lists, from the outside in."""
+    """Path of the field: names of fields and indexes of lists, from the outside in."""
     message: str
 
 

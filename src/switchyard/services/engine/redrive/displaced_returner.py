@@ -46,7 +46,7 @@ RETURN_INTERVAL = 5.0
 MAX_PER_TURN = 1_000
 """Letters that one look takes up."""
 MAX_PAGES = 100
-"""So many times MAX_PER_TURN letters are looked through for those that have room."""
+"""Pages of MAX_PER_TURN letters that are searched for letters whose queue has room."""
 DEFAULT_EXCHANGE = ""
 """Through which a message goes into the queue that its routing key names."""
 BATCH_SIZE = 200

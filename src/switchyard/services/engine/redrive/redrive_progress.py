@@ -26,7 +26,7 @@ MAX_KEPT_NOTES = 20
 
 
 class RedriveRun:
-    """One process's work on one redrive: what it has done, and what it may do now."""
+    """Runs one redrive in this process: its counts, and what it may send now."""
 
     def __init__(
         self, session: BulkSession, spec: RedriveSpec, ledger: Ledger, traffic: HotTraffic
@@ -36,9 +36,9 @@ class RedriveRun:
         self.traffic = traffic
         self.moment = datetime.fromtimestamp(session.operation.created_at, UTC)
         self.tally = RedriveCounts()
-        """Of this pass."""
+        """Counts of this pass."""
         self.canary: str | None = None
-        """How far the canary is, while nothing but it may be sent."""
+        """Text of the canary's progress, while only the canary may be sent; else None."""
         self._rule = HaltRule(spec.canary, spec.halt_on)
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})

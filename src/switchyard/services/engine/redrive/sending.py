@@ -29,12 +29,12 @@ BATCH = 200
 MAX_NOTES = 100
 
 Depth = Callable[[str], Awaitable[int]]
-"""How many messages wait in a queue."""
+"""Returns the number of messages that wait in a queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterDifference:
-    """What a change makes of one letter."""
+    """Difference that a change makes to one letter."""
 
     letter_id: str
     lines: tuple[str, ...]
@@ -43,7 +43,7 @@ class LetterDifference:
 
 @dataclass(slots=True)
 class RedriveCounts:
-    """What a redrive has done so far."""
+    """Counts of a redrive so far."""
 
     matched: int = 0
     done: int = 0
@@ -57,7 +57,7 @@ class RedriveCounts:
     notes: list[str] = field(default_factory=list)
     """One line for each letter that was dropped or invalid, or would go; at most 100."""
     differences: list[LetterDifference] = field(default_factory=list)
-    """Of a plan with a change: what it makes of the first five letters."""
+    """For a plan with a change: the differences in the first five letters."""
 
     def note(self, text: str) -> None:
         if len(self.notes) < MAX_NOTES:
@@ -92,7 +92,7 @@ class LetterSender:
         lanes: tuple[Lane, ...] = LANES,
         remote: bool,
     ) -> None:
-        """With `remote` somebody outside has asked for the change."""
+        """`remote`: whether the change was requested over HTTP."""
         self._registry = registry
         self._ledger = ledger
         self._change = change

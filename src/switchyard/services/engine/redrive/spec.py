@@ -32,12 +32,12 @@ _START = "start of redrives"
 
 
 class RedriveConflict(bulk_control.BulkConflict):
-    """Another unfinished redrive has some of the same letters."""
+    """Another unfinished redrive includes some of the same letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveSpec:
-    """What a redrive is to do."""
+    """Specification of a redrive."""
 
     which: LetterFilter
     change: Change = field(default_factory=Change)
@@ -48,7 +48,7 @@ class RedriveSpec:
     halt_on: float | None = None
     """Fraction of the letters (above 0, at most 1) that may fail again before the redrive halts."""
     from_ledger: bool = False
-    """Also redrive letters that the broker no longer has, from the ledger's copy."""
+    """Whether letters that the broker no longer has are redriven from the ledger's copy."""
     remote: bool = True
     """The redrive was requested over HTTP: its change may not set local-only fields, also later
     when a scheduler runs it."""
@@ -114,7 +114,7 @@ class RedriveSpec:
 
 @dataclass(frozen=True, slots=True)
 class RedriveProgress(NotedProgress):
-    """How far a redrive has come; its cursor and counts in the record."""
+    """Progress of a redrive: the cursor and counts in its record."""
 
     total: int | None = None
     """Letters that fitted when it began, by the index."""

@@ -1,6 +1,5 @@
-"""How an attempt ends, as plain values: what becomes of a handler's answer, and what is recorded of
-it in the ledger. The same for workers, for the inline runner, and for the replay of a dead
-letter."""
+"""Endings of an attempt, as data classes: how a handler's outcome is treated, and what the ledger
+records of it."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 
 @dataclass(frozen=True, slots=True)
 class CancelledWhileRunning:
-    """Somebody cancelled the job while it ran: it is never run again."""
+    """The job was cancelled while it ran: it is never run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Whoever had claimed the job does not run it: it goes back as it came, no attempt used up."""
+    """The job was claimed but is not run here: it goes back as it came, no attempt used up."""
 
 
 Ending = Decision | CancelledWhileRunning

@@ -1,6 +1,4 @@
-"""What a worker's metrics say of its jobs. What can be worked out later is left until then: amid
-the work of a job, whose code and data fill the processor's caches, a sum costs several times as
-much as among its like."""
+"""Metrics of a worker's attempts."""
 
 from __future__ import annotations
 
@@ -53,9 +51,9 @@ class AttemptMetrics:
         """By worker and type."""
         self._answered: defaultdict[tuple[str, ...], Histogram]
         self._answered = defaultdict(names.LLM_LATENCY.distribution)
-        """By type."""
+        """Histograms by type."""
         self._ended: Counter[tuple[str, ...]] = Counter()
-        """By worker, lane, type and outcome."""
+        """Ended attempts by worker, lane, type and outcome."""
         self._starts: list[tuple[str, str, datetime, float]] = []
         """Noted: type, lane, when the job entered it, and when it was started."""
         self._ends: defaultdict[tuple[str, str, str, int | None], list[float]] = defaultdict(list)
@@ -70,7 +68,7 @@ class AttemptMetrics:
                 for lane in each.lanes
             }
         )
-        """By worker, lane, type and reason."""
+        """Counts by worker, lane, type and reason."""
         self._none_asked: dict[tuple[str, ...], int] = {
             (outcome, each.name): 0 for each in worked if each.worker == LLM for outcome in OUTCOMES
         }
@@ -126,7 +124,7 @@ class AttemptMetrics:
         self._ends.clear()
 
     def counted(self) -> Iterable[tuple[Metric, Samples]]:
-        """For `Metrics.show`."""
+        """Return the metrics, as a source of `Metrics.add_source`."""
         self._count_ends()
         processed = Counter(self._none_asked)
         for (worker, _lane, job_type, outcome), number in self._ended.items():
@@ -139,7 +137,7 @@ class AttemptMetrics:
         ]
 
     def distributed(self) -> Iterable[tuple[Metric, Distributions]]:
-        """For `Metrics.show_histograms`."""
+        """Return the histograms, as a source of `Metrics.add_histogram_source`."""
         self._count_starts()
         self._count_ends()
         return [
@@ -151,7 +149,7 @@ class AttemptMetrics:
 
 
 class CountersLike(Protocol):
-    """What has become of deliveries that were not run."""
+    """Counts of deliveries that were not run."""
 
     @property
     def skipped(self) -> int: ...
@@ -164,7 +162,7 @@ class CountersLike(Protocol):
 
 
 class ShareLike(Protocol):
-    """What a worker consumes."""
+    """Slots and queues of a worker."""
 
     @property
     def kind(self) -> str: ...
@@ -176,7 +174,7 @@ class ShareLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerGauges:
-    """How a worker stands at this moment."""
+    """A worker's present state, as gauges."""
 
     worker_id: str
     shares: Sequence[ShareLike]
@@ -184,7 +182,7 @@ class WorkerGauges:
     counters: CountersLike
 
     def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
-        """For `Metrics.show`."""
+        """Return the metrics, as a source of `Metrics.add_source`."""
         each = list(zip(self.shares, self.consumers, strict=True))
         counters = self.counters
         asking = [uses.running for share, uses in each if share.kind == LLM]

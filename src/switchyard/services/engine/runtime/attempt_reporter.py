@@ -22,15 +22,15 @@ TRACEBACK_LIMIT = 4_000
 
 @dataclass(slots=True)
 class Counters:
-    """What a worker has done since it started."""
+    """Counts of a worker since it started."""
 
     succeeded: int = 0
     retried: int = 0
     snoozed: int = 0
     dead: int = 0
     malformed: int = 0
-    """Of these, messages that could not be read, were no copy of the job whose id they had, or had
-    a payload that did not fit their type."""
+    """Malformed messages among these: unreadable, with the id of another job, or with a payload
+    that does not fit their type."""
     cancelled: int = 0
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""

@@ -54,4 +54,4 @@ def attempting(job: DeliveredJob) -> Iterator[Callable[[Ending], None]]:
 
 
 def _tell_nobody(ending: Ending) -> None:
-    """Nobody traces."""
+    """Do nothing: tracing is off."""

@@ -1,4 +1,4 @@
-"""What workers write into the ledger of their attempts, again for as long as it is away."""
+"""Write attempts into the ledger, and try again as long as it is away."""
 
 from __future__ import annotations
 

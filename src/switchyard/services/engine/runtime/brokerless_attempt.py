@@ -1,4 +1,4 @@
-"""One attempt of a job without a broker: what a worker would make of it.
+"""Run one attempt of a job without a broker, as a worker would.
 
 The way is the worker's: the payload's model, the Executor with its limits, and `classify`. Nothing
 is claimed, published or recorded: who wants that does it before and after.
@@ -37,16 +37,16 @@ from switchyard.services.engine.runtime.execution import Executor
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an attempt ended, and what would follow from it."""
+    """End of an attempt, and what would follow from it."""
 
     decision: Decision
     outcome: Outcome | None
-    """What the handler answered; None where it raised, or answered something else."""
+    """The handler's outcome; None where it raised, or returned no outcome."""
     following: list[NewJob]
     """Jobs that would be published next."""
     seconds: float
     needs: tuple[PermitDemand, ...] = ()
-    """What the job needs room for in its limits."""
+    """Permits that the job needs."""
 
     @property
     def succeeded(self) -> bool:
@@ -54,12 +54,13 @@ class Attempt:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the ledger would keep of a success; also where a following job is refused."""
+        """The result that the ledger would store for a success, also where a following job is
+        refused."""
         return dict(self.outcome.result or {}) if isinstance(self.outcome, Done | Next) else None
 
     @property
     def failure(self) -> Failure | None:
-        """Why the job did not succeed."""
+        """The failure of the attempt; None for a success."""
         return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
 
 

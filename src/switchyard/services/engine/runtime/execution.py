@@ -40,7 +40,8 @@ job ends without it then, and its slot is free."""
 PROCESS_POLL_INTERVAL = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""
 SUSPECTS_AT_ONCE = 4
-"""Jobs of one lane whose worker has died that may run again at once, as each takes a process."""
+"""Jobs of dead workers in one lane that may run again at the same time, since each takes a
+process."""
 SHORT_TEXT = 200_000
 """Characters up to which work on a text is done in a thread, as it ends within a second or so."""
 LARGE_ANSWER = 256 * 1024

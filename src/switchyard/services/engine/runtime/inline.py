@@ -56,7 +56,7 @@ from switchyard.services.engine.runtime.permits import Permit
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 
 RETRY_TIMEOUT = 60.0
-"""Seconds that one job may wait for its retries in all: somebody waits for the answer."""
+"""Seconds that one job may wait for all its retries together: a caller waits for the answer."""
 
 LIMIT_POLL_INTERVAL = 0.5
 """Seconds between looks for room in a job's limits."""
@@ -364,7 +364,7 @@ class InlineJob(RunningJob):
     """An attempt at a job of this process, and what follows from it."""
 
     waited: float = field(kw_only=True)
-    """Seconds that the job has waited for its retries."""
+    """Seconds that the job has waited for its retries so far."""
     pause: float = 0.0
     """Seconds until the next attempt, where there is one."""
     following: list[NewJob] = field(default_factory=list)
@@ -378,7 +378,7 @@ class InlineFollowUps:
     recorder: Recorder
     policy: RetryPolicy
     max_wait: float
-    """Seconds that one job may wait for its retries in all."""
+    """Seconds that one job may wait for all its retries together."""
     keeps_letters: bool = False
 
     async def publish(self, job: InlineJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from switchyard.services.engine.records.limits import PermitDemand
 
 REFUSAL_MEMORY_SECONDS = 1.0
-"""Seconds for which a limit counts as full after it was found so."""
+"""Seconds for which a limit counts as full after a refusal."""
 MAX_BATCH_WAIT = 0.025
-"""Seconds that a job waits for others to ask with."""
+"""Seconds that a job's request for permits waits for others to be sent with."""
 SHARE = 4
-"""One slot in so many may be taken by jobs that wait for others to ask with."""
+"""Fraction of the slots, as 1 in SHARE, that may be taken by jobs whose requests wait for
+others."""
 MAX_KNOWN = 10_000
 """Limits, each key of one by itself, that are known to be full."""
 
@@ -32,7 +33,7 @@ class PermitRequestBatcher:
         self._released: asyncio.Event | None = None
         """Set when the jobs that wait here are to ask."""
         self._full: dict[tuple[str, str], float] = {}
-        """Until when a limit counts as full, on the monotonic clock."""
+        """By name and key of a limit: until when it counts as full, on the monotonic clock."""
 
     async def wait_to_ask(self, needs: Sequence[PermitDemand]) -> None:
         """Wait until it is time to ask: not at all where the limits may have a permit left."""

@@ -56,7 +56,7 @@ PERMIT_TTL = 15.0
 MAX_KEPT_BYTES = 64 * 1024
 """Bytes of a message that is kept to be woken; a larger job comes back by its retry level."""
 PAUSES_TTL = 1.0
-"""Seconds for which the pauses are used again. A claim is refused by what the ledger has then."""
+"""Seconds for which the pauses are reused. A claim itself is checked against the ledger's."""
 NO_ROOM = "NoRoom"
 """The error type of jobs that wait for a limit."""
 
@@ -69,7 +69,7 @@ class Permit:
     hold: str | None = None
     """Id of the permits in the ledger; None where it has none."""
     refused: LimitRefused | None = None
-    """Why it can never get a permit."""
+    """Set where the job can never get a permit: the reason."""
     usage: Usage = field(default_factory=Usage)
     expires_at: float = 0.0
 

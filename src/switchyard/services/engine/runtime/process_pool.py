@@ -1,5 +1,5 @@
-"""Processes for work that may crash, hang or leave a library in disorder: each does one call at a
-time, and is killed where that is late or given up.
+"""A pool of processes for work that may crash, hang or leave a library in disorder: each does one
+call at a time, and is killed where a call is late or given up.
 
 Each process has a socket of its own, and nothing else in common with another. With queues and locks
 that all of them share, as in the pools of `concurrent.futures`, pebble or loky, the death of one is
@@ -33,15 +33,15 @@ T = TypeVar("T")
 CALLS_PER_PROCESS = 100
 """A process is replaced after so many calls, so that what a C library leaks stays bounded."""
 EXIT_TIMEOUT = 5.0
-"""Seconds that a process has to end by itself; then it is killed."""
+"""Seconds for a process to end by itself; then it is killed."""
 LENGTH = struct.Struct("!Q")
-"""How many bytes follow: before each call and each answer."""
+"""Header of each call and each answer: the number of bytes that follow."""
 READY = b"r"
-"""What a process says when it has begun to wait for calls."""
+"""Byte that a process sends once it waits for calls."""
 
 _LAST_WORDS_TIMEOUT = 1.0
-"""Seconds in which what a dead process wrote before is read: its socket ends with it, unless a
-child of its own holds that, too."""
+"""Seconds to read what a dead process wrote before: its socket ends with it, unless a child of its
+own holds that, too."""
 _OURS = f"{__name__.partition('.')[0]}."
 LOADED_BEFORE = (
     "switchyard.services.engine.runtime.child",
@@ -58,7 +58,7 @@ twice: the second takes it for lost."""
 
 
 class ProcessEnded(Exception):
-    """The process that did a call has died of it, or was killed by somebody else."""
+    """The process died during a call, of the call or by a foreign kill."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"ended with exit code {exit_code}")
@@ -299,8 +299,8 @@ def start_method(first: Callable[..., Any]) -> ForkServerContext | SpawnContext:
 
 
 def end_with_parent() -> None:
-    """Have this process killed as soon as the one that it serves is dead, whichever way that dies,
-    and whatever a library is busy with: by the kernel, where that can."""
+    """Make the kernel kill this process, where it can, as soon as its parent is dead, however that
+    ends and whatever a library is busy with."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -1,5 +1,5 @@
-"""What running jobs say of themselves goes into the ledger: of each job once a second at most, and
-its last word in any case, before its attempt's end is recorded."""
+"""Write running jobs' progress and checkpoints into the ledger: at most once a second for each job,
+and the last ones in any case, before its attempt's end is recorded."""
 
 from __future__ import annotations
 

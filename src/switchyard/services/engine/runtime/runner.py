@@ -1,4 +1,4 @@
-"""One delivery, from the queue to its end: the line that every job goes through.
+"""Process one delivery, from the queue to its end: the steps that every job goes through.
 
 decode → permits → claim → run → classify → publish what follows → record → acknowledge → report
 

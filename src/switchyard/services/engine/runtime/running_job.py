@@ -1,4 +1,4 @@
-"""A job that is claimed, until its attempt has ended."""
+"""State of a claimed job until its attempt has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from switchyard.services.engine.runtime.attempt_endings import (
 
 
 class ClaimLost(Exception):
-    """Another worker has taken the job over meanwhile: this attempt's result is not recorded."""
+    """Another worker has taken the job over: this attempt's result is not recorded."""
 
 
 def is_from_outside(error: BaseException) -> bool:
@@ -58,13 +58,13 @@ class RunningJob:
     join_id: str | None = None
     """The job that waits for this one."""
     verdict: Delayed | Died | CancelledWhileRunning | None = None
-    """How it ends, where that is not for the handler to say."""
+    """The ending, where it is decided without the handler's outcome."""
     handler: asyncio.Task[None] | None = None
     """The task in which the handler runs, while it does."""
     usage: Usage = field(default_factory=Usage)
-    """What the handler says that it used."""
+    """Usage that the handler reported."""
     called_off: bool = False
-    """Somebody asked for the job to be cancelled."""
+    """Whether cancelling the job was requested."""
 
     @classmethod
     async def from_claim(
@@ -95,4 +95,4 @@ class DeliveredJob(RunningJob):
     """An attempt at a job that the broker has delivered."""
 
     delivery: Delivery = field(kw_only=True)
-    """What to settle at the end; replaced when the broker sends the job again meanwhile."""
+    """Delivery to settle at the end; replaced when the broker delivers the job again meanwhile."""

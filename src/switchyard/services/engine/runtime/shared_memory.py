@@ -26,13 +26,13 @@ _HALF = Struct("<II")
 """Before the data of a half: length and checksum."""
 _TOKEN = 16
 _READS = 8
-"""How often a half is read again that is being written meanwhile."""
+"""Tries to read a half that is being written meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DoubleBuffer:
-    """One value, twice: the half that is not read is written, and then becomes the one that is.
-    The first byte says which it is."""
+    """One value in two halves: the half that is not read is written, and then becomes the one that
+    is read. The first byte says which it is."""
 
     offset: int
     capacity: int
@@ -74,7 +74,7 @@ SIZE = _CHECKPOINT.end
 
 @dataclass(frozen=True, slots=True)
 class SharedProgressAddress:
-    """Where the process finds the page."""
+    """Address by which a child process finds the shared page."""
 
     path: str
     token: bytes
@@ -112,8 +112,8 @@ class SharedProgressReader:
 
 @contextmanager
 def open_page() -> Iterator[SharedProgressReader]:
-    """Open a page for one job; it goes with the block. On Linux it goes with this process, too,
-    however that ends: it is no file on any disk."""
+    """Open a shared page for one job, removed at the end of the block. On Linux it also ends with
+    this process, however that ends: it is no file on a disk."""
     with _file() as (descriptor, path):
         os.ftruncate(descriptor, SIZE)
         yield SharedProgressReader(

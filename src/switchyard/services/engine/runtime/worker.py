@@ -63,7 +63,7 @@ class UnknownWorker(NotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What one kind of worker consumes."""
+    """Lanes and slots of one kind of worker."""
 
     kind: str
     lanes: tuple[str, ...]
@@ -143,7 +143,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._retires = False
-        """It takes its time to end, for as long as nobody hurries it."""
+        """Whether it ends without a time limit for its running jobs, until a second signal."""
         self._ledger_away = asyncio.Event()
         self._claiming = asyncio.Event()
         """Set when a job is about to begin."""
@@ -293,7 +293,7 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Jobs that run now."""
+        """Number of running jobs."""
         return sum(consumer.running for consumer in self._consumers)
 
     @property
@@ -409,9 +409,9 @@ class Worker:
                 self._log.warning("claims not compared", error=str(error))
 
     async def release_unheld(self) -> int:
-        """Give up claims that the ledger has as this worker's, and under which nothing runs: it was
-        set back to an older copy, and nobody else would take such jobs over from a worker that
-        lives. Returns the number of jobs; raises LedgerError."""
+        """Release claims that the ledger attributes to this worker and under which nothing runs
+        here: the ledger was set back to an older copy, and no other worker would take the jobs over
+        from one that lives. Returns the number of jobs. Raises LedgerError."""
         claims = [
             (job_id, claim_id)
             for job_id, claim_id in await self._ledger.jobs.running_claims(self.worker_id)

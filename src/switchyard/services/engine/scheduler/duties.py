@@ -119,7 +119,7 @@ class PeriodicDuty:
     """A task that the active scheduler repeats."""
 
     name: str
-    """For logs, and the name of its task."""
+    """Name in logs, and of its task."""
     run: Callable[[], Awaitable[None]]
     """Does the duty once; where `interval` is None, it goes on until it is cancelled."""
     interval: float | None = None

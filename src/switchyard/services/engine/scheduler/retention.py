@@ -31,27 +31,27 @@ from switchyard.services.engine.scheduler.small_steps import (
 MIN_EXAMINED = 100
 """Rows that are examined at once, at least."""
 MAX_READ = 200
-"""Jobs that are read at once for the archive; twenty at first, as each may have MiBs."""
+"""Jobs that are read at once for the archive, at most; twenty at first, as each may have MiBs."""
 REST_RATIO = 10.0
-"""How many times as long as looking at rows that stay the rest after a pass is: the next one would
-look at most of them again. What was removed costs no rest, or a busy system would make more within
-it than a pass removes."""
+"""Length of the pause after a pass, as a multiple of the time spent on rows that stay: the next
+pass would read most of them again. Time for removed rows adds no pause, or a busy system would make
+more jobs in it than a pass removes."""
 ARCHIVE_INTERVAL = 3600.0
 """Seconds between looks where jobs are archived: fewer files, each with more jobs."""
 
 
 @dataclass(slots=True)
 class RetentionReport:
-    """What would be removed now, or was."""
+    """Rows that would be removed now, or were."""
 
     jobs: Counter[tuple[State, str]] = field(default_factory=Counter)
     """Jobs by state and type."""
     kept: Counter[KeptFor] = field(default_factory=Counter)
-    """Jobs that are old enough and needed, by why; those that are too young are not counted."""
+    """Jobs that are old enough but needed, by reason; those that are too young are not counted."""
     rows: Counter[str] = field(default_factory=Counter)
     """Rows by table."""
     examined: int = 0
-    """Jobs that were looked at, also those that are too young."""
+    """Jobs that were examined, also those that are too young."""
 
     @property
     def kept_share(self) -> float:

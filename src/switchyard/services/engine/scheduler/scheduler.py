@@ -48,8 +48,8 @@ BATCH = 500
 RESUMED_CHECK_INTERVAL = 30.0
 """Seconds between looks for jobs whose pause has ended, while the pauses stay as they are."""
 LAST_GENERATION_TIMEOUT = 2.0
-"""Seconds for the generation that a scheduler begins when it ends: a broker that is away must not
-hold up the end."""
+"""Seconds for the last generation, which an ending scheduler writes: a broker that is away must not
+delay the end."""
 
 
 @dataclass(slots=True)
@@ -104,11 +104,11 @@ class Scheduler:
         self._refusals = RefusalLog()
         self._pauses = ActivePauses()
         self._turns_at = 0.0
-        """When a turn is made although nothing is known to be due, by a monotonic clock."""
+        """Monotonic time of the next turn if nothing becomes due before."""
         self._renews_at = 0.0
-        """When the lease is renewed, by a monotonic clock."""
+        """Monotonic time at which the lease is renewed."""
         self._resumes_at = 0.0
-        """When jobs are looked for whose pause has ended."""
+        """Monotonic time of the next look for jobs whose pause has ended."""
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)

@@ -13,8 +13,8 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.retention import Removal
 
 TARGET_SECONDS = 0.03
-"""What a transaction should take; a longer one makes the next one smaller. None is to take 0.05 s,
-for which a claim would wait on SQLite."""
+"""Seconds that a transaction should take; a longer one makes the next one smaller. None should take
+0.05 s, for which a claim would wait on SQLite."""
 FIRST_STEP, MAX_STEP = 100, 1000
 """Rows of the first transaction, and of the largest."""
 MIN_REMOVED = 20
@@ -26,11 +26,11 @@ after each, a busy system makes more than that removes."""
 
 
 class TimedStep(Protocol):
-    """What one transaction has done."""
+    """Result of one transaction."""
 
     @property
     def seconds(self) -> float:
-        """What it took."""
+        """Seconds that it took."""
         ...
 
 
@@ -38,7 +38,7 @@ Step = TypeVar("Step", bound=TimedStep)
 
 
 class StepSize:
-    """How many rows the next transaction takes, by how long the last ones took."""
+    """Chooses the number of rows of the next transaction by the duration of the last ones."""
 
     def __init__(
         self, smallest: int = MIN_REMOVED, *, first: int = FIRST_STEP, largest: int = MAX_STEP

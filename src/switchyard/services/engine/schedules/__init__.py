@@ -1,1 +1,1 @@
-"""Jobs that are published at their times, by cron expressions."""
+"""Publish jobs at times given by cron expressions."""

@@ -1,4 +1,4 @@
-"""One entry: when which job is published."""
+"""An entry of a schedule: the times, and the job that is published at them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchyard.services.engine.schedules.rule import CronRule, InvalidSchedule,
 
 
 class ScheduleEntry(BaseModel):
-    """What somebody writes: in the file, in a command, in a request."""
+    """An entry as it is written in the file, a command or a request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,9 +32,9 @@ class ScheduleEntry(BaseModel):
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     tags: Tags = Field(default_factory=dict)
-    """Of its jobs, and of what follows from these."""
+    """Tags of its jobs, and of those that follow from them."""
     payload_version: int | None = Field(default=None, ge=1, le=MAX_PAYLOAD_VERSION)
-    """Of the payload; the present one where unset."""
+    """Version of the payload; the present one where unset."""
     jitter: float = Field(default=0.0, ge=0, le=3600.0)
     """Seconds by which a firing is put off at most."""
     grace: float = Field(default=3600.0, ge=0, le=DAY)
@@ -97,7 +97,7 @@ class ScheduleEntry(BaseModel):
             raise InvalidSchedule(str(error), at="payload") from error
 
     def record(self, now: float, *, origin: str, remote: bool, created_by: str) -> ScheduleRecord:
-        """As the ledger keeps it, due for the first time after `now`. Raises InvalidSchedule."""
+        """Return the ledger's record of the entry, due for the first time after `now`."""
         due = self.rule().after(now)
         return ScheduleRecord(
             name=self.name,

@@ -64,7 +64,7 @@ class ScheduleRunner:
         self._interval = interval
         self._when_due = when_due
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
-        """When a firing is tried again, and why it was refused."""
+        """Monotonic time of the next try of a refused firing, and the reason of the refusal."""
         self._file_read: tuple[tuple[int, ...] | None] | None = None
         """The fingerprint of the file that was read last, in a tuple; None before the first."""
         self._logged: set[tuple[str, str]] = set()

@@ -30,7 +30,7 @@ MAX_TRIED = 1_000
 
 
 class InvalidSchedule(InvalidInput):
-    """An entry that can't be what it says; the text says what is wrong."""
+    """An invalid entry; the text says what is wrong."""
 
     def __init__(self, text: str, *, at: str | None = None) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class InvalidSchedule(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class DueTimes:
-    """What becomes of the due times that have passed."""
+    """Decision on due times that have passed."""
 
     fired: tuple[float, ...]
     missed: tuple[float, int] | None
@@ -95,7 +95,7 @@ class CronRule:
 
     @property
     def days_note(self) -> str | None:
-        """How day of month and day of week go together, where both are given."""
+        """Explanation of how day of month and day of week combine; None unless both are given."""
         fields = self.cron.split()
         if len(fields) < 5:
             return None

@@ -1,5 +1,5 @@
-"""What people do with schedules: add, remove, pause, resume, run at once, look; and how the entries
-of the file and the default ones get into the ledger."""
+"""Manage schedules: add, remove, pause, resume, run at once, list; and load the file's and the
+default entries into the ledger."""
 
 from __future__ import annotations
 

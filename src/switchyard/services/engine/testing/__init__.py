@@ -1,1 +1,1 @@
-"""For the tests that users write of their handlers."""
+"""Support for users' tests of their handlers."""

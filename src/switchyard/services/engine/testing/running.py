@@ -33,25 +33,25 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What became of one attempt, and what production would do about it."""
+    """Result of one attempt, and what production would do next."""
 
     outcome: Outcome | None
-    """What the handler answered; None where it raised, took too long or answered nonsense."""
+    """The handler's outcome; None where it raised, took too long or returned no outcome."""
     published: tuple[NewJob, ...]
     """The jobs that follow: `routing_key`, `lane`, and `message` with payload and priority."""
     decision: Decision
     """Succeeded, Delayed or Died, as `switchyard.services.engine.jobs.retry.decide` says."""
     seconds: float
-    """How long the handler ran."""
+    """Seconds that the handler ran."""
     progress: ReportedProgress | None = None
     """The last that it said of its progress: `fraction` and `note`."""
     checkpoint: Any = None
-    """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
+    """The last value given to `ctx.checkpoint`: pass it to the next run as `last_checkpoint`."""
     needs: tuple[PermitDemand, ...] = ()
     """What it would need room for in its limits: `name`, `key`, `size`, `tokens`. In a test there
     is always room; a job that could never have any is dead, as in production."""
     used_tokens: int | None = None
-    """What the handler has said to `ctx.report_usage`."""
+    """Tokens that the handler reported by `ctx.report_usage`."""
 
     @property
     def then(self) -> NewJob | None:
@@ -71,17 +71,19 @@ class JobRun:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the ledger keeps of a success; else None."""
+        """The result that the ledger stores for a success; else None."""
         return dict(self.decision.result) if isinstance(self.decision, Succeeded) else None
 
     @property
     def failure(self) -> Failure | None:
-        """Why it did not succeed: `error_type`, `message`, `traceback`, `permanent`, `crashed`."""
+        """The failure, with `error_type`, `message`, `traceback`, `permanent`, `crashed`; None for
+        a success."""
         return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
 
     @property
     def reason(self) -> str | None:
-        """Why it is dead (`permanent`, `exhausted`, `crashed`), as in `jobctl dead list`."""
+        """Reason of its death (`permanent`, `exhausted`, `crashed`), as in `jobctl dead list`; None
+        unless dead."""
         return str(self.decision.reason) if isinstance(self.decision, Died) else None
 
     @property

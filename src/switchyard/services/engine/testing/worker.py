@@ -46,7 +46,7 @@ class HandlerRun:
     job_id: str
     job_type: str
     attempt: int
-    """From 1."""
+    """Number of the attempt, from 1."""
     payload: Mapping[str, Any]
     answer: Any
     """The handler's outcome, or a Failure."""

@@ -1,1 +1,1 @@
-"""What other systems tell us, made into jobs."""
+"""Turn webhooks of other systems into jobs."""

@@ -18,7 +18,7 @@ from switchyard.services.common.errors import InvalidInput
 
 LANE = "hot"
 STAR_WINDOW = 600.0
-"""Seconds in which all stars that a repository is given are one job."""
+"""Seconds for which all new stars of a repository make one job."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]{1,39}/[A-Za-z0-9._-]{1,100}", re.ASCII)
 _GONE = frozenset({"deleted"})
 _REPOSITORY_ACTIONS = _GONE | {
@@ -28,7 +28,7 @@ _REPOSITORY_ACTIONS = _GONE | {
 _OF_ALL = frozenset(
     {"action", "repository", "sender", "organization", "enterprise", "installation"}
 )
-"""What the deliveries of all events may have."""
+"""Fields that deliveries of all events may have."""
 
 
 class InvalidDelivery(InvalidInput):
@@ -42,7 +42,7 @@ class DeliveryJob:
     routing_key: str
     payload: Mapping[str, Any]
     key: str
-    """The same for the same delivery."""
+    """Identifies the delivery."""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

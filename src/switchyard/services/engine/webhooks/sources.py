@@ -40,7 +40,7 @@ class InvalidWebhooks(Misconfigured):
 
 
 class WebhookSource(BaseModel):
-    """One system that sends webhooks."""
+    """A system that sends webhooks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,11 +52,11 @@ class WebhookSource(BaseModel):
     when: dict[str, list[str | int | bool]] = Field(default_factory=dict)
     """Fields of the delivery, and the values of which each must have one; others are ignored."""
     tags: Tags = Field(default_factory=dict)
-    """Of the job, and of all that follows from it."""
+    """Tags of the job, and of all jobs that follow from it."""
     signature: _Header = "X-Hub-Signature-256"
     """The header with the signature."""
     prefix: str = Field(default="sha256=", max_length=50)
-    """What stands before its hexadecimal digits."""
+    """Prefix of the signature's hexadecimal digits."""
     delivery: _Header | None = None
     """The header with the delivery's id. It is not signed: leave it out, and the same bytes are
     the same delivery."""

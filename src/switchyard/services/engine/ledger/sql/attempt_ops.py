@@ -1,4 +1,4 @@
-"""What becomes of a job's attempts: claimed, ended, called off."""
+"""Operations on a job's attempts: claim, end, cancel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Claim:
     order: ClassVar[int] = 3
     request: ClaimRequest
     content: JobContent
-    """Of its message."""
+    """Content of the job's message."""
 
     @property
     def job_id(self) -> str:
@@ -153,7 +153,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Somebody calls the job off."""
+    """Cancel the job."""
 
     order: ClassVar[int] = 5
     job_id: str

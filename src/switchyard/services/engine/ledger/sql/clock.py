@@ -1,4 +1,4 @@
-"""The ledger's time: the one clock that ages, time limits and due times are measured by.
+"""The ledger's clock, by which ages, time limits and due times are measured.
 
 It is that of the database: for PostgreSQL the server's, for SQLite the one of the host that has
 the file. A process whose own host goes wrong would expire other people's jobs, or publish them too

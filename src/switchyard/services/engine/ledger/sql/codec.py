@@ -25,7 +25,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=to_jsonable_python).en
 _UNSAYABLE = (TypeError, ValueError, RecursionError)
 """Errors of an encoder for a value that JSON can't say."""
 _IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
-"""What a message says that has a column of its own."""
+"""Fields of a message that have a column of their own."""
 
 
 def to_json(value: Any) -> str:

@@ -24,8 +24,8 @@ from switchyard.services.engine.records.states import State
 EARLY_SECONDS = 60.0
 """A scheduled job that is due within this time may be delivered: clocks differ a little."""
 QUEUED_SECONDS = 60.0
-"""So long before the record says that its job was queued, a message may say so: it is made before
-it is confirmed."""
+"""Seconds by which a message's `queued_at` may precede the record's: the message is made before it
+is confirmed."""
 
 
 def is_foreign(content: JobContent, redrives: int, at: float, known: ContentHistory | None) -> bool:

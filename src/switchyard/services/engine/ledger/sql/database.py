@@ -51,15 +51,15 @@ BUSY_TIMEOUT = 30.0
 """Seconds that a write waits for another process before the ledger counts as unavailable."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds that PostgreSQL gets to answer a new connection."""
+"""Seconds for PostgreSQL to answer a new connection."""
 
 PROMPT_TIMEOUT = 0.9
 """Seconds, in the place of both, for a ledger that is to answer soon and gives no sign of life;
 twice that at most, as a write may come behind one that has just begun to wait."""
 
 MAX_PROMPT_WAIT = 10.0
-"""Seconds that such a write waits while other processes write into the file: the ledger is not
-away, the machine is merely busy."""
+"""Seconds that a write of a `prompt` ledger waits while other processes write into the file: the
+ledger is not away, the machine is merely busy."""
 TURN_POLL_INTERVAL = 0.003
 """Seconds between its looks whether it may write. SQLite's own wait looks ten times a second at
 last, and comes too late each time where another process writes again at once."""
@@ -73,13 +73,13 @@ WRITER_CACHE, READER_CACHE = 8 * 1024, 1024
 as much made a backfill and a worker's jobs no faster, and a process 17 MB larger: behind it, the
 system keeps the file."""
 JOURNAL_SUFFIX = "#restoring"
-"""Of the file beside a ledger's that says that a restore is under way."""
+"""Suffix of the file beside a ledger's that marks a restore under way."""
 MAX_RACES = 10
-"""How often a transaction is run again that another process has crossed."""
+"""Retries of a transaction that conflicts with another process's."""
 
 
 class Database(Protocol):
-    """Where the ledger is kept."""
+    """Database of the ledger."""
 
     dialect: str
     clock: Clock
@@ -348,7 +348,8 @@ class PostgresDatabase:
 
 
 def _leave_the_demoted(context: ExceptionContext) -> None:
-    """They count as cut, so the next ones lead to whichever takes writes now."""
+    """Treat connections to a demoted server as cut, so that the next ones lead to the server that
+    takes writes now."""
     if is_demoted(context.original_exception):
         context.is_disconnect = True
 

@@ -30,7 +30,7 @@ _VERSION = "alembic_version"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseRole:
-    """What processes of one kind may do with each table."""
+    """Rights of one kind of process for each table."""
 
     name: str
     purpose: str
@@ -49,12 +49,12 @@ DATABASE_ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class MadeDatabaseUser:
-    """One of the users, as it is now."""
+    """A user of the database, as `make_database_users` leaves it."""
 
     name: str
     role: DatabaseRole
     password: str | None
-    """None where nobody has to be told: the user was there and keeps its own, or it was given."""
+    """Password to show; None where the user existed and keeps its own, or where it was given."""
 
 
 async def make_database_users(

@@ -1,4 +1,4 @@
-"""What becomes of jobs that are dead: how they died, and how they come back."""
+"""Operations on dead jobs: record their death, and their redrive."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class UndoRedrive:
 
     order: ClassVar[int] = 5
     job: NewJob
-    """What it was."""
+    """The dead job."""
     redrives: int
-    """Those of the copy."""
+    """Redrives of the copy."""
     reason: str
 
     @property

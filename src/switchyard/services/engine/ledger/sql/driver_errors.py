@@ -1,4 +1,4 @@
-"""What a database driver raises, as the ledger's own errors."""
+"""Translate errors of database drivers into the ledger's own."""
 
 from __future__ import annotations
 

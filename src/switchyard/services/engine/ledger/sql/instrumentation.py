@@ -17,7 +17,7 @@ Observe = Callable[[str, float, bool], None]
 OnWait = Callable[[str], None]
 """Told where the database is."""
 LONG_WAIT_SECONDS = 3.0
-"""Seconds of a transaction after which whoever waits for it is told."""
+"""Seconds of a transaction after which the waiting user is notified."""
 
 
 class _AroundDatabase(ABC):
@@ -31,7 +31,7 @@ class _AroundDatabase(ABC):
 
     @abstractmethod
     def _around(self, kind: str) -> AbstractContextManager[None]:
-        """Around a transaction of that kind, `read` or `write`."""
+        """Return the context for a transaction of that kind, `read` or `write`."""
 
     async def read(self, work: TransactionBody[T]) -> T:
         with self._around("read"):

@@ -1,4 +1,4 @@
-"""What a job is, as the ledger knows it: its type and its payload, and what redrives made of these.
+"""Content of a job in the ledger: its type and payload, and what redrives made of them.
 
 Anybody who may publish can send a message with the id of a job that is known and other content.
 `copy_validation` tells which messages those are, and how much of what the others say counts.
@@ -23,7 +23,7 @@ from switchyard.services.engine.records.states import State
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """A job's type and payload: what is to be done."""
+    """A job's type and payload."""
 
     job_type: str
     payload: str
@@ -44,7 +44,7 @@ class JobContent:
 
 @dataclass(frozen=True, slots=True)
 class EditedContent:
-    """What a redrive has made of a job: noted before its copy is sent."""
+    """Content that a redrive gave to a job: recorded before its copy is sent."""
 
     redrives: int
     """The copy's number of redrives."""
@@ -55,7 +55,7 @@ class EditedContent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMetadata:
-    """What a record says of a job beside its content and its state, and a message says, too."""
+    """Metadata of a job that both its record and its messages have."""
 
     priority: int
     source: str
@@ -96,7 +96,7 @@ KEPT: Final = tuple(each.name for each in fields(RecordedMetadata))
 
 @dataclass(slots=True)
 class ContentHistory:
-    """What the ledger knows of one job, to tell its messages from others that carry its id."""
+    """All contents that one job has had, to tell its messages from others that carry its id."""
 
     recorded: JobContent
     edits: list[EditedContent] = field(default_factory=list)
@@ -110,7 +110,7 @@ class ContentHistory:
     is_ours: bool = True
     """This system has published it; else its record was made of somebody's message."""
     kept: RecordedMetadata | None = None
-    """None for letters, which are only told apart."""
+    """Recorded metadata; None for letters, which are only compared by content."""
 
     def all(self) -> list[JobContent]:
         contents = (content for edit in self.edits for content in (edit.before, edit.after))

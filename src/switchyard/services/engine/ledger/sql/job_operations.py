@@ -1,4 +1,4 @@
-"""What the ledger does to jobs: each operation decides by the rules and changes rows in memory.
+"""Operations on jobs: each decides by the rules and changes rows in memory.
 
 `services.engine.ledger.sql.job_writer` loads the rows of many operations, applies them in order
 and writes what has changed.
@@ -22,7 +22,7 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 class JobChange(Protocol[Answer_co]):
-    """One change of one job."""
+    """A change of one job."""
 
     order: ClassVar[int]
     """Its place within a transaction: a job is made before it is claimed."""
@@ -121,7 +121,8 @@ class InsertJob:
 
 @dataclass(frozen=True, slots=True)
 class PinJob:
-    """Somebody relies on a job that another has recorded: it is not taken back any more."""
+    """Keep a job that another request has recorded, since a caller now relies on it: its insert is
+    no longer rolled back."""
 
     order: ClassVar[int] = 2
     job_id: str

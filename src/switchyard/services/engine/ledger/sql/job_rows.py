@@ -30,8 +30,8 @@ class JobRow:
     crashes: int
     worker_id: str | None = None
     claim_id: str | None = None
-    """Whose the job is for now: the claim of the worker that runs it; while it is pending, the
-    receipt of the request that recorded it, and None once anybody else relies on it."""
+    """Present owner of the job: the claim of the worker that runs it; while it is pending, the
+    receipt of the request that recorded it, or None once another caller relies on it."""
     started_at: float | None = None
     queued_at: float | None = None
     finished_at: float | None = None
@@ -45,15 +45,15 @@ class JobRow:
     has_checkpoint: bool = False
     """An earlier attempt, or this one, has kept where it was."""
     unended: int = 0
-    """Its last runs that had no end; loaded only for a claim."""
+    """Number of its last runs in a row without an end; loaded only for a claim."""
     join_id: str | None = None
     """The job that waits for this one."""
     joins: bool = False
-    """It waits for others, or has."""
+    """Whether it waits, or has waited, for other jobs."""
     cancel_asked_at: float | None = None
-    """Somebody wants the job cancelled, which ran then: it is not to run again."""
+    """When its cancellation was requested while it ran: it must not run again."""
     before: State | None = None
-    """What it was when it was loaded; None when it was not there."""
+    """State when it was loaded; None where there was no row."""
     new: Mapping[str, Any] | None = None
     """The other columns, when the row does not exist yet."""
     changed: bool = False
@@ -116,25 +116,26 @@ class Rows:
     attempts: list[list[Any]] = field(default_factory=list)
     deleted: list[JobRow] = field(default_factory=list)
     rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
+    """Rows by job id with all columns, where a redrive has changed the job."""
 
     progress: dict[str, list[Any]] = field(default_factory=dict)
-    """What jobs say of themselves, by id: rows to be written."""
+    """Rows of progress and checkpoints to write, by job id."""
     checkpoints: dict[str, list[Any]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
-    """Jobs whose check-points nobody will need."""
+    """Ids of jobs whose checkpoints are to be deleted."""
 
     opened: dict[str, Joining] = field(default_factory=dict)
-    """What is new among the joins, by the id of the job that waits."""
+    """New joins, by the id of the waiting job."""
 
     noted: dict[str, AttemptFinished] = field(default_factory=dict)
-    """Of each join, who is told when this transaction fulfils it: see `join_writer.JoinWriter`."""
+    """By join: the result that lists its job as due when this transaction releases it: see
+    `join_writer.JoinWriter`."""
 
     pauses: ActivePauses = field(default_factory=ActivePauses)
-    """Those in force; loaded where a job is recorded or claimed."""
+    """Pauses in force; loaded where a job is recorded or claimed."""
 
     contents: dict[str, ContentHistory] = field(default_factory=dict)
-    """Of jobs that are claimed, by id."""
+    """Content histories of jobs that are claimed, by id."""
 
     def known_content(self, job_id: str) -> ContentHistory | None:
         """Return what is known of a job's content, this transaction's own changes included; None

@@ -1,5 +1,5 @@
-"""Who may run a job, whose end of it counts, and who may take its record back: pure decisions on
-one row.
+"""Decide which claim may run a job, whose end of it counts, and who may roll its record back: pure
+decisions on one row.
 
 A message's generation is `(redrives, attempts)`. Of all copies of a job that the broker may
 deliver, the ledger lets one run at a time, and never one that is older than what it has seen.

@@ -1,4 +1,5 @@
-"""Many operations in one transaction: load their rows, apply them in memory, write the rest.
+"""Apply many operations in one transaction: load their rows, change them in memory, write the
+changed ones.
 
 New jobs and confirms, where a batch is of these alone, need no rows: `JobWriter.run_unloaded`.
 Whatever the operations are else, the database sees at most one SELECT, one UPDATE, one INSERT of
@@ -101,7 +102,7 @@ _REWRITTEN: Final[sql.Columns] = {
         )
     },
 }  # fmt: skip
-"""What a redrive may change of a job."""
+"""Columns of a job that a redrive may change."""
 
 _CONFIRM: Final[sql.Columns] = {"id": "text", "at": "double precision"}
 

@@ -1,4 +1,4 @@
-"""Joins: jobs that another one waits for, counted in the transaction in which they begin and end.
+"""Count joins: the jobs that another job waits for, in the transaction in which they begin and end.
 
 Every change of a job's state goes through `JobWriter`, so this is the one place where a join is
 counted: by what a row was and what it has become, however it came to that. The job that waits is a
@@ -40,7 +40,7 @@ _CHANGED: Final[sql.Columns] = {
 
 @dataclass(slots=True)
 class JoinDelta:
-    """Jobs of a join by where they stand; also how many more there are of each."""
+    """Numbers of a join's jobs by state; also used for changes of these numbers."""
 
     total: int = 0
     open: int = 0
@@ -48,7 +48,7 @@ class JoinDelta:
     cancelled: int = 0
 
     def add(self, state: State | None, number: int) -> None:
-        """So many more in that state; None is no state at all."""
+        """Add `number` jobs to a state's count; None counts for no state."""
         if state is None:
             return
         self.total += number

@@ -74,7 +74,7 @@ class LockedLimitRows:
     """The rows that were read under the lock. Times are seconds of the database's clock."""
 
     now: float
-    """When they were read."""
+    """When the rows were read."""
     bins: Mapping[Place, Row[Any]]
     """The rows of the limits, locked."""
     counts: dict[Place, Row[Any]] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""What a transaction writes of named limits: on PostgreSQL in one statement, as each would be a
-journey with the limits locked; on SQLite, which is no journey away, in as many as there are."""
+"""Write a transaction's changes of named limits: on PostgreSQL in one statement, as each would be a
+round trip with the limits locked; on SQLite, which needs no round trip, in as many as there are."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ _DOUBLED_AT_MOST = 6
 
 @dataclass
 class PermitWrites:
-    """All that one transaction changes. No row stands in two of these."""
+    """All changes of one transaction. No row is in two of these lists."""
 
     limits: list[_Values] = field(default_factory=list)
-    """Whole rows."""
+    """Whole rows of limits."""
     ended: list[str] = field(default_factory=list)
     """Holds that are given back."""
     holds: list[_Values] = field(default_factory=list)
-    """Whole rows, new."""
+    """Whole rows of new holds."""
     waits: list[_Values] = field(default_factory=list)
     """Whole rows of jobs that wait from now on, or still."""
     waits_no_more: list[str] = field(default_factory=list)
-    """Jobs."""
+    """Ids of jobs that no longer wait."""
     woken: list[str] = field(default_factory=list)
     """Jobs that are woken, in order: permits are reserved for them."""
 
@@ -91,7 +91,7 @@ class PermitWrites:
 # --- the statements: made once, as that takes longer than to run them ----------------------------
 
 _PARTS = ("ended", "waits_no_more", "limits", "holds", "waits", "woken")
-"""In the order in which they are written: the last one answers."""
+"""Parts of the statement in the order of writing: the last one returns the result."""
 _TABLES = {"limits": limits, "holds": limit_holds, "waits": limit_waits}
 
 

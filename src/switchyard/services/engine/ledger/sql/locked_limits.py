@@ -23,7 +23,7 @@ class LockedLimit:
     demand: PermitDemand
     now: float
     stored_row: Row[Any]
-    """As it was read."""
+    """The row as it was read."""
     window: RateWindow
     in_use: int
     reserved: int
@@ -117,7 +117,7 @@ class PermitQueue:
         self._connection = connection
         self._limits = limits
         self._requesting = requesting
-        """Jobs that ask for permits in this transaction: nobody has to wake them."""
+        """Jobs that request permits in this transaction: they need not be woken."""
         self._waiting: dict[Place, deque[Row[Any]]] = {}
 
     def wake(self, limit: LockedLimit, before: float | None = None) -> None:

@@ -42,8 +42,8 @@ together are less than a transaction takes."""
 
 
 class PermitBatch:
-    """What many callers ask of limits, in one transaction: each limit is loaded and locked once,
-    and what becomes of each job is decided in memory."""
+    """Many callers' requests to limits, in one transaction: each limit is loaded and locked once,
+    and the result for each job is decided in memory."""
 
     def __init__(self, connection: Connection, changes: Sequence[PermitChange]) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""What running jobs say of themselves, as part of the transactions that change jobs.
+"""Save running jobs' progress and checkpoints, as part of the transactions that change jobs.
 
 A note counts for as long as its claim holds, by the same locked row as the claims themselves: a
 runner whose job was taken over can't overwrite what the new one says. A check-point goes when its
@@ -63,7 +63,7 @@ class SaveProgress:
         return self._request.message.job_id
 
     def apply(self, rows: Rows) -> bool:
-        """False when the job is not, or no longer, this claim's."""
+        """Apply it to the row. False when this claim does not hold the job, or no longer."""
         request = self._request
         row = rows.jobs.get(self.job_id)
         if row is None or row.state is not State.RUNNING or row.claim_id != request.claim_id:

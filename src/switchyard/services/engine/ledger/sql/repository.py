@@ -1,4 +1,4 @@
-"""What all repositories of the ledger share."""
+"""The base of all repositories of the ledger."""
 
 from __future__ import annotations
 

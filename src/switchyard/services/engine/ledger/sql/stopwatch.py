@@ -1,4 +1,4 @@
-"""What transactions take."""
+"""Measure the durations of transactions."""
 
 from __future__ import annotations
 

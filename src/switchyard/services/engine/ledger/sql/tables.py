@@ -531,7 +531,7 @@ limit_waits = Table(
 )
 Index("ix_limit_waits_limit", limit_waits.c.name, limit_waits.c.key, limit_waits.c.since)
 WAS_WOKEN = limit_waits.c.called_until > literal_column("0")
-"""Those few of many; said with it, the index is used."""
+"""Condition for woken jobs, which are few; a query with it uses the index."""
 Index(
     "ix_limit_waits_called",
     limit_waits.c.name,

@@ -1,4 +1,4 @@
-"""Which version a ledger's tables are of, and which programs may use them.
+"""Read the version of a ledger's tables, and decide which programs may use them.
 
 Migrations change the tables while processes of the release before go on. So each keeps what those
 use (it expands), or names in `oldest_program` the first version of the tables whose programs have

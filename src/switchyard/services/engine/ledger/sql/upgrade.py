@@ -20,9 +20,9 @@ LOCK = 0x5377697463687964
 """PostgreSQL's advisory lock that one change of tables or their users at a time holds."""
 
 ID_BYTES = 6
-"""Of a system's id: its digits are twice as many."""
+"""Bytes of a system's id, which has twice as many hexadecimal digits."""
 KEY_BYTES = 32
-"""Of the key of its jobs' ids."""
+"""Bytes of the key with which ids of its jobs are made."""
 FIRST_WITH_KEY = "0039"
 """Programs of earlier versions would make other ids than those with the key."""
 MAX_NAME_LENGTH = 40
@@ -34,7 +34,7 @@ class Upgraded:
     """A ledger whose tables are those of this program."""
 
     where: str
-    """Its file, or server and database, without credentials."""
+    """Location of the ledger: its file, or server and database, without credentials."""
     is_new: bool
     """There was none before."""
 
@@ -69,7 +69,7 @@ def _name(where: str) -> str:
 
 
 def _migrate(name: str, connection: Connection) -> bool:
-    """True where there were no tables."""
+    """Migrate the tables; return True where there were none."""
     # Imported here: nothing else needs it, and it takes its time.
     from alembic import command
     from alembic.config import Config

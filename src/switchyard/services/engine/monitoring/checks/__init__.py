@@ -1,2 +1,2 @@
-"""What the doctor asks, one subject a file; `services.engine.monitoring.doctor` has them in
+"""Checks of the doctor, one subject per file; `services.engine.monitoring.doctor` has their
 order."""

@@ -33,7 +33,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 CONNECTION = "doctor"
 """The name under which the broker shows its connections."""
 WITHOUT_VHOST = "it refuses the vhost"
-"""What is said where user and password are right, and the vhost is not."""
+"""Text in the error where user and password are right and the vhost is wrong."""
 MIN_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 """The first release with all that a profile needs."""
 
@@ -71,7 +71,8 @@ def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic
 
 
 def _over_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
-    """Nothing is wrong with the address: too many have come in by it."""
+    """Return the diagnostic for a reached connection limit: the address is right, and has too many
+    clients."""
     _, _, text = str(error).partition("NOT_ALLOWED")
     user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
     what = "channels" if "number of channels" in text else "connections"
@@ -92,7 +93,7 @@ def _over_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
 
 
 def away(context: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
-    """It is not there, says nothing or lets nobody more in, and what to do about it."""
+    """Return the diagnostic for a broker that is away, silent or full, with its remedy."""
     if isinstance(error, LimitReached):
         return _over_limit(context, error)
     remedy = certificate_remedy(error, "JOBS_AMQP_URL")
@@ -126,7 +127,7 @@ async def version(context: DoctorContext) -> list[Diagnostic]:
 
 
 MANAGEMENT_TIMEOUT = 3.0
-"""Seconds for each of its answers."""
+"""Seconds for each answer of the management API."""
 
 
 async def management(context: DoctorContext) -> list[Diagnostic]:
@@ -146,7 +147,7 @@ async def management(context: DoctorContext) -> list[Diagnostic]:
 
 
 def unreachable(error: Exception) -> Diagnostic:
-    """It does not answer, or refuses."""
+    """Return the diagnostic for a management API that does not answer, or refuses."""
     remedy = (
         "correct JOBS_MANAGEMENT_URL, or on the broker `rabbitmq-plugins enable "
         "rabbitmq_management`; AMQP alone does not tell topology and policies, alarms and "
@@ -156,7 +157,7 @@ def unreachable(error: Exception) -> Diagnostic:
 
 
 def unseen(what: str, error: ManagementForbidden) -> Diagnostic:
-    """It answers, and does not let this user see that."""
+    """Return the diagnostic for a management API that hides `what` from this user."""
     return warning(
         "permissions",
         Finding.MANAGEMENT_FORBIDS,
@@ -167,7 +168,7 @@ def unseen(what: str, error: ManagementForbidden) -> Diagnostic:
 
 MIB = 1024 * 1024
 MEMORY_HIGH = 0.8
-"""Of the memory at which the alarm comes."""
+"""Fraction of the memory limit, at which the alarm comes, that is reported."""
 LEAST_DISK_FREE_LIMIT = 50_000_000
 """Bytes of free disk space: what RabbitMQ wants where nobody has set a limit."""
 DISK_LOW = 2.0
@@ -175,7 +176,7 @@ DISK_LOW = 2.0
 
 
 async def alarms(context: DoctorContext) -> list[Diagnostic]:
-    """Those of every node."""
+    """Check the alarms of every node."""
     diagnostics: list[Diagnostic] = []
     for node in await context.need_management().get("/nodes"):
         diagnostics += _of_node(node)
@@ -313,7 +314,8 @@ DEFAULT_CONSUMER_TIMEOUT = 1800.0
 
 
 async def consumer_timeout(context: DoctorContext) -> list[Diagnostic]:
-    """A job that is not acknowledged in this time is taken from its worker and run again."""
+    """Check the consumer timeout: a job that is not acknowledged within it is taken from its worker
+    and run again."""
     settings, registry = context.settings, context.registry
     longest = max(registry, key=lambda job_type: job_type.timeout)
     needs = longest.timeout + settings.takeover_after

@@ -24,16 +24,17 @@ MAX_EXAMINED = 1000
 
 @dataclass
 class DoctorContext:
-    """What the checks share. A connection is None until the check that opens it has succeeded."""
+    """State that the checks share. A connection is None until the check that opens it has
+    succeeded."""
 
     settings: Settings
     registry: Registry
     broker: dict[str, Any] | None = None
-    """What the broker says of itself in the AMQP handshake."""
+    """The broker's properties from the AMQP handshake."""
     management: ManagementClient | None = None
     ledger: Ledger | None = None
     found: set[Finding] = field(default_factory=set)
-    """What the checks before have found."""
+    """Findings of the earlier checks."""
 
     def now(self) -> float:
         """Return the ledger's time, or this host's where there is none. Seconds since the epoch."""
@@ -55,8 +56,8 @@ class DoctorContext:
         return self.ledger
 
     async def workers(self) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
-        """Those that are alive, and those that fell silent within a day and whose work no later
-        one has taken on. Raises LedgerError."""
+        """Return the live workers, and those that fell silent within a day and whose work no later
+        one has taken over. Raises LedgerError."""
         ledger = self.need_ledger()
         workers = await ledger.workers.list_workers()
         now = ledger.clock.time()

@@ -37,7 +37,7 @@ FULL = 16 * MIB
 LOW, LOW_PART = 10 * 1024 * MIB, 0.1
 """A disk is nearly full where less is free than so many bytes and than this part of it."""
 STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
-"""Seconds for a file to be put, and for all files to be counted."""
+"""Seconds to put one file, and to count all files."""
 QUOTA_NEAR = 0.9
 MIN_KEY_LENGTH = 24
 """Characters of a key that nobody guesses."""

@@ -34,7 +34,7 @@ from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 
 RECENT_SECONDS = 3600.0
-"""Seconds in which a time-out is news."""
+"""Seconds for which a job's time-out is reported."""
 OVER = 30.0
 """Seconds beyond its limit after which a job that still runs is one that nothing ends."""
 CANCELLED_FOR = 30.0
@@ -43,11 +43,11 @@ PENDING_FOR = 60.0
 """Seconds after which the broker has refused a recorded job several times: the scheduler offers it
 every half second once it is 15 s old."""
 STOPPED_SECONDS = 7 * 24 * 3600.0
-"""Seconds for which a backfill or redrive that has stopped is told of."""
+"""Seconds for which a stopped backfill or redrive is reported."""
 OVERDUE_REMOVAL = 24 * 3600.0
 """Seconds beyond its age after which a job is told of that could be removed, and is not."""
 ARCHIVE_TIMEOUT = 20.0
-"""Seconds for listing the archive."""
+"""Seconds to list the archive."""
 LEFTOVER_SECONDS = 3600.0
 """Seconds after which a file that is not registered is one of an interrupted step."""
 JUST_NOW, MANY = 900.0, 20
@@ -55,7 +55,7 @@ JUST_NOW, MANY = 900.0, 20
 
 
 async def pauses(context: DoctorContext) -> list[Diagnostic]:
-    """What somebody has paused."""
+    """Report the pauses in force."""
     ledger = context.need_ledger()
     held = await ledger.pauses.held_by_pause()
     if not held:
@@ -156,7 +156,7 @@ def _limit(context: DoctorContext, name: str) -> str:
 
 
 async def overdue(context: DoctorContext) -> list[Diagnostic]:
-    """Jobs that run although their limit should have ended them."""
+    """Check for jobs that run beyond their time limit."""
     ledger = context.need_ledger()
     page = await ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=MAX_EXAMINED)
     late = [job for job in page.items if _is_late(context, job, ledger.clock.time())]
@@ -183,7 +183,7 @@ async def _about_holders(context: DoctorContext, running: list[JobSummary]) -> s
 
 
 async def cancels(context: DoctorContext) -> list[Diagnostic]:
-    """Jobs that somebody has called off, and that run on."""
+    """Check for cancelled jobs that still run."""
     ledger = context.need_ledger()
     now = ledger.clock.time()
     running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, MAX_EXAMINED)
@@ -219,7 +219,7 @@ def _is_late(context: DoctorContext, job: JobSummary, now: float) -> bool:
 
 
 async def joins(context: DoctorContext) -> list[Diagnostic]:
-    """Jobs that wait for dead ones alone."""
+    """Check for jobs that wait only for dead jobs."""
     stuck = await context.need_ledger().joins.stuck_joins(MAX_EXAMINED)
     if not stuck:
         return [ok("joins", "no job waits for dead ones alone")]
@@ -232,7 +232,7 @@ async def joins(context: DoctorContext) -> list[Diagnostic]:
 
 
 async def outbox(context: DoctorContext) -> list[Diagnostic]:
-    """Jobs that are recorded, and that the broker does not take for now."""
+    """Check for recorded jobs that the broker does not accept at present."""
     ledger = context.need_ledger()
     now = ledger.clock.time()
     late = await ledger.job_reads.late_pending(now - PENDING_FOR)
@@ -374,7 +374,7 @@ SCHEDULE_LATE = 60.0
 
 
 async def schedules(context: DoctorContext) -> list[Diagnostic]:
-    """Those that are overdue, and those whose last job was refused."""
+    """Check for schedules that are overdue, or whose last job was refused."""
     ledger = context.need_ledger()
     entries = await ledger.schedules.schedules()
     if not entries:

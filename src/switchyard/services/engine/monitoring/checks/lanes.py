@@ -28,7 +28,7 @@ from switchyard.services.engine.records.results import WorkerRecord
 FILLING_PERCENT = 80.0
 """Percent of a queue's limit from which the doctor warns."""
 STALLED_SECONDS = 60.0
-"""Seconds that a job may wait beside free slots."""
+"""Seconds that a job may wait while slots are free."""
 
 
 async def lanes(context: DoctorContext) -> list[Diagnostic]:

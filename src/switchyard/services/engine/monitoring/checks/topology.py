@@ -24,7 +24,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 
 
 async def topology(context: DoctorContext) -> list[Diagnostic]:
-    """All of it, held against the declaration."""
+    """Compare the broker's topology with the declared one."""
     live = await context.need_management().fetch()
     differences = diff(_declared_topology(context, context.settings.profile), live)
     if any(each.name.startswith(STAND_IN_PREFIX) for each in differences):

@@ -43,7 +43,7 @@ OVER_AFTER = 900.0
 
 
 async def scheduler(context: DoctorContext) -> list[Diagnostic]:
-    """One has to be active."""
+    """Check that a scheduler is active."""
     if (
         0
         < await context.need_ledger().leases.lease_remaining(SCHEDULER)
@@ -55,7 +55,7 @@ async def scheduler(context: DoctorContext) -> list[Diagnostic]:
 
 
 async def workers(context: DoctorContext) -> list[Diagnostic]:
-    """Those of the last day."""
+    """Check the workers of the last day."""
     alive, silent = await context.workers()
     kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
     detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
@@ -293,7 +293,7 @@ CAUSES = {
     Finding.TOPOLOGY_MISSING: "what is missing on the broker",
     Finding.STORAGE_AWAY: "the storage",
 }
-"""What stops healthy workers, or makes them look as if they had stopped."""
+"""Findings that stop healthy workers or make them look stopped, with their names in advice."""
 
 
 async def advice(
