@@ -212,7 +212,7 @@ async def test_hostile_events_and_commands_end_neither_feed_nor_worker(
         task = asyncio.create_task(feed.run())
         await feed.is_listening.wait()
         await system.start_worker()
-        with feed.subscribed(lambda event: event.name == "succeeded") as subscription:
+        with feed.subscribe(lambda event: event.name == "succeeded") as subscription:
             for exchange in (EVENTS_EXCHANGE, CONTROL_EXCHANGE):
                 for body in bodies:
                     raw.publish(exchange, b"\xff" * 255, body)

@@ -286,7 +286,7 @@ async def test_doctor_names_jobs_that_the_broker_does_not_take_and_blames_no_wor
 ) -> None:
     assert [each.status for each in await outbox(examined(system))] == ["ok"]
     await recorded(system, {"n": 1})
-    monkeypatch.setattr("switchyard.services.engine.monitoring.checks.jobs.PENDING_FOR", 0.0)
+    monkeypatch.setattr("switchyard.services.engine.monitoring.checks.jobs.PENDING_GRACE", 0.0)
     (check,) = await outbox(examined(system))
     assert check.finding is Finding.JOBS_PENDING
     assert "1 job of hot.noop" in check.detail

@@ -313,7 +313,7 @@ async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
     ):
         proxy.refuse()
         job_id = await lose(system, "silent")
-        await system.ledger.workers.stopped("silent")
+        await system.ledger.workers.mark_stopped("silent")
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         async with by_hand(system, amqp_url=through_proxy) as scheduler:
             assert await scheduler.turn() == TickResult(refused=1)

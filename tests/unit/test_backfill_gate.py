@@ -4,7 +4,7 @@ import time
 
 from switchyard.services.engine.backfill.gate import Gate
 from switchyard.services.engine.backfill.queue_quota import QueueQuota
-from switchyard.services.engine.bulk.hot_traffic import STEP, HotTraffic
+from switchyard.services.engine.bulk.hot_traffic import JOBS_PER_STEP, HotTraffic
 from switchyard.services.engine.monitoring.lane_pressure import LaneDepth, QueueDepth, Snapshot
 from switchyard.services.engine.records.states import Pressure
 
@@ -73,7 +73,7 @@ async def test_what_is_under_way_takes_room_and_does_not_close_it() -> None:
     made = Made(50, 100)
     made.broker.depth = 60  # with some of those under way, or without them
     assert await made.gate.allowance(500, None, under_way=40) == 0
-    made.gate.refused()  # look again
+    made.gate.note_refusal()  # look again
     assert await made.gate.allowance(500, None, under_way=0) == 40
 
 
@@ -81,7 +81,7 @@ async def test_closed_it_opens_at_the_low_watermark() -> None:
     made = Made(50, 100)
     for depth, room in ((100, 0), (51, 0), (50, 50), (99, 1)):
         made.broker.depth = depth
-        made.gate.refused()
+        made.gate.note_refusal()
         assert await made.gate.allowance(500, None) == room
 
 
@@ -92,7 +92,7 @@ async def test_closed_it_opens_when_its_part_of_the_queue_grows() -> None:
     made.broker.depth = 75  # most of them another's
     assert await made.gate.allowance(500, None) == 0
     quota = QueueQuota(0.5, 15)
-    made.gate.refused()
+    made.gate.note_refusal()
     assert await made.gate.allowance(500, None) == 15
 
 
@@ -116,14 +116,14 @@ async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
     assert await made.gate.allowance(80, None) == 80
     made.gate.let_through(80)
     made.broker.fresh = False
-    made.gate.refused()
+    made.gate.note_refusal()
     assert await made.gate.allowance(80, None) == 20
 
 
 async def test_while_hot_jobs_come_in_there_is_room_for_a_small_step_only() -> None:
     made = Made(500, 1_000)
     made.workers.idle = 1.0
-    assert await made.gate.allowance(500, None) == STEP
+    assert await made.gate.allowance(500, None) == JOBS_PER_STEP
     assert made.gate.why == "slow: hot jobs come in"
 
 

@@ -25,7 +25,7 @@ def job(source: str, number: int, priority: int = 5) -> NewJob:
 
 
 async def priorities(fair: FairSources, jobs: list[NewJob]) -> list[int]:
-    return [each.message.priority for each in await fair.reprioritised(jobs)]
+    return [each.message.priority for each in await fair.lower_priorities(jobs)]
 
 
 async def test_a_source_with_much_in_flight_steps_back_and_others_do_not() -> None:

@@ -97,7 +97,7 @@ async def test_a_reader_that_is_too_slow_for_the_pieces_gets_the_end() -> None:
 
 async def test_a_stream_that_begins_while_its_process_stops_is_over_at_once() -> None:
     hub = EventHub()
-    with hub.subscribed(lambda event: True) as before:
+    with hub.subscribe(lambda event: True) as before:
         hub.end()
-        with hub.subscribed(lambda event: True) as behind:
+        with hub.subscribe(lambda event: True) as behind:
             assert (before.is_over, behind.is_over) == (True, True)

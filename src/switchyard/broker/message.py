@@ -24,7 +24,7 @@ from pydantic import (
 
 from switchyard.broker import patterns
 from switchyard.broker.errors import MalformedMessage
-from switchyard.broker.times import bounded, nearest
+from switchyard.broker.times import check_moment, nearest
 
 MAX_PRIORITY = 10
 MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
@@ -71,7 +71,7 @@ Refused, it would make every read that includes the message fail."""
 
 
 def _moment(value: datetime, info: ValidationInfo) -> datetime:
-    return nearest(value) if info.context == STORED else bounded(value)
+    return nearest(value) if info.context == STORED else check_moment(value)
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]

@@ -2,9 +2,9 @@
 
 Python's calendar goes from year 1 to 9999, in every zone of its own: a time at either end can be
 written in one zone and not in another, and not be shown, compared or added to there. A record that
-can't be shown makes its whole listing fail. So no such time is accepted (`bounded`, `moment_of`;
-`broker.message.Moment` in models), and one that is stored nevertheless is shown as the nearest
-moment (`to_datetime`).
+can't be shown makes its whole listing fail. So no such time is accepted (`check_moment`,
+`moment_of`; `broker.message.Moment` in models), and one that is stored nevertheless is shown as the
+nearest moment (`to_datetime`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LATEST = datetime(9998, 12, 31, tzinfo=UTC)
 _FIRST, _LAST = EARLIEST.timestamp(), LATEST.timestamp()
 
 
-def bounded(value: datetime) -> datetime:
+def check_moment(value: datetime) -> datetime:
     """Check a time with a zone and return it unchanged. Raises ValueError for one that can't be
     written in every zone."""
     if not EARLIEST <= value <= LATEST:
@@ -36,7 +36,7 @@ def moment_of(text: str) -> datetime | None:
     is beyond the calendar."""
     try:
         moment = datetime.fromisoformat(text)
-        return None if moment.tzinfo is None else bounded(moment)
+        return None if moment.tzinfo is None else check_moment(moment)
     except ValueError:
         return None
 

@@ -220,7 +220,7 @@ async def test_a_stop_ends_open_streams(system: System) -> None:
 
 async def test_a_slow_client_is_cut_off_and_memory_is_bounded(system: System) -> None:
     feed = EventFeed(system.settings, remembered=10)
-    with feed.subscribed(lambda event: True) as subscription:
+    with feed.subscribe(lambda event: True) as subscription:
         for number in range(BACKLOG + 1):
             feed.heard(JobEvent(f"{number}-x", "started", "job", number / 1e6, b"{}"))
         assert subscription.is_over
@@ -233,7 +233,7 @@ async def test_a_slow_client_is_cut_off_and_memory_is_bounded(system: System) ->
 async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: System) -> None:
     feed = EventFeed(system.settings)
     said = b'{"event": "started", "job_id": "job", "at": %d, "x": [%s[]]}'
-    with feed.subscribed(lambda event: True) as fast, feed.subscribed(lambda event: True) as slow:
+    with feed.subscribe(lambda event: True) as fast, feed.subscribe(lambda event: True) as slow:
         for number in range(REMEMBERED):
             event = JobEvent.from_body(said % (number, b"[]," * 5_000))
             feed.heard(event)

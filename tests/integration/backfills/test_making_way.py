@@ -30,7 +30,7 @@ async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> 
 
         await eventually(waits)
         await take(system, 35)
-        await asyncio.sleep(2 * gate.FRESH_FOR)  # between the watermarks nothing happens
+        await asyncio.sleep(2 * gate.DEPTHS_TTL)  # between the watermarks nothing happens
         assert await system.ready(QUEUE) == 25
         await take(system, 5)  # to 20 and no further: it looks again from there on
         await system.wait_until_ready(QUEUE, 60)

@@ -206,7 +206,7 @@ async def test_ended_jobs_are_counted_anew_unless_they_are_many_and_that_takes_l
     await set_columns(ledger, "a", state="succeeded")
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 1, State.PENDING: 2}}
     monkeypatch.setattr(job_reads, "COUNT_SECONDS", 0.0)  # from now on no count is quick
-    monkeypatch.setattr(job_reads, "COUNT_REST_RATIO", 1e9)
+    monkeypatch.setattr(job_reads, "COUNT_PAUSE_RATIO", 1e9)
     await set_columns(ledger, "b", state="succeeded")
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2, State.PENDING: 1}}
     monkeypatch.setattr(job_reads, "MANY_ENDED", 2)

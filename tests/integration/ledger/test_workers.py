@@ -25,7 +25,7 @@ async def test_an_unknown_or_stopped_worker_has_no_beat(ledger: Ledger) -> None:
     assert not await ledger.workers.beat("worker-1")
     assert await ledger.workers.worker_beat("worker-1") is None
     await register(ledger, "worker-1")
-    assert await ledger.workers.stopped("worker-1")
+    assert await ledger.workers.mark_stopped("worker-1")
     assert await ledger.workers.worker_beat("worker-1") is None
     await register(ledger, "worker-1")
     assert await ledger.workers.worker_beat("worker-1") is not None
@@ -81,7 +81,7 @@ async def test_jobs_of_silent_stopped_and_unknown_workers_are_stale(ledger: Ledg
         await register(ledger, worker_id)
     for worker_id in ("alive", "stopped", "unknown"):
         await ledger.jobs.claim(claim(f"of-{worker_id}", worker_id, worker_id=worker_id))
-    await ledger.workers.stopped("stopped")
+    await ledger.workers.mark_stopped("stopped")
     stale = await ledger.job_reads.stale_running(silent_for=60, limit=10)
     assert {job.id for job in stale} == {"of-stopped", "of-unknown"}
     assert {job.claim_id for job in stale} == {"stopped", "unknown"}

@@ -33,7 +33,7 @@ async def test_the_job_of_a_dead_worker_is_taken_over_once_it_is_silent(system: 
 async def test_the_job_of_a_worker_that_has_stopped_is_taken_over_at_once(system: System) -> None:
     message = await system.publish_foreign("hot.noop")
     await held_by(system, message, "ghost")
-    await system.ledger.workers.stopped("ghost")
+    await system.ledger.workers.mark_stopped("ghost")
     await system.start_worker("llm", takeover_after=60)
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
 

@@ -106,7 +106,7 @@ async def _all(
     matches: Callable[[JobEvent], bool],
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
-    with broker.feed.subscribed(matches) as subscription:
+    with broker.feed.subscribe(matches) as subscription:
         missed = _missed_frames(broker, matches, last_id)  # now: what comes later is subscribed to
         yield HEARTBEAT  # the head of the answer leaves at once
         for each in missed:
@@ -127,7 +127,7 @@ async def _one(
     def matches(event: JobEvent) -> bool:
         return event.job_id == job_id
 
-    with broker.feed.subscribed(matches) as subscription:
+    with broker.feed.subscribe(matches) as subscription:
         missed = _missed_frames(broker, matches, last_id)
         # Looked up after subscribing, so that nothing happens in between unseen.
         status, ended = await _status(state, job_id)

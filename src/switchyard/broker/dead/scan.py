@@ -43,7 +43,7 @@ IDLE_SECONDS = 1.0
 is held by another scan."""
 YIELD_EVERY = 100
 """Letters after which the event loop is let run."""
-RETURN_LOOKS, RETURN_SECONDS = 40, 0.05
+RETURN_POLLS, RETURN_POLL_INTERVAL = 40, 0.05
 """How often, and how many seconds apart, a scan looks whether the letters that it gave back are in
 the queue."""
 IDLE_LIMIT = 30
@@ -285,10 +285,10 @@ class Scan:
     async def _wait_until_ready(self, waiting: int) -> None:
         """Wait until so many letters wait in the queue: what another channel returns must come
         behind them."""
-        for _ in range(RETURN_LOOKS):
+        for _ in range(RETURN_POLLS):
             if await self._ready() >= waiting:
                 return
-            await asyncio.sleep(RETURN_SECONDS)
+            await asyncio.sleep(RETURN_POLL_INTERVAL)
 
     async def _ready(self) -> int:
         # Without a time limit: the broker first handles all the returned letters, perhaps many.

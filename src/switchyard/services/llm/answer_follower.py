@@ -37,7 +37,7 @@ class AnswerStream:
 
         self.job_id = job_id
         self._open = ExitStack()
-        self._subscription = self._open.enter_context(hub.subscribed(matches))
+        self._subscription = self._open.enter_context(hub.subscribe(matches))
 
     def close(self) -> None:
         self._open.close()

@@ -176,6 +176,6 @@ class DirectRequests:
         if not self._is_registered:
             return
         try:
-            await self._ledger.workers.stopped(self._runner.worker_id)
+            await self._ledger.workers.mark_stopped(self._runner.worker_id)
         except LedgerError as error:  # the heartbeat ends: its jobs are taken over a little later
             self._log.warning("process stop not recorded", error=str(error))

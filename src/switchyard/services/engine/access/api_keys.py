@@ -39,7 +39,7 @@ class Scope(StrEnum):
     PUBLISH = "publish"
     """Publish and cancel jobs."""
     READ = "read"
-    """See jobs, results, events."""
+    """Read jobs, results, events."""
     ADMIN = "admin"
     """Everything, workers and dead letters included."""
 
@@ -71,7 +71,7 @@ class NewKey:
 
 
 def hash_of(key: str) -> str:
-    """SHA-256, hexadecimal: what is kept of a key."""
+    """Return the SHA-256 of a key, in hexadecimal: the only form in which a key is stored."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -120,7 +120,7 @@ class _CachedKey:
 
 
 class ApiKeyStore:
-    """Tells whose a key is: from the settings, or from the ledger."""
+    """Finds the owner of a key, from the settings or from the ledger."""
 
     def __init__(self, ledger: Ledger, configured: dict[str, Principal]) -> None:
         self._ledger = ledger
@@ -160,7 +160,7 @@ class ApiKeyStore:
         return principal
 
     async def has_keys(self) -> bool:
-        """Tell whether there is any key, also a revoked one: then nobody gets in without one.
+        """Tell whether there is any key, also a revoked one: then every request needs one.
 
         At most a second old; once True, always True. Raises LedgerError.
         """
@@ -170,7 +170,7 @@ class ApiKeyStore:
         return self._any
 
     async def has_usable_keys(self) -> bool:
-        """Tell whether somebody could get in with a key. Raises LedgerError."""
+        """Tell whether any key is in force. Raises LedgerError."""
         if self._configured:
             return True
         return any(key.revoked_at is None for key in await self._ledger.api_keys.list_api_keys())
@@ -181,7 +181,7 @@ class ApiKeyStore:
         self._noted[record.id] = now
         try:
             await self._ledger.api_keys.note_api_key_used(record.id, self._ledger.clock.time())
-        except LedgerError as error:  # the key is right all the same
+        except LedgerError as error:  # the key is valid all the same
             self._log.warning("API key use not recorded", key=record.id, error=str(error))
 
 

@@ -1,4 +1,4 @@
-"""Token buckets: how many requests each client may make, and how often something is found out."""
+"""Token buckets: limit the requests of each client, and the calls of a costly function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 MAX_BUCKETS = 10_000
 """Clients remembered at once; the one that was seen longest ago is forgotten first. A bucket
-that was forgotten is a full one, which after so many other clients it would be anyway."""
+that was forgotten starts full again, as after so many other clients it would be anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Rationed(Generic[T]):
         self._found: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """Raises what `find` raises."""
+        """Return a result of `find`, new or the last one. Raises what `find` raises."""
         found = self._found
         if (found is None or found.done()) and (self._limiter.take("").allowed or found is None):
             found = self._found = asyncio.create_task(self._find())

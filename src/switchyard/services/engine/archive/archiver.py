@@ -126,14 +126,14 @@ class JobArchiver:
             created_at=now,
         )
 
-    async def interrupted(self) -> WrittenFile | None:
+    async def find_interrupted(self) -> WrittenFile | None:
         """Return the file whose jobs another process has not removed to the end. Raises
         ArchiveFileDamaged, LedgerError, StorageError, WrongStorage."""
         if not self._is_claimed:
             if FILE_STORAGE in await claim_places(self._settings, self._ledger):
                 raise StorageUnavailable(f"the file storage at {self._storage.url} is away")
             self._is_claimed = True
-        file = await self._ledger.archive.unsettled()
+        file = await self._ledger.archive.find_unsettled()
         if file is None:
             return None
         async with local_copy(self._storage, file) as path:

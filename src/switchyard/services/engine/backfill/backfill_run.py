@@ -212,7 +212,7 @@ class BackfillRun:
                     raise outcome
             jobs = refused
             if jobs:
-                self._gate.refused()
+                self._gate.note_refusal()
                 await self._session.sleep(REFUSED_PAUSE)
 
     async def _settle_oldest(self) -> None:

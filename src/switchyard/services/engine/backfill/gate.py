@@ -17,11 +17,11 @@ from switchyard.services.engine.monitoring.lane_pressure import LanePressure, Qu
 HOT_BACKLOG = 20
 """Where more hot jobs than this wait for a worker, backfills slow down."""
 SLOW_BATCH = 10
-FULL = 0.75
+MAX_QUEUE_FILL = 0.75
 """Fraction of a queue's limit beyond which no backfill may publish, whatever its share."""
 SLOW_PAUSE = 0.2
 """Seconds between batches of `SLOW_BATCH` while hot work waits: 50 jobs a second."""
-FRESH_FOR = 0.5
+DEPTHS_TTL = 0.5
 """Seconds for which depths are used again."""
 
 
@@ -70,7 +70,7 @@ class Gate:
         self.why: str | None = None
         """Text of what the gate waits for; None while it is open."""
 
-    def refused(self) -> None:
+    def note_refusal(self) -> None:
         """Measure again: the broker has refused something, so others publish, too."""
         self._looked_at = float("-inf")
 
@@ -87,7 +87,7 @@ class Gate:
         LedgerUnavailable.
         """
         now = time.monotonic()
-        if now - self._looked_at >= FRESH_FOR:
+        if now - self._looked_at >= DEPTHS_TTL:
             await self._measure(under_way)
         low, high = self._watermarks
         depth = self._depth + self._let_through / self._part
@@ -102,7 +102,7 @@ class Gate:
         held, goes_on = (round(each / self._scale) for each in (self._depth, low))
         self.why = f"{self._fullest} holds {held:,} jobs; goes on at {goes_on:,}"
         if max_open is not None:
-            if self._open_jobs >= max_open or now - self._counted_at >= FRESH_FOR:
+            if self._open_jobs >= max_open or now - self._counted_at >= DEPTHS_TTL:
                 self._open_jobs = under_way + await self._count_open(max_open)
                 self._counted_at = now
             free = max_open - self._open_jobs
@@ -170,7 +170,7 @@ class Gate:
         self._part = part
         if share is None:
             return depth
-        if depth >= FULL * self._limit:
+        if depth >= MAX_QUEUE_FILL * self._limit:
             return depth
         return ceil(share.waiting / share.part)
 

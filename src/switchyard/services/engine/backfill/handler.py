@@ -7,7 +7,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.backfill_run import BackfillRun
-from switchyard.services.engine.backfill.gate import FRESH_FOR
+from switchyard.services.engine.backfill.gate import DEPTHS_TTL
 from switchyard.services.engine.backfill.queue_quota import target_of
 from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
@@ -65,7 +65,7 @@ class BackfillHandler:
                 self._settings,
                 self._registry,
                 ledger=self._ledger,
-                fresh_for=FRESH_FOR,
+                fresh_for=DEPTHS_TTL,
                 lanes=self._lanes,
             )
             async with (

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from switchyard.services.engine.ledger.workers import WorkerRepository
 
-STEP = 30
+JOBS_PER_STEP = 30
 """Jobs in one step while hot jobs come in."""
 PAUSE_RATIO = 4.0
 """Length of the pause after a step, as a multiple of the step's duration."""
@@ -65,7 +65,7 @@ class HotTraffic:
     async def allowance(self, count: int) -> int:
         """Return how many jobs to send in the next turn, at most `count`. Raises
         LedgerUnavailable."""
-        return min(count, STEP) if await self.is_active() else count
+        return min(count, JOBS_PER_STEP) if await self.is_active() else count
 
     @property
     def why(self) -> str | None:

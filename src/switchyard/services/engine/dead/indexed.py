@@ -36,7 +36,7 @@ PAGE = 200
 """Letters read from the index at a time."""
 REMOVAL_INTERVAL = 60.0
 """Seconds between looks for leftovers."""
-REST_RATIO = 20.0
+PAUSE_RATIO = 20.0
 """Length of the pause after a removal, at least, as a multiple of the removal's duration: scanning
 a long queue costs the broker something."""
 
@@ -116,7 +116,7 @@ class LeftoverRemover:
             async for _ in scan.letters():
                 pass
         ended = time.monotonic()
-        self.rests_until = ended + REST_RATIO * (ended - began)
+        self.rests_until = ended + PAUSE_RATIO * (ended - began)
         structlog.get_logger("dead letters").info(
             "redriven letters removed from jobs.dead", letters=len(scan.removed)
         )

@@ -26,10 +26,10 @@ from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.system import SystemRecord
 
 CONNECTION = "system check"
-"""The name under which the broker shows the connection."""
-LOOKS, LOOK_PAUSE = 5, 0.1
-"""The broker's mark may be newer than what we have just read in the ledger: so many looks, and the
-seconds between them."""
+"""Name of the connection on the broker."""
+MAX_READS, READ_PAUSE = 5, 0.1
+"""The broker's mark may be newer than the generation just read from the ledger: number of reads,
+and the seconds between them."""
 
 
 async def require_same_system(settings: BrokerSettings, ledger: Ledger) -> None:
@@ -53,7 +53,7 @@ async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMarker | 
     """Raises WrongSystem where that mark of the broker is not the ledger's."""
     if mark is None:
         return
-    for _ in range(LOOKS):
+    for _ in range(MAX_READS):
         try:
             system = await ledger.system.system()
         except LedgerUnavailable as error:
@@ -63,7 +63,7 @@ async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMarker | 
             ) from error
         if mark.id != system.id or mark.generation <= system.generation:
             break
-        await asyncio.sleep(LOOK_PAUSE)
+        await asyncio.sleep(READ_PAUSE)
     compare(settings, ledger, system, mark)
 
 

@@ -95,7 +95,7 @@ class ArchiveRepository(Repository):
         return connection.execute(noted).rowcount == 1
 
     @read
-    def unsettled(self, connection: Connection) -> ArchiveFile | None:
+    def find_unsettled(self, connection: Connection) -> ArchiveFile | None:
         """Return the file whose jobs are being removed, or were when a process died."""
         query = select(archive_files).where(archive_files.c.settled_at.is_(None))
         row = connection.execute(query).first()

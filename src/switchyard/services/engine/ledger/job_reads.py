@@ -92,7 +92,7 @@ _ATTEMPTS = select(attempts).where(attempts.c.job_id == bindparam("job")).order_
 NEW_SECONDS = 3 * DAY
 """Age of jobs from which a recent death is looked for among the letters."""
 COUNT_SECONDS = 0.1
-COUNT_REST_RATIO = 20.0
+COUNT_PAUSE_RATIO = 20.0
 """Ended jobs take at most about a twentieth of the time to count, however often somebody looks."""
 MANY_ENDED = 100_000
 """Fewer are counted each time: where that is slow, the machine is busy with something else."""
@@ -251,7 +251,7 @@ class JobReads(Repository):
 
         To count those that have ended takes seconds where there are ten million. Where they are
         MANY_ENDED and that takes more than COUNT_SECONDS, they are as they were up to
-        COUNT_REST_RATIO times as long ago.
+        COUNT_PAUSE_RATIO times as long ago.
         """
         began = time.monotonic()
         counts = _counts(connection, OPEN)
@@ -261,7 +261,7 @@ class JobReads(Repository):
             took = ended_at - began
             number = sum(sum(by_state.values()) for by_state in self._ended.values())
             if took > COUNT_SECONDS and number >= MANY_ENDED:
-                self._count_again_at = ended_at + took * COUNT_REST_RATIO
+                self._count_again_at = ended_at + took * COUNT_PAUSE_RATIO
         for lane, numbers in self._ended.items():
             counts.setdefault(lane, {}).update(numbers)
         return counts

@@ -54,7 +54,7 @@ class SystemRepository(Repository):
         return system
 
 
-ROWS = 20_000
+PROBE_ROWS = 20_000
 """Rows of 32 characters that are sorted in a file: about 1 MiB, deleted at once."""
 
 
@@ -71,8 +71,8 @@ class DiskSpaceProbe(Repository):
             connection.execute(text("SET LOCAL work_mem = '64kB'"))
             connection.execute(
                 text(
-                    f"SELECT md5(n::text) FROM generate_series(1, {ROWS}) AS n "
-                    f"ORDER BY 1 OFFSET {ROWS - 1}"
+                    f"SELECT md5(n::text) FROM generate_series(1, {PROBE_ROWS}) AS n "
+                    f"ORDER BY 1 OFFSET {PROBE_ROWS - 1}"
                 )
             )
 

@@ -111,7 +111,7 @@ class WorkerRepository(Repository):
         return idle
 
     @write
-    def stopped(self, connection: Connection, worker_id: str) -> bool:
+    def mark_stopped(self, connection: Connection, worker_id: str) -> bool:
         """Record that a worker has stopped in good order. False when it is not registered."""
         stopped = text(
             f"UPDATE workers SET stopped_at = {clock(connection)} WHERE worker_id = :worker_id "
@@ -196,7 +196,7 @@ class WorkerRepository(Repository):
         return self._sent_on(connection, UNKNOWN_TYPE)
 
     @read
-    def outdated(self, connection: Connection) -> list[SentOnReport]:
+    def find_outdated(self, connection: Connection) -> list[SentOnReport]:
         """Report job types of whose payloads workers got newer versions than they know, and have
         sent the jobs on."""
         return self._sent_on(connection, NEWER_PAYLOAD)

@@ -28,7 +28,7 @@ class EndListener:
             return event.job_id == job_id and event.name in ENDINGS
 
         self._open = ExitStack()
-        self._subscription = self._open.enter_context(hub.subscribed(matches))
+        self._subscription = self._open.enter_context(hub.subscribe(matches))
 
     def close(self) -> None:
         self._open.close()

@@ -206,7 +206,7 @@ class EventHub:
         self.close_subscriptions()
 
     @contextmanager
-    def subscribed(self, matches: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
+    def subscribe(self, matches: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
         """The events from now on, until the end of the block."""
         subscription = Subscription(matches)
         if self._ended:

@@ -44,9 +44,9 @@ from switchyard.services.engine.wings import brought
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
-FRESH_FOR = 1.0
+DEPTHS_TTL = 1.0
 """Seconds for which depths are reused."""
-USABLE_FOR = 5.0
+MAX_DEPTHS_AGE = 5.0
 """Seconds after which a publish waits for new depths rather than go by the old ones."""
 LIMITS_TTL = 30.0
 """Seconds for which limits are reused."""
@@ -112,7 +112,7 @@ class LanePressure(AsyncCloseable):
         registry: Registry,
         *,
         ledger: Ledger | None = None,
-        fresh_for: float = FRESH_FOR,
+        fresh_for: float = DEPTHS_TTL,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
         """Without a ledger, jobs that wait for a named limit are not counted."""
@@ -177,10 +177,10 @@ class LanePressure(AsyncCloseable):
         now = time.monotonic()
         snapshot = self._snapshot
         age = float("inf") if snapshot is None else now - snapshot.at
-        if age >= FRESH_FOR and now >= self._next_try:
-            self._next_try = now + FRESH_FOR  # also where the broker is away
+        if age >= DEPTHS_TTL and now >= self._next_try:
+            self._next_try = now + DEPTHS_TTL  # also where the broker is away
             self._start_query()
-        return snapshot.queue(queue) if snapshot is not None and age < USABLE_FOR else None
+        return snapshot.queue(queue) if snapshot is not None and age < MAX_DEPTHS_AGE else None
 
     async def first(self) -> None:
         """Wait for the first depths, but not for long: a program that publishes one thing, and

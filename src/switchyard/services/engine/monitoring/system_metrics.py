@@ -32,7 +32,7 @@ from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.results import Gauges, WorkerRecord
 from switchyard.services.engine.wings import brought
 
-FRESH_FOR = 4.0
+METRICS_TTL = 4.0
 """Seconds for which collected metrics are exposed again."""
 MEASURE_INTERVAL = 60.0
 """Seconds for which a measurement of the storage is reused."""
@@ -71,7 +71,7 @@ class SystemMetrics:
     async def refresh(self) -> None:
         """Look again, unless that was done just now. What is away shows nothing but that."""
         async with self._looking:
-            if time.monotonic() - self._looked_at < FRESH_FOR:
+            if time.monotonic() - self._looked_at < METRICS_TTL:
                 return
             up: dict[tuple[str, ...], float] = {}
             self._broker = await self._read_broker(up)

@@ -16,12 +16,12 @@ from dataclasses import replace
 from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.records.requests import NewJob
 
-STEP = 5
+PRIORITY_STEP = 5
 """Amount by which the priority is lowered, not below 0."""
-FRESH_FOR = 2.0
+COUNTS_TTL = 2.0
 """Seconds for which the ledger's count is reused; jobs that this process publishes are added to
 it."""
-SHARE = 0.05
+MAX_TIME_SHARE = 0.05
 """Fraction of the time that may be spent on counting."""
 SAMPLE = 20_000
 """Open jobs of a lane that are looked at: of more, those whose source has most are among them."""
@@ -29,7 +29,7 @@ SAMPLE = 20_000
 
 def lower_priority(priority: int) -> int:
     """Return the priority just behind other sources' jobs of the same priority."""
-    return max(0, priority - STEP)
+    return max(0, priority - PRIORITY_STEP)
 
 
 class FairSources:
@@ -41,7 +41,7 @@ class FairSources:
         self._open: dict[str, Counter[str]] = {}
         self._next_look: dict[str, float] = {}
 
-    async def reprioritised(self, jobs: Sequence[NewJob]) -> list[NewJob]:
+    async def lower_priorities(self, jobs: Sequence[NewJob]) -> list[NewJob]:
         """Return the jobs with lower priorities for sources that have many open jobs. Raises
         LedgerError."""
         for lane in {job.lane for job in jobs}:
@@ -61,4 +61,4 @@ class FairSources:
         began = time.monotonic()
         self._open[lane] = Counter(await self._gauges.open_by_source(lane, sample=SAMPLE))
         ended_at = time.monotonic()
-        self._next_look[lane] = ended_at + max(FRESH_FOR, (ended_at - began) / SHARE)
+        self._next_look[lane] = ended_at + max(COUNTS_TTL, (ended_at - began) / MAX_TIME_SHARE)

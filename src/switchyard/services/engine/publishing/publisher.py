@@ -230,7 +230,7 @@ class JobPublisher:
     async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
         if self._fair is not None:
-            jobs = await self._fair.reprioritised(jobs)
+            jobs = await self._fair.lower_priorities(jobs)
         recorded = await self._ledger.jobs.record_many(jobs)
         outcomes = _known_outcomes(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]

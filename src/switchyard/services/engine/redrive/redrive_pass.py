@@ -106,7 +106,7 @@ class RedrivePass:
         is_hot = all(lane_of(copy.queue) == HOT.name for copy in copies)
         async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
             await self._sender.plan(copies, self._session)
-            self._run.planned(copies)
+            self._run.note_planned(copies)
             refused = await self._sender.send(self._publisher, copies, self._run.tally)
         not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
         await self._sender.forget(self._run.not_taken(not_taken), self._session)

@@ -145,7 +145,7 @@ class RedriveRun:
             sentences.append(only_in_ledger(lost))
         return "; ".join(sentences) or None
 
-    def planned(self, copies: Sequence[RedriveMessage]) -> None:
+    def note_planned(self, copies: Sequence[RedriveMessage]) -> None:
         """Count letters that are about to be sent."""
         self._count_planned(len(self._new(copies)))
 

@@ -166,7 +166,7 @@ class AttemptLifecycle(Generic[J]):
         if job.has_checkpoint:
             checkpoint = await self._progress.last_checkpoint(job.message)
         self.reporter.started(job)
-        announce = partial(self.reporter.progressed, job)
+        announce = partial(self.reporter.announce_progress, job)
         async with self._progress.buffer_for(job.message, job.claim_id, announce) as buffer:
             ctx = self._context(job, checkpoint, buffer)
             # Only the handler may be cancelled: what follows from it must be seen through.

@@ -72,8 +72,8 @@ class AttemptMetrics:
         self._none_asked: dict[tuple[str, ...], int] = {
             (outcome, each.name): 0 for each in worked if each.worker == LLM for outcome in OUTCOMES
         }
-        metrics.add_source(self.counted)
-        metrics.add_histogram_source(self.distributed)
+        metrics.add_source(self.samples)
+        metrics.add_histogram_source(self.histograms)
 
     def started(self, message: JobMessage, lane: str, started_at: float) -> None:
         """Count a job whose handler is about to run; `started_at` is the ledger's time."""
@@ -123,7 +123,7 @@ class AttemptMetrics:
                 self._attempts[worker, job_type].add(used, times=len(durations))
         self._ends.clear()
 
-    def counted(self) -> Iterable[tuple[Metric, Samples]]:
+    def samples(self) -> Iterable[tuple[Metric, Samples]]:
         """Return the metrics, as a source of `Metrics.add_source`."""
         self._count_ends()
         processed = Counter(self._none_asked)
@@ -136,7 +136,7 @@ class AttemptMetrics:
             (names.LLM_PROCESSED, processed),
         ]
 
-    def distributed(self) -> Iterable[tuple[Metric, Distributions]]:
+    def histograms(self) -> Iterable[tuple[Metric, Distributions]]:
         """Return the histograms, as a source of `Metrics.add_histogram_source`."""
         self._count_starts()
         self._count_ends()

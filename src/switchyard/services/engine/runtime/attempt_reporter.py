@@ -70,7 +70,7 @@ class Reporter:
             self.meter.started(job.message, job.lane, self.clock.time())
         self._announce("started", job)
 
-    def progressed(self, job: RunningJob, progress: ReportedProgress) -> None:
+    def announce_progress(self, job: RunningJob, progress: ReportedProgress) -> None:
         """Announce how far a handler is, once the ledger has it."""
         self._announce(PROGRESS, job, progress)
 

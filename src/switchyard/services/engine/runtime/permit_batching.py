@@ -17,9 +17,9 @@ REFUSAL_MEMORY_SECONDS = 1.0
 """Seconds for which a limit counts as full after a refusal."""
 MAX_BATCH_WAIT = 0.025
 """Seconds that a job's request for permits waits for others to be sent with."""
-SHARE = 4
-"""Fraction of the slots, as 1 in SHARE, that may be taken by jobs whose requests wait for
-others."""
+SLOTS_PER_WAITING_JOB = 4
+"""Fraction of the slots, as 1 in SLOTS_PER_WAITING_JOB, that may be taken by jobs whose requests
+wait for others."""
 MAX_KNOWN = 10_000
 """Limits, each key of one by itself, that are known to be full."""
 
@@ -28,7 +28,7 @@ class PermitRequestBatcher:
     """Batches the permit requests of one worker, which runs `slots` jobs at once."""
 
     def __init__(self, slots: int) -> None:
-        self._max_waiting = slots // SHARE
+        self._max_waiting = slots // SLOTS_PER_WAITING_JOB
         self._waiting = 0
         self._released: asyncio.Event | None = None
         """Set when the jobs that wait here are to ask."""

@@ -370,7 +370,7 @@ class Worker:
             # Before the broker gives their jobs to others, who would count a crash.
             await self._ledger.jobs.release_all(self.worker_id, self._ledger.clock.time())
             await self._limits.close()
-            await self._ledger.workers.stopped(self.worker_id)
+            await self._ledger.workers.mark_stopped(self.worker_id)
         except LedgerError as error:
             self._log.warning("worker stop not recorded", error=str(error))
         await self._reconnector.close()

@@ -32,7 +32,7 @@ MIN_EXAMINED = 100
 """Rows that are examined at once, at least."""
 MAX_READ = 200
 """Jobs that are read at once for the archive, at most; twenty at first, as each may have MiBs."""
-REST_RATIO = 10.0
+PAUSE_RATIO = 10.0
 """Length of the pause after a pass, as a multiple of the time spent on rows that stay: the next
 pass would read most of them again. Time for removed rows adds no pause, or a busy system would make
 more jobs in it than a pass removes."""
@@ -108,7 +108,7 @@ class Pruner:
         report = await (self.make_pass() if self._archiver is None else self.prune())
         took = time.monotonic() - began
         least = 0.0 if self._archiver is None else ARCHIVE_INTERVAL
-        rest = REST_RATIO * took * report.kept_share
+        rest = PAUSE_RATIO * took * report.kept_share
         self._idle_until = time.monotonic() + max(least, rest)
         if report.rows:
             structlog.get_logger("scheduler").info(
@@ -139,7 +139,7 @@ class Pruner:
         report = RetentionReport()
         if self._archiver is not None and not dry_run:
             self._collected = []
-            if (written := await self._archiver.interrupted()) is not None:
+            if (written := await self._archiver.find_interrupted()) is not None:
                 await self._remove_archived(self._archiver, written, report)
         for state in sorted(FINISHED):
             if self._ages.shortest(state) is not None:

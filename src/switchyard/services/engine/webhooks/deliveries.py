@@ -48,13 +48,13 @@ class DeliveryJob:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A delivery that is nobody's concern."""
+    """A delivery that asks for no job."""
 
     why: str
 
 
-def parsed(body: bytes) -> Mapping[str, Any]:
-    """The body, which must be a JSON object. Raises InvalidDelivery."""
+def parse(body: bytes) -> Mapping[str, Any]:
+    """Parse a body, which must be a JSON object. Raises InvalidDelivery."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -75,7 +75,7 @@ def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
     nobody's delivery. Raises InvalidDelivery."""
     if event not in _IS_OF:
         return Ignored("ping" if event == "ping" else f"event {event[:50]!r}")
-    event_fields = parsed(body)
+    event_fields = parse(body)
     repository = event_fields.get("repository")
     name = repository.get("full_name") if isinstance(repository, dict) else None
     if not isinstance(name, str) or _REPOSITORY.fullmatch(name) is None:

@@ -29,7 +29,7 @@ from switchyard.services.engine.webhooks.deliveries import (
     Ignored,
     InvalidDelivery,
     delivery_key,
-    parsed,
+    parse,
 )
 
 _Header = Annotated[str, StringConstraints(pattern=patterns.HEADER)]
@@ -63,7 +63,7 @@ class WebhookSource(BaseModel):
 
     def job(self, name: str, body: bytes, delivery_id: str | None) -> DeliveryJob | Ignored:
         """The job that a delivery asks for. Raises InvalidDelivery."""
-        event = parsed(body)
+        event = parse(body)
         for field, values in self.when.items():
             try:
                 value = render(f"{{{field}}}", event)

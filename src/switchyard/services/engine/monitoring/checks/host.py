@@ -32,10 +32,11 @@ from switchyard.services.engine.wings import job_modules, load_wings, missing_wi
 
 PREFIX = str(Settings.model_config["env_prefix"])
 MIB = 1024 * 1024
-FULL = 16 * MIB
-"""Bytes that are left on a disk that counts as full: a ledger's log alone may grow by as much."""
+FULL_BELOW = 16 * MIB
+"""Free bytes below which a disk counts as full: a ledger's log alone may grow by as much."""
 LOW, LOW_PART = 10 * 1024 * MIB, 0.1
-"""A disk is nearly full where less is free than so many bytes and than this part of it."""
+"""A disk counts as nearly full where less is free than so many bytes and than this fraction of
+it."""
 STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
 """Seconds to put one file, and to count all files."""
 QUOTA_NEAR = 0.9
@@ -67,7 +68,7 @@ async def disk(context: DoctorContext) -> list[Diagnostic]:
         usage = shutil.disk_usage(place)
         left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
         remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
-        if usage.free < FULL:
+        if usage.free < FULL_BELOW:
             diagnostics.append(failure("disk", Finding.DISK_FULL, left, remedy))
         elif usage.free < LOW and usage.free < LOW_PART * usage.total:
             diagnostics.append(warning("disk", Finding.DISK_LOW, left, remedy))
@@ -78,7 +79,7 @@ def require_room_for_ledger(settings: Settings) -> None:
     """Raises LedgerFull where the disk of a ledger that lies on this host counts as full. A small
     write says nothing of that: the ledger's log has room that was its own before."""
     place = _ledger_here(settings)
-    if place is not None and (free := shutil.disk_usage(_nearest(place)).free) < FULL:
+    if place is not None and (free := shutil.disk_usage(_nearest(place)).free) < FULL_BELOW:
         raise LedgerFull(f"{free / MIB:,.0f} MiB are left at {place}")
 
 

@@ -35,17 +35,17 @@ from switchyard.services.engine.records.states import State
 
 RECENT_SECONDS = 3600.0
 """Seconds for which a job's time-out is reported."""
-OVER = 30.0
-"""Seconds beyond its limit after which a job that still runs is one that nothing ends."""
-CANCELLED_FOR = 30.0
-"""Seconds after which a job that was to be cancelled, and runs on, is one that nothing ends."""
-PENDING_FOR = 60.0
+TIMEOUT_GRACE = 30.0
+"""Seconds beyond its time limit after which a running job is reported as one that nothing ends."""
+CANCEL_GRACE = 30.0
+"""Seconds after its cancellation after which a running job is reported as one that nothing ends."""
+PENDING_GRACE = 60.0
 """Seconds after which the broker has refused a recorded job several times: the scheduler offers it
 every half second once it is 15 s old."""
 STOPPED_SECONDS = 7 * 24 * 3600.0
 """Seconds for which a stopped backfill or redrive is reported."""
 OVERDUE_REMOVAL = 24 * 3600.0
-"""Seconds beyond its age after which a job is told of that could be removed, and is not."""
+"""Seconds beyond its retention age after which a removable job is reported."""
 ARCHIVE_TIMEOUT = 20.0
 """Seconds to list the archive."""
 LEFTOVER_SECONDS = 3600.0
@@ -186,7 +186,7 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
     """Check for cancelled jobs that still run."""
     ledger = context.need_ledger()
     now = ledger.clock.time()
-    running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, MAX_EXAMINED)
+    running = await ledger.job_reads.unheeded_cancels(now - CANCEL_GRACE, MAX_EXAMINED)
     if not running:
         return [ok("cancelled jobs", "none runs on")]
     examples = some(
@@ -215,7 +215,7 @@ def _is_late(context: DoctorContext, job: JobSummary, now: float) -> bool:
         limit = context.registry.described(job.job_type).timeout
     except UnknownJobType:
         return False
-    return job.started_at is not None and now - job.started_at > limit + OVER
+    return job.started_at is not None and now - job.started_at > limit + TIMEOUT_GRACE
 
 
 async def joins(context: DoctorContext) -> list[Diagnostic]:
@@ -235,7 +235,7 @@ async def outbox(context: DoctorContext) -> list[Diagnostic]:
     """Check for recorded jobs that the broker does not accept at present."""
     ledger = context.need_ledger()
     now = ledger.clock.time()
-    late = await ledger.job_reads.late_pending(now - PENDING_FOR)
+    late = await ledger.job_reads.late_pending(now - PENDING_GRACE)
     if not late:
         return [ok("outbox", "no job waits for over a minute to be published")]
     examples = some(

@@ -244,7 +244,7 @@ async def lacking(context: DoctorContext) -> list[Diagnostic]:
 
 async def outdated(context: DoctorContext) -> list[Diagnostic]:
     """Workers that got newer payloads than they know, and have sent these jobs on."""
-    reports = await context.need_ledger().workers.outdated()
+    reports = await context.need_ledger().workers.find_outdated()
     if not reports:
         return []
     examples = some(
@@ -270,13 +270,13 @@ def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:
 
 
 MAX_LISTED = 3
-"""Processes that are named with what to do about them."""
-LATE = 1.5
-"""Times its interval for which a heartbeat is waited for."""
-SHORTEST_LOOK, LONGEST_LOOK = 2.0, 4.0
-"""Seconds within which that is."""
-LOOK_INTERVAL = 0.1
-"""Seconds between looks whether there was one."""
+"""Processes that a diagnostic names with a remedy, at most."""
+HEARTBEAT_FACTOR = 1.5
+"""How long a heartbeat is waited for, as a multiple of its interval."""
+MIN_WATCH, MAX_WATCH = 2.0, 4.0
+"""Seconds that this wait takes at least and at most."""
+HEARTBEAT_POLL_INTERVAL = 0.1
+"""Seconds between polls for a heartbeat."""
 CAUSES = {
     Finding.DISK_FULL: "the full disk",
     Finding.LEDGER_AWAY: "the ledger",
@@ -371,10 +371,10 @@ async def _wait_for_heartbeats(context: DoctorContext, workers: Sequence[WorkerR
     ledger = context.need_ledger()
     before = {each.worker_id: await ledger.workers.worker_beat(each.worker_id) for each in workers}
     interval = beat_interval(context.settings.takeover_after, idle=True)
-    deadline = time.monotonic() + min(max(LATE * interval, SHORTEST_LOOK), LONGEST_LOOK)
+    deadline = time.monotonic() + min(max(HEARTBEAT_FACTOR * interval, MIN_WATCH), MAX_WATCH)
     beating: set[str] = set()
     while len(beating) < len(before) and time.monotonic() < deadline:
-        await asyncio.sleep(LOOK_INTERVAL)
+        await asyncio.sleep(HEARTBEAT_POLL_INTERVAL)
         for worker_id, beat in before.items():
             if await ledger.workers.worker_beat(worker_id) != beat:
                 beating.add(worker_id)
