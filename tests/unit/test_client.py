@@ -84,10 +84,10 @@ def test_events_are_read_from_lines(lines: list[str], found: tuple | None) -> No
 def test_the_last_id_outlives_what_was_cut_off() -> None:
     reader = EventReader()
     for line in ("id: 1", "data: {}", "", "event: end", "data: {}", "", "id: 2", "data: {"):
-        reader.line(line)
+        reader.feed(line)
     reader.forget_half()
     assert reader.last_id == "1"
-    assert reader.line("") is None
+    assert reader.feed("") is None
 
 
 def test_a_stream_is_opened_again_with_growing_pauses_and_not_for_ever() -> None:

@@ -99,12 +99,12 @@ def create_app(settings: Settings | None = None, siblings: Siblings | None = Non
                 watch.watching(),
                 open_document_services(
                     settings, state.registry, state.ledger, publisher, state.metrics
-                ) as desks,
+                ) as document_services,
                 open_dashboard(app, state),
             ):
                 app.state.api = state
-                app.state.desks = desks
-                app.state.health = health.examined(state)
+                app.state.document_services = document_services
+                app.state.health = health.rationed_checks(state)
                 yield
 
     app = FastAPI(
@@ -117,7 +117,7 @@ def create_app(settings: Settings | None = None, siblings: Siblings | None = Non
         openapi_url=None,  # `openapi.install`
         redirect_slashes=False,  # to an address made of whatever `Host` says
     )
-    app.state.stop = lambda: None  # whoever serves it puts in what ends that
+    app.state.stop = lambda: None  # the server replaces this with what stops it
     openapi.install(app)
     app.router.routes.extend(route for router in ROUTERS for route in router.routes)
     errors.install(app)

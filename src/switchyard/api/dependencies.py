@@ -1,6 +1,6 @@
-"""The desks of documents, extractions and references, as FastAPI dependencies.
+"""The services of documents, extractions and references, as FastAPI dependencies.
 
-The application opens them when it starts (`open_document_services`): `app.state.desks`.
+The application opens them when it starts (`open_document_services`): `app.state.document_services`.
 All are async: FastAPI runs others in a thread of their own.
 """
 
@@ -20,7 +20,7 @@ from switchyard.services.pipeline.documents.reference_orders import ReferenceSer
 
 
 def _document_services(request: Request) -> DocumentServices:
-    services: DocumentServices = request.app.state.desks
+    services: DocumentServices = request.app.state.document_services
     return services
 
 
@@ -42,5 +42,5 @@ async def _pictures(request: Request) -> PagePictures:
 
 DocumentsOf = Annotated[DocumentService, Depends(_documents)]
 ExtractionsOf = Annotated[ExtractionService, Depends(_extractions)]
-ReferenceDeskOf = Annotated[ReferenceService, Depends(_references)]
+ReferencesOf = Annotated[ReferenceService, Depends(_references)]
 PagePicturesOf = Annotated[PagePictures, Depends(_pictures)]

@@ -324,7 +324,7 @@ async def test_only_what_may_be_done_twice_is_tried_again(system: System, kind: 
 async def test_a_full_lane_is_unavailable(system: System, kind: type[Any]) -> None:
     async with (
         serving(system.settings, pressure_full_at=0.0) as api,
-        either(kind, api.url, longest_retry=1) as client,
+        either(kind, api.url, max_retry_pause=1) as client,
     ):
         await client("backpressure")
         with pytest.raises(Unavailable) as full:

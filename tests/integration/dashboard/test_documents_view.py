@@ -39,7 +39,7 @@ PNG = bytes.fromhex(
 
 async def completed(system: System, api: RunningApi, number: int) -> Page[DocumentStatus]:
     """Wait until the pipeline has done with so many documents."""
-    documents = api.server.app.state.desks.documents
+    documents = api.server.app.state.document_services.documents
 
     async def found() -> Page[DocumentStatus] | None:
         page: Page[DocumentStatus] = await documents.documents(limit=50, cursor=None)

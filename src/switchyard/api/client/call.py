@@ -116,7 +116,7 @@ def get(path: str, answer: type[M], **query: Any) -> Call[M]:
     return Call("GET", path, answer.model_validate_json, query, repeatable=True)
 
 
-def act(path: str, answer: type[M], json: Any = None, *, method: str = "POST") -> Call[M]:
+def modify(path: str, answer: type[M], json: Any = None, *, method: str = "POST") -> Call[M]:
     """Make a repeatable call that changes something; its answer is of that model."""
     return Call(method, path, answer.model_validate_json, json=json, repeatable=True)
 

@@ -37,20 +37,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often, and after which pauses, a call is made again."""
+    """How often, and after which pauses, a call is repeated."""
 
     max_retries: int
     max_pause: float
-    """Seconds: a service that asks for more is not waited for."""
+    """Seconds; a call is not repeated when the service asks for a longer pause."""
     on_retry: Callable[[ApiError, float], object] | None = None
     """Called before each pause with the error and the seconds."""
 
     def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
         """Return the seconds after which the call is made again; None if it is not."""
-        is_away = isinstance(error, ApiUnavailable)
-        if tries >= self.max_retries or not call.can_repeat(refused=not is_away):
+        got_no_answer = isinstance(error, ApiUnavailable)
+        if tries >= self.max_retries or not call.can_repeat(refused=not got_no_answer):
             return None
-        if is_away:
+        if got_no_answer:
             wait: float = 0.2 * 2**tries
         elif not isinstance(error, RateLimited) and error.status != 503:
             return None
@@ -60,7 +60,7 @@ class Retries:
             wait = 0.5 * 2**tries if error.retry_after is None else error.retry_after
         if wait > self.max_pause:
             return None
-        # Many clients that were turned away together should not come again together.
+        # Many clients that were refused together should not try again together.
         wait *= random.uniform(1, 1.2)
         if self.on_retry is not None:
             self.on_retry(error, wait)
@@ -68,7 +68,7 @@ class Retries:
 
 
 class ClientBase(Operations, ABC):
-    """What the two clients share."""
+    """The base of both clients."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class ClientBase(Operations, ABC):
         *,
         timeout: float = 30.0,
         retries: int = 2,
-        longest_retry: float = 30.0,
+        max_retry_pause: float = 30.0,
         on_retry: Callable[[ApiError, float], object] | None = None,
     ) -> None:
         """Connect to `base_url` with `api_key`: by default JOBS_API_URL and JOBS_API_KEY.
 
-        `timeout`: seconds of silence after which a call is given up. `retries`: how often a call
-        is made again that was turned away (429, 503) or got no answer; only calls that may be
-        made twice, and only when the service asks for at most `longest_retry` seconds. `on_retry`
+        `timeout`: seconds of silence after which a call is given up. `retries`: how often a call is
+        repeated that was refused (429, 503) or got no answer; only calls that may be made twice,
+        and only when the service asks for a pause of at most `max_retry_pause` seconds. `on_retry`
         is called before each such pause with the error and the seconds.
         Raises ValueError for an invalid address or key.
         """
@@ -97,7 +97,7 @@ class ClientBase(Operations, ABC):
         if self.base_url.scheme not in ("http", "https") or not self.base_url.host:
             raise ValueError(f"{shown!r} is not the address of an API: it begins with http://")
         self._timeout = timeout
-        self._retries = Retries(retries, longest_retry, on_retry)
+        self._retries = Retries(retries, max_retry_pause, on_retry)
         key = (api_key or os.environ.get("JOBS_API_KEY") or "").strip()
         if not _fits_header(key):
             # The message does not show it: it is a secret.
@@ -155,7 +155,7 @@ class ClientBase(Operations, ABC):
                 f"{quoted_answer(answer.content)}"
             ) from error
 
-    def _stream(self, last_id: str | None) -> dict[str, Any]:
+    def _stream_options(self, last_id: str | None) -> dict[str, Any]:
         return {
             "headers": {"Last-Event-ID": last_id} if last_id else {},
             "timeout": httpx.Timeout(self._timeout, read=SILENCE_TIMEOUT),

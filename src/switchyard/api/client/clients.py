@@ -14,7 +14,7 @@ import httpx
 from switchyard.api.client import calls
 from switchyard.api.client.call import Call, Upload, in_path
 from switchyard.api.client.client_base import ClientBase, poll_intervals
-from switchyard.api.client.errors import ApiError, away, error_of
+from switchyard.api.client.errors import ApiError, error_of, unreachable_error
 from switchyard.api.client.operations import streams
 from switchyard.api.client.sse import Event, EventReader, ReconnectBackoff, check_stream
 from switchyard.broker.forking import Owner
@@ -80,7 +80,7 @@ class Client(ClientBase):
             try:
                 answer = self._own_http().request(**self._arguments(call, file))
             except httpx.RequestError as error:
-                raise away(error, self.base_url) from error
+                raise unreachable_error(error, self.base_url) from error
         return self._result(call, answer)
 
     # --- waiting and following ----------------------------------------------------------------
@@ -139,17 +139,17 @@ class Client(ClientBase):
 
     @streams("llm-ask")
     def stream_llm(
-        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskedInStream]
+        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.StreamOptions]
     ) -> Generator[Event, None, None]:
-        """Ask a language model: `accepted` with the `job_id`, its answer as it is written (`text`,
-        at its `offset`), and `end` with all of it, as `ask` gives it. A stream that is cut is not
-        opened again: call `answer(job_id)` then."""
+        """Ask a language model, and yield its events: `accepted` (with `job_id`), `text` (a part of
+        the answer, with its `offset`), `end` (the whole answer, as `ask` returns it). A stream that
+        is cut is not opened again: call `answer(job_id)` then."""
         call = calls.llm.ask.call(payload, **asked)
         reader = EventReader()
         params = {"stream": "true"}
         with closing(self._lines("POST", call.path, params, None, call.json)) as lines:
             for line in lines:
-                event = reader.line(line)
+                event = reader.feed(line)
                 if event is not None:
                     yield event
 
@@ -164,7 +164,7 @@ class Client(ClientBase):
                 with closing(self._lines("GET", path, params, reader.last_id)) as lines:
                     for line in lines:
                         backoff.restore()
-                        event = reader.line(line)
+                        event = reader.feed(line)
                         if event is not None:
                             yield event
                             if event.name == "end":
@@ -182,7 +182,7 @@ class Client(ClientBase):
         last_id: str | None,
         json: Any = None,
     ) -> Generator[str, None, None]:
-        options = self._stream(last_id) | ({} if json is None else {"json": json})
+        options = self._stream_options(last_id) | ({} if json is None else {"json": json})
         try:
             with self._own_http().stream(method, path, params=params, **options) as answer:
                 if not answer.is_success:
@@ -191,7 +191,7 @@ class Client(ClientBase):
                 check_stream(answer)
                 yield from answer.iter_lines()
         except httpx.RequestError as error:
-            raise away(error, self.base_url) from error
+            raise unreachable_error(error, self.base_url) from error
 
 
 class AsyncClient(ClientBase):
@@ -244,7 +244,7 @@ class AsyncClient(ClientBase):
             try:
                 answer = await self._own_http().request(**self._arguments(call, file))
             except httpx.RequestError as error:
-                raise away(error, self.base_url) from error
+                raise unreachable_error(error, self.base_url) from error
         return self._result(call, answer)
 
     # --- waiting and following ----------------------------------------------------------------
@@ -299,7 +299,7 @@ class AsyncClient(ClientBase):
 
     @streams("llm-ask")
     async def stream_llm(
-        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskedInStream]
+        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.StreamOptions]
     ) -> AsyncGenerator[Event, None]:
         """As Client.stream_llm."""
         call = calls.llm.ask.call(payload, **asked)
@@ -307,7 +307,7 @@ class AsyncClient(ClientBase):
         params = {"stream": "true"}
         async with aclosing(self._lines("POST", call.path, params, None, call.json)) as lines:
             async for line in lines:
-                event = reader.line(line)
+                event = reader.feed(line)
                 if event is not None:
                     yield event
 
@@ -322,7 +322,7 @@ class AsyncClient(ClientBase):
                 async with aclosing(self._lines("GET", path, params, reader.last_id)) as lines:
                     async for line in lines:
                         backoff.restore()
-                        event = reader.line(line)
+                        event = reader.feed(line)
                         if event is not None:
                             yield event
                             if event.name == "end":
@@ -340,7 +340,7 @@ class AsyncClient(ClientBase):
         last_id: str | None,
         json: Any = None,
     ) -> AsyncGenerator[str, None]:
-        options = self._stream(last_id) | ({} if json is None else {"json": json})
+        options = self._stream_options(last_id) | ({} if json is None else {"json": json})
         try:
             async with self._own_http().stream(method, path, params=params, **options) as answer:
                 if not answer.is_success:
@@ -350,7 +350,7 @@ class AsyncClient(ClientBase):
                 async for line in answer.aiter_lines():
                     yield line
         except httpx.RequestError as error:
-            raise away(error, self.base_url) from error
+            raise unreachable_error(error, self.base_url) from error
 
 
 def _has_ended(document: DocumentView) -> bool:

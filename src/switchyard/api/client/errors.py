@@ -3,7 +3,7 @@
 ApiError
 ├── ApiUnavailable      no answer came: the network, or nothing listens there
 ├── UnexpectedResponse  something answered, but not this API: a page, another version
-├── WaitTimeout         `wait…` gave up; what was waited for goes on
+├── WaitTimeout         `wait…` gave up; the job or document goes on
 ├── Unauthorized        401
 ├── Forbidden           403
 ├── NotFound            404
@@ -12,7 +12,7 @@ ApiError
 ├── UnsupportedMedia    415
 ├── Invalid             400, 405, 408, 422
 ├── RateLimited         429
-└── Unavailable         500 and above: full, away, or a defect
+└── Unavailable         500 and above: overloaded, a dependency is down, or a defect
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class ApiError(Exception):
     """A call that did not succeed. The text is what a person should read."""
 
     status: int | None = None
-    """Of the answer; None where none came."""
+    """Status of the answer; None where no answer came."""
     kind: str | None = None
     """The problem's name, as in `lane-full`; docs/api.md explains each."""
     title: str | None = None
     detail: str | None = None
     request_id: str | None = None
-    """Names the request in the service's log."""
+    """Id of the request in the service's log."""
     retry_after: float | None = None
-    """Seconds after which it may be tried again."""
+    """Seconds after which the call may be tried again."""
     errors: tuple[FieldError, ...] = ()
-    """Each field that is not valid."""
+    """The fields that are not valid."""
     extra: Mapping[str, Any] = {}
-    """What this kind of problem says beside, such as `job_id`."""
+    """Further fields of this kind of problem, such as `job_id`."""
 
 
 class ApiUnavailable(ApiError):
@@ -55,7 +55,7 @@ class UnexpectedResponse(ApiError):
 
 
 class WaitTimeout(ApiError, TimeoutError):
-    """What was waited for has not ended in time. It goes on."""
+    """The job or document has not ended in time. It goes on."""
 
 
 class Unauthorized(ApiError):
@@ -71,15 +71,15 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """It does not fit with how things stand: `kind` and `extra` say how."""
+    """The call conflicts with the current state: `kind` and `extra` say how."""
 
 
 class TooLarge(ApiError):
-    """More than the service takes."""
+    """The request is larger than the service accepts."""
 
 
 class UnsupportedMedia(ApiError):
-    """A file of a kind that is not worked."""
+    """A file of a kind that the service does not process."""
 
 
 class Invalid(ApiError):
@@ -87,7 +87,7 @@ class Invalid(ApiError):
 
 
 class RateLimited(ApiError):
-    """Too many requests: come again after `retry_after` seconds."""
+    """Too many requests: try again after `retry_after` seconds."""
 
 
 class Unavailable(ApiError):
@@ -106,7 +106,7 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
 
 
 def error_of(answer: httpx.Response) -> ApiError:
-    """Return the error that an answer stands for; its body must have been read."""
+    """Return the error of an answer, whose body must have been read."""
     try:
         problem = ProblemDetails.model_validate_json(answer.content)
     except ValidationError:
@@ -133,7 +133,7 @@ def error_of(answer: httpx.Response) -> ApiError:
     return error
 
 
-def away(error: httpx.RequestError, url: httpx.URL) -> ApiUnavailable:
+def unreachable_error(error: httpx.RequestError, url: httpx.URL) -> ApiUnavailable:
     """Return the error of a call that got no answer."""
     place = f"{url.host}:{url.port}" if url.port else url.host
     reason = str(error) or type(error).__name__
@@ -158,4 +158,4 @@ def _seconds(answer: httpx.Response) -> float | None:
     try:
         return max(0.0, float(answer.headers.get("retry-after", "")))
     except ValueError:
-        return None  # none, or a date, which this API does not send
+        return None  # no header, or a date, which this API does not send

@@ -212,7 +212,7 @@ class Operations:
     problem = Method(lambda: calls.service.problem)
     live = Method(lambda: calls.service.live)
     ready = Method(lambda: calls.service.ready)
-    health = Method(lambda: calls.service.health_of_all)
+    health = Method(lambda: calls.service.health)
     metrics = Method(lambda: calls.service.metrics)
 
     lanes = Method(lambda: calls.service.lanes)

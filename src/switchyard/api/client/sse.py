@@ -1,4 +1,4 @@
-"""Server-sent events on the client's side: reading them, and when to come again."""
+"""Server-sent events on the client's side: read them, and decide when to reconnect."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from switchyard.api.client.errors import (
 
 SILENCE_TIMEOUT = 60.0
 """Seconds without a sign of life after which a stream counts as cut."""
-FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
-"""Seconds before a stream is opened again: doubled each time that nothing comes."""
+FIRST_PAUSE, MAX_PAUSE = 0.2, 5.0
+"""Seconds before a stream is opened again, first and at most: doubled each time that no event
+comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ class EventReader:
     """Makes events of the lines of a stream."""
 
     last_id: str | None = None
-    """Of the last event that had one."""
+    """Id of the last event that had one."""
     _fields: dict[str, str] = field(default_factory=dict)
 
-    def line(self, text: str) -> Event | None:
-        """Take in a line; return the event that it completes, if any. Raises UnexpectedResponse."""
+    def feed(self, text: str) -> Event | None:
+        """Read a line. Returns the event that it completes, if any. Raises UnexpectedResponse."""
         if text:
             name, _, value = text.partition(":")
             if name:  # else a comment, which is a sign of life
@@ -57,13 +58,13 @@ class EventReader:
         return Event(fields.get("event", "message"), _data(fields["data"]), fields.get("id"))
 
     def forget_half(self) -> None:
-        """Drop what was cut off in the middle."""
+        """Drop the fields of an event that was cut off in the middle."""
         self._fields = {}
 
 
 def check_stream(answer: httpx.Response) -> None:
-    """Raise UnexpectedResponse for a success that is no event stream: it would be opened again for
-    ever."""
+    """Raise UnexpectedResponse for a success that is no event stream, which would be opened again
+    for ever."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         raise UnexpectedResponse(
             f"{shown_url(answer.url)} answers with no stream of events: is it the API?"
@@ -84,28 +85,28 @@ def _data(text: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ReconnectBackoff:
-    """Counts the failed openings of a stream in a row, and says how long to wait for the next."""
+    """Counts failed attempts in a row to open a stream, and returns the pause before the next."""
 
     most: int
     failures: int = 0
     opened: bool = False
-    """It has worked before: what goes wrong now may pass."""
+    """Whether the stream has worked before: then errors may be temporary."""
 
     def pause(self, error: ApiError | None) -> float:
         """Return the seconds to wait before the stream, which ended or could not be opened, is
-        opened again. Raises the error where another try is no use."""
+        opened again. Raises the error where another attempt is of no use."""
         passing = isinstance(error, ApiUnavailable | Unavailable | RateLimited)
         if error is not None and not (passing and self.opened):
             raise error
         self.failures += 1
         if self.failures > self.most:
             raise error or ApiUnavailable("the stream of events ends again and again")
-        wait: float = min(FIRST_PAUSE * 2 ** (self.failures - 1), LAST_PAUSE)
+        wait: float = min(FIRST_PAUSE * 2 ** (self.failures - 1), MAX_PAUSE)
         if error is not None and error.retry_after is not None:
-            wait = max(wait, min(error.retry_after, LAST_PAUSE))
+            wait = max(wait, min(error.retry_after, MAX_PAUSE))
         return wait
 
     def restore(self) -> None:
-        """Note that the stream works: the next reconnection is the first again."""
+        """Note that the stream works: the next failure counts as the first."""
         self.failures = 0
         self.opened = True

@@ -14,13 +14,15 @@ Day = date | timedelta | str
 """A day in UTC, one in ISO 8601, a moment on it, or a duration: how long ago it was."""
 
 
-def ago(name: str, value: Time | None) -> str | None:
-    """Return a past time as the API takes it. Raises ValueError, naming the argument."""
+def past_param(name: str, value: Time | None) -> str | None:
+    """Return a time as the API takes it; a duration counts back from now. Raises ValueError, which
+    names the argument."""
     return None if value is None else _moment(name, value, -1).isoformat()
 
 
-def ahead(name: str, value: Time | None) -> str | None:
-    """Return a future time as the API takes it. Raises ValueError, naming the argument."""
+def future_param(name: str, value: Time | None) -> str | None:
+    """Return a time as the API takes it; a duration counts from now on. Raises ValueError, which
+    names the argument."""
     return None if value is None else _moment(name, value, 1).isoformat()
 
 

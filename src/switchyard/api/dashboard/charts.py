@@ -1,4 +1,5 @@
-"""Small charts as SVG, drawn on the server: points and labels, without styles."""
+"""Small charts as SVG, drawn on the server: the geometry of bars and lines, without styles or
+texts."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def minute_series(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One value with the text that is shown when somebody points at it."""
+    """The rectangle of one value."""
 
     x: float
     y: float

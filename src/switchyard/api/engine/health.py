@@ -61,8 +61,8 @@ async def health(request: Request, response: Response) -> Readiness:
     return await ready(request, response)
 
 
-def examined(state: ApiState) -> Rationed[list[Dependency]]:
-    """Return the states of the components, checked once a second at most: `app.state.health`."""
+def rationed_checks(state: ApiState) -> Rationed[list[Dependency]]:
+    """Return the check of the dependencies, which runs at a limited rate: `app.state.health`."""
     return Rationed(lambda: examine(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import StringConstraints
 
-from switchyard.api.dependencies import ReferenceDeskOf
+from switchyard.api.dependencies import ReferencesOf
 from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
@@ -239,25 +239,25 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
+async def show(job_id: JobIdInPath, state: Shared, service: ReferencesOf) -> models.JobDetails:
     """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await state.ledger.job_reads.require(job_id)
     return await view_job_details(
         state.ledger,
         state.registry,
         record,
-        await _stages(record, desk),
-        await desk.output(record),
+        await _stages(record, service),
+        await service.output(record),
     )
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
 async def show_status(
-    job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf
+    job_id: JobIdInPath, state: Shared, service: ReferencesOf
 ) -> models.JobProgress:
     """Show the state of a job."""
     record = await state.ledger.job_reads.require(job_id)
-    return view_job_progress(record, await _stages(record, desk))
+    return view_job_progress(record, await _stages(record, service))
 
 
 @router.get(
@@ -267,12 +267,12 @@ async def show_status(
     response_model=dict[str, Any],
 )
 async def references_of_job(
-    job_id: JobIdInPath, desk: ReferenceDeskOf, reference_format: FormatOf
+    job_id: JobIdInPath, service: ReferencesOf, reference_format: FormatOf
 ) -> Any:
     """Show the result of a job on references: `references`, and `citations` if it extracted them;
     or only the references in another format. 409 until the job has succeeded.
     """
-    result = await desk.references(job_id)
+    result = await service.references(job_id)
     return (
         result
         if reference_format is ReferenceFormat.JSON
@@ -332,8 +332,8 @@ async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
     return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
 
 
-async def _stages(record: JobRecord, desk: ReferenceService) -> dict[str, Any]:
-    stages = await desk.stages(record)
+async def _stages(record: JobRecord, service: ReferenceService) -> dict[str, Any]:
+    stages = await service.stages(record)
     if stages is None:
         return {}
     return {"current_stage": stages.current, "completed_stages": list(stages.completed)}

@@ -23,30 +23,31 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from switchyard.api.addresses import client_at
 
 MAX_HEADER_BYTES = 32 * 1024
-"""Of a request line with its headers, and of what stands between two parts of a chunked body."""
+"""Bytes of a request line with its headers, and of the text between two parts of a chunked body."""
 MAX_HEADERS = 100
 HEADER_SECONDS = 10.0
-"""From the first byte of a request, or from the connection, to the end of the header."""
+"""Seconds from the first byte of a request, or from the connection, to the end of the header."""
 LINGER_BYTES, LINGER_SECONDS = 4 * 1024 * 1024, 2.0
-"""What is still read of a body whose request was answered: a client that is cut off while it
-sends does not see the answer."""
+"""How much of a body is still read, and for how long, after its request was answered: a client that
+is cut off while it sends does not see the answer."""
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
-"""What a `Host` header may say."""
-UNREAD = "unread"
-"""In the state of a request: asks whether some of its body has not come yet."""
+"""The values that a `Host` header may have."""
+BODY_PENDING = "body_pending"
+"""Key in the state of a request: a function that returns whether some of its body has not come."""
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_CLIENT = 2_000, 1_000
-"""Open at once in one process, and of them from one address (of IPv6: one /64); a further one is
-closed unheard. Trusted proxies speak for many: for them only the first holds."""
+"""Connections that are open at once in one process, and those of one address (of IPv6: one /64); a
+further one is closed without an answer. Only the first limit holds for trusted proxies, which speak
+for many clients."""
 MAX_PIPELINED = 16
-"""Requests that may wait in a connection behind the one that is answered. A hundred kilobytes hold
-thousands of them, of which each takes a hundred times its size in memory."""
+"""Requests that may wait in a connection behind the current one. A hundred kilobytes hold thousands
+of requests, each of which takes a hundred times its size in memory."""
 WRITE_BUFFER_BYTES = 64 * 1024
-"""Of an answer, waiting in this process; as much may wait in the kernel. More is made when its
-client has read."""
+"""Bytes of an answer that wait in this process; as many may wait in the kernel. More are made when
+the client has read."""
 WRITE_TIMEOUT = 20.0
-"""Seconds in which a client must have read something of what waits for it."""
+"""Seconds in which a client must read some of the bytes that wait for it."""
 MIN_READ_RATE = 1024
-"""Bytes a second that a client must read over that time, where so much waits for it."""
+"""Bytes per second that a client must read over WRITE_TIMEOUT, if so many wait for it."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -87,10 +88,10 @@ class BoundedHttp(HttpToolsProtocol):
             return
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         _bound_unsent(transport)
-        self._await_header()
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._header_has_come()
+        self._stop_header_timer()
         if self._write_timer is not None:
             self._write_timer.cancel()
         if self._client:
@@ -117,7 +118,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self.transport.close()
             return
         if self._in_header:
-            self._await_header()
+            self._start_header_timer()
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > MAX_HEADER_BYTES:
@@ -128,9 +129,9 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write(data)
         self._given += len(data)
         if self._write_timer is None and self.transport.get_write_buffer_size():
-            self._await_reading()
+            self._start_write_timer()
 
-    def _await_reading(self) -> None:
+    def _start_write_timer(self) -> None:
         waiting = self.transport.get_write_buffer_size()
         due = self._given - waiting + min(waiting, int(WRITE_TIMEOUT * MIN_READ_RATE))
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_reading, due)
@@ -142,15 +143,15 @@ class BoundedHttp(HttpToolsProtocol):
             structlog.get_logger("api").info("client too slow", client=self._client, unread=waiting)
             self.transport.abort()
         elif waiting:
-            self._await_reading()
+            self._start_write_timer()
 
-    def _await_header(self) -> None:
+    def _start_header_timer(self) -> None:
         if self._header_timer is None:
             self._header_timer = self.loop.call_later(
                 HEADER_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT
             )
 
-    def _header_has_come(self) -> None:
+    def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
@@ -173,7 +174,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._header_has_come()
+        self._stop_header_timer()
         self._in_header = False
         if self.transport.is_closing():
             return
@@ -190,11 +191,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._unparsed = 0
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.transport = _Answered(self)
-        self.scope["state"][UNREAD] = lambda: cycle.more_body
+        cycle.transport = _AnswerTransport(self)
+        self.scope["state"][BODY_PENDING] = lambda: cycle.more_body
 
     def _names_one_host(self) -> bool:
-        # RFC 9112, 3.2: what stands before this server may go by another one than the application.
+        # RFC 9112, 3.2: of two Host headers, a proxy in front may use one, the application another.
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) != 1:
             return not hosts and self.parser.get_http_version() == "1.0"
@@ -212,26 +213,25 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_message_complete()
 
     @property
-    def is_unread(self) -> bool:
+    def is_body_pending(self) -> bool:
         """Whether the body of the request that is being answered has not come whole."""
         # With others in the pipeline, what is being read belongs to the last of these.
         return not self._in_header and not self.pipeline
 
     def on_response_complete(self) -> None:
-        unread = self.is_unread
+        pending = self.is_body_pending
         if self._running is not None:
-            self._running.body = bytearray()  # what of it came, and nobody wanted
+            self._running.body = bytearray()  # drop the part that came and was not read
         super().on_response_complete()
-        if unread and not self.transport.is_closing():
+        if pending and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._lingering = LINGER_BYTES
             self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
-class _Answered(Transport):
-    """A connection, for whoever answers a request. It is not closed at once behind an answer whose
-    request still comes in, which would reset it before the answer is read: `BoundedHttp` lingers,
-    and closes it."""
+class _AnswerTransport(Transport):
+    """The transport for the answer to a request. Closing it while the request still comes in would
+    reset the connection before the answer is read, so `BoundedHttp` lingers, and closes it."""
 
     def __init__(self, protocol: BoundedHttp) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class _Answered(Transport):
 
     def close(self) -> None:
         cycle = self._protocol.cycle
-        if not (cycle.response_complete and self._protocol.is_unread):
+        if not (cycle.response_complete and self._protocol.is_body_pending):
             self._protocol.transport.close()
 
 
@@ -261,8 +261,8 @@ def bounded_http(*, most: int | None = None, proxies: Iterable[str] = ()) -> typ
 
 
 def _bound_unsent(transport: Transport) -> None:
-    """Let the kernel take no more of an answer than can be sent soon: it would take megabytes for
-    a client that does not read, and look like progress."""
+    """Let the kernel buffer no more of an answer than can be sent soon: otherwise it would accept
+    megabytes for a client that does not read, which would look like progress."""
     connected = transport.get_extra_info("socket")
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return

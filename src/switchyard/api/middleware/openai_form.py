@@ -1,6 +1,6 @@
 """Errors below `/v1` as OpenAI's API writes them, so that its clients raise the right exceptions.
 
-The outermost layer: whatever answers with a problem, a route, a limit or a defect, is rewritten
+The outermost layer: every problem, whether a route, a limit or a defect causes it, is rewritten
 here, and nowhere else.
 """
 
@@ -17,7 +17,7 @@ from switchyard.api.http.openai_errors import error_of
 from switchyard.api.http.problems import MEDIA_TYPE, OPENAI_PREFIX
 
 LIMIT_HEADERS = "openai_limits"
-"""In the state of a request: the headers with which its answer tells the limits of its key."""
+"""Key in the state of a request: the headers of its answer with the limits of its API key."""
 MAX_PROBLEM = 1_000_000
 """Bytes of a problem that is rewritten."""
 _LIMITS = {
@@ -56,7 +56,7 @@ class _ErrorRewriter:
                     unit = "s" if name == "RateLimit-Reset" else ""
                     headers[openai_name] = headers[name] + unit
             for name, value in self._state.get(LIMIT_HEADERS, {}).items():
-                headers[name] = value  # of the key: less than those of the API
+                headers[name] = value  # the key's own limits, which are tighter than the API's
             if headers.get("content-type", "").startswith(MEDIA_TYPE):
                 self._head = message
                 return

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.addresses import client_at
 from switchyard.api.http.problems import Problem, render
 from switchyard.api.middleware.access import rate_limited
-from switchyard.api.middleware.connections import UNREAD
+from switchyard.api.middleware.connections import BODY_PENDING
 from switchyard.services.common.tracing import SpanHandle, span, tracing_by
 from switchyard.services.engine.access.rate_limit import Allowance, RateLimiter
 
@@ -74,7 +74,7 @@ class RequestMiddleware:
                 status = int(message["status"])
                 headers = MutableHeaders(scope=message)
                 _add_headers(headers, request_id, state.get("allowance"))
-                if UNREAD in state and state[UNREAD]():
+                if BODY_PENDING in state and state[BODY_PENDING]():
                     # The rest of its body is not read on: RFC 9112, 9.3 and 9.6.
                     headers["Connection"] = "close"
             await send(message)

@@ -67,28 +67,28 @@ async def start(
     503 with `Retry-After: 60` while the backfill lane is full.
     """
     bounds = _bounds(body, state)
-    desk = _crawls_of(state)
+    service = _crawls_of(state)
     idempotency_key = own_key(request, idempotency_key)
     try:
-        known = None if idempotency_key is None else await desk.started(bounds, idempotency_key)
+        known = None if idempotency_key is None else await service.started(bounds, idempotency_key)
         if known is not None:
             response.headers["Idempotency-Replayed"] = "true"
-            return await _accept(request, desk, known, response)
+            return await _accept(request, service, known, response)
         pressure = await _pressure_with_room(state)
         by = starter_of(request)
-        crawl = await desk.start(bounds, created_by=by, key=idempotency_key, tags=body.tags)
+        crawl = await service.start(bounds, created_by=by, key=idempotency_key, tags=body.tags)
     except CrawlKeyTaken as error:
         raise Problem("idempotency-conflict", str(error)) from error
     if pressure is not None:
         response.headers["X-Lane-Pressure"] = pressure
-    return await _accept(request, desk, crawl, response)
+    return await _accept(request, service, crawl, response)
 
 
 async def _accept(
-    request: Request, desk: Crawls, crawl: CrawlRecord, response: Response
+    request: Request, service: Crawls, crawl: CrawlRecord, response: Response
 ) -> models.CrawlView:
     response.headers["Location"] = f"/crawl/{crawl.id}"
-    return _crawl_view(request, await desk.show(crawl.id))
+    return _crawl_view(request, await service.show(crawl.id))
 
 
 def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from switchyard.api.dependencies import ReferenceDeskOf
+from switchyard.api.dependencies import ReferencesOf
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import POLL_AFTER, Problem
 from switchyard.api.http.routing import Routes
@@ -54,11 +54,11 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
     responses=ANSWERS,
 )
 async def order_references(
-    request: Request, response: Response, desk: ReferenceDeskOf
+    request: Request, response: Response, service: ReferencesOf
 ) -> OrderedReferences:
     """Extract the references of a paper as raw text, with label and page."""
-    ordered = await _order(request, desk, "extract_references", TextWithReferences)
-    return await _answer(ordered, request, response, desk)
+    ordered = await _order(request, service, "extract_references", TextWithReferences)
+    return await _answer(ordered, request, response, service)
 
 
 @router.post(
@@ -69,13 +69,13 @@ async def order_references(
     responses=ANSWERS,
 )
 async def order_parsing(
-    request: Request, response: Response, desk: ReferenceDeskOf
+    request: Request, response: Response, service: ReferencesOf
 ) -> OrderedReferences:
     """Parse references into fields. The text or file has one reference per line, or blank lines
     between references.
     """
-    ordered = await _order(request, desk, "parse_references", ReferencesToParse)
-    return await _answer(ordered, request, response, desk)
+    ordered = await _order(request, service, "parse_references", ReferencesToParse)
+    return await _answer(ordered, request, response, service)
 
 
 @router.post(
@@ -86,13 +86,13 @@ async def order_parsing(
     responses=ANSWERS,
 )
 async def order_processing(
-    request: Request, response: Response, desk: ReferenceDeskOf
+    request: Request, response: Response, service: ReferencesOf
 ) -> OrderedReferences:
     """Extract the references of a paper, parse them into fields, and link them to their citations
     in the text.
     """
-    ordered = await _order(request, desk, "process_references", TextWithReferences)
-    return await _answer(ordered, request, response, desk)
+    ordered = await _order(request, service, "process_references", TextWithReferences)
+    return await _answer(ordered, request, response, service)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +105,24 @@ class ReferenceSubmission:
 
 
 async def _order(
-    request: Request, desk: ReferenceService, order: Order, model: type[M]
+    request: Request, service: ReferenceService, order: Order, model: type[M]
 ) -> ReferenceSubmission:
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        upload, about = await receive_upload(request, desk.inbox)
-        return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
+        upload, about = await receive_upload(request, service.inbox)
+        return ReferenceSubmission(await service.order_from_file(order, upload, about), is_own=True)
     if kind == "text/plain":
-        upload = await desk.inbox.receive(
+        upload = await service.inbox.receive(
             request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
         )
         about = UploadMetadata(filename="references.txt", asked_by=asked_by)
-        return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
+        return ReferenceSubmission(await service.order_from_file(order, upload, about), is_own=True)
     if kind == "application/json":
         body = _read(model, await request.body())
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
         about = UploadMetadata(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
-        job_id = await desk.order_from_text(order, payload, about)
+        job_id = await service.order_from_text(order, payload, about)
         return ReferenceSubmission(job_id, is_own="document_id" not in payload)
     raise Problem(
         "unsupported-media-type",
@@ -139,17 +139,17 @@ def _read(model: type[M], body: bytes) -> M:
 
 
 async def _answer(
-    ordered: ReferenceSubmission, request: Request, response: Response, desk: ReferenceService
+    ordered: ReferenceSubmission, request: Request, response: Response, service: ReferenceService
 ) -> OrderedReferences:
     job_id = ordered.job_id
     response.headers["Location"] = f"/jobs/{job_id}"
-    if not desk.inbox.is_inline:
+    if not service.inbox.is_inline:
         response.headers.update(POLL_AFTER)
         return OrderedReferences(job_id=job_id)
     response.status_code = 200
     if not may_be_told(request, is_own=ordered.is_own):
         return OrderedReferences(job_id=job_id)
     try:
-        return OrderedReferences(job_id=job_id, result=await desk.references(job_id))
+        return OrderedReferences(job_id=job_id, result=await service.references(job_id))
     except ExtractionNotFinished as error:
         raise unreadable(error) from error

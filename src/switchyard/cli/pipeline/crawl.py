@@ -93,12 +93,12 @@ def start(
         most_pages=settings.crawl_max_pages,
     )
 
-    async def work(desk: Crawls) -> tuple[CrawlProgress, bool]:
-        crawl = await desk.start(bounds, created_by=current_user(), tags=given)
-        return await desk.show(crawl.id), await _must_wait(settings)
+    async def work(service: Crawls) -> tuple[CrawlProgress, bool]:
+        crawl = await service.start(bounds, created_by=current_user(), tags=given)
+        return await service.show(crawl.id), await _must_wait(settings)
 
     quiet_logs()
-    progress, waits = _with_desk(work)
+    progress, waits = _with_crawls(work)
     if waits:
         say("The backfill lane is full (`jobctl lanes`): its pages wait until there is room.")
     if as_json:
@@ -133,7 +133,7 @@ def list_crawls(
     as_json: JsonOption = False,
 ) -> None:
     """List crawls, newest first."""
-    crawls = _with_desk(lambda desk: desk.all(limit=limit)).items
+    crawls = _with_crawls(lambda service: service.all(limit=limit)).items
     if as_json:
         from switchyard.api.views.pipeline import view_crawl
 
@@ -166,10 +166,10 @@ def show(
 ) -> None:
     """Show the progress of a crawl, and the results of its last pages."""
 
-    async def work(desk: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
-        return await desk.show(crawl_id), await desk.pages(crawl_id, limit=max(1, pages))
+    async def work(service: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
+        return await service.show(crawl_id), await service.pages(crawl_id, limit=max(1, pages))
 
-    progress, crawl_page = _with_desk(work)
+    progress, crawl_page = _with_crawls(work)
     shown = crawl_page.items[:pages]
     if as_json:
         from switchyard.api.views.pipeline import view_crawl_details
@@ -195,7 +195,7 @@ def show(
 @app.command()
 def cancel(crawl_id: IdArgument, as_json: JsonOption = False) -> None:
     """Cancel a crawl: it visits no more pages. Results are kept."""
-    progress = _with_desk(lambda desk: desk.cancel(crawl_id))
+    progress = _with_crawls(lambda service: service.cancel(crawl_id))
     if as_json:
         from switchyard.api.views.pipeline import view_crawl
 
@@ -218,7 +218,7 @@ def _count_ended(progress: CrawlProgress) -> int:
     return sum(number for state, number in progress.pages.items() if State(state) in FINISHED)
 
 
-def _with_desk(work: Callable[[Crawls], Awaitable[T]]) -> T:
+def _with_crawls(work: Callable[[Crawls], Awaitable[T]]) -> T:
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.pipeline.crawls.crawl_service import Crawls
 

@@ -141,10 +141,10 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
-        async with open_document_services(settings, Registry.load(), ledger, None) as desks:
-            inbox = desks.documents.inbox
+        async with open_document_services(settings, Registry.load(), ledger, None) as services:
+            inbox = services.documents.inbox
             upload = await inbox.receive(in_parts(sample(0).content, 10_000))
-            submitting = asyncio.create_task(desks.documents.submit(upload, UploadMetadata()))
+            submitting = asyncio.create_task(services.documents.submit(upload, UploadMetadata()))
 
             async def begun() -> bool:
                 return bool((await PipelineLedger(ledger).documents.list_documents()).items)

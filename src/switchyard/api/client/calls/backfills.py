@@ -9,13 +9,13 @@ from switchyard.api.client.call import (
     UPLOAD_TIMEOUT,
     Call,
     Upload,
-    act,
     get,
     in_path,
+    modify,
     operation,
     without_none,
 )
-from switchyard.api.client.times import Time, ahead
+from switchyard.api.client.times import Time, future_param
 from switchyard.api.models import backfills as backfill_models
 
 
@@ -56,7 +56,7 @@ def start_backfill(
         low=low,
         high=high,
         weight=weight,
-        until=ahead("until", until),
+        until=future_param("until", until),
         then=then,
         then_payload=then_payload,
         when_dead=when_dead,
@@ -80,7 +80,7 @@ def preview_backfill(
 ) -> Call[backfill_models.BackfillPreview]:
     """Show what a backfill would do: the number of items, and the first jobs."""
     plan = _plan(source, options, job_type=job_type, lane=lane, payload=payload)
-    return act("/backfills/preview", backfill_models.BackfillPreview, plan)
+    return modify("/backfills/preview", backfill_models.BackfillPreview, plan)
 
 
 @operation("backfills-store_file")
@@ -122,30 +122,30 @@ def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
 def set_backfill_limits(
     backfill_id: str, **limits: float | None
 ) -> Call[backfill_models.BackfillView]:
-    """Change `rate`, `max_open`, `budget` or `weight`, also while it runs; None takes a limit
-    away."""
-    return act(_path(backfill_id), backfill_models.BackfillView, limits, method="PATCH")
+    """Change `rate`, `max_open`, `budget` or `weight`, also while the backfill runs; None removes a
+    limit."""
+    return modify(_path(backfill_id), backfill_models.BackfillView, limits, method="PATCH")
 
 
 @operation("backfills-pause")
 def pause_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
-    """Publish nothing more of it, within a second, until it is resumed."""
-    return act(f"{_path(backfill_id)}/pause", backfill_models.BackfillView)
+    """Pause the backfill: within a second, it publishes no more jobs until it is resumed."""
+    return modify(f"{_path(backfill_id)}/pause", backfill_models.BackfillView)
 
 
 @operation("backfills-resume")
 def resume_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
-    """Let it go on where it was."""
-    return act(f"{_path(backfill_id)}/resume", backfill_models.BackfillView)
+    """Resume the backfill where it stopped."""
+    return modify(f"{_path(backfill_id)}/resume", backfill_models.BackfillView)
 
 
 @operation("backfills-cancel")
 def cancel_backfill(
     backfill_id: str, *, jobs: bool = False
 ) -> Call[backfill_models.CancelledBackfill]:
-    """Cancel it permanently; with `jobs` also its published jobs that have not started."""
+    """Cancel the backfill for good; with `jobs`, also its published jobs that have not started."""
     answer = backfill_models.CancelledBackfill
-    return act(f"{_path(backfill_id)}/cancel", answer, {"jobs": jobs})
+    return modify(f"{_path(backfill_id)}/cancel", answer, {"jobs": jobs})
 
 
 def _path(backfill_id: str) -> str:

@@ -1,11 +1,11 @@
-"""Operations on dead letters as values: letters, groups, and redrives with a record."""
+"""Describe calls of the operations on dead letters: letters, groups, and redrives with a record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from switchyard.api.client.call import Call, act, get, in_path, operation, without_none
+from switchyard.api.client.call import Call, get, in_path, modify, operation, without_none
 from switchyard.api.models import dead as dead_models
 
 _REDRIVES = "/admin/dead/redrives"
@@ -87,7 +87,7 @@ def plan_redrive(
 ) -> Call[dead_models.RedrivePlan]:
     """Show what a redrive would do: which letters would go where. Nothing is sent."""
     body = _body(filter, change=change, limit=limit, from_ledger=from_ledger, dry_run=True)
-    return act(_REDRIVES, dead_models.RedrivePlan, body)
+    return modify(_REDRIVES, dead_models.RedrivePlan, body)
 
 
 @operation("admin-list_redrives")
@@ -106,26 +106,26 @@ def redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
 
 @operation("admin-set_redrive_rate")
 def set_redrive_rate(redrive_id: str, rate: float | None) -> Call[dead_models.RedriveView]:
-    """Change its rate, also while it runs; None takes the limit away."""
-    return act(_path(redrive_id), dead_models.RedriveView, {"rate": rate}, method="PATCH")
+    """Change the redrive's rate, also while it runs; None removes the limit."""
+    return modify(_path(redrive_id), dead_models.RedriveView, {"rate": rate}, method="PATCH")
 
 
 @operation("admin-pause_redrive")
 def pause_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
-    """Send nothing more, within a second, until it is resumed."""
-    return act(f"{_path(redrive_id)}/pause", dead_models.RedriveView)
+    """Pause the redrive: within a second, it sends no more letters until it is resumed."""
+    return modify(f"{_path(redrive_id)}/pause", dead_models.RedriveView)
 
 
 @operation("admin-resume_redrive")
 def resume_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
-    """Resume it where it stopped, also after a halt."""
-    return act(f"{_path(redrive_id)}/resume", dead_models.RedriveView)
+    """Resume the redrive where it stopped, also after a halt."""
+    return modify(f"{_path(redrive_id)}/resume", dead_models.RedriveView)
 
 
 @operation("admin-cancel_redrive")
 def cancel_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
-    """Cancel it permanently. Letters that were sent stay in their lanes."""
-    return act(f"{_path(redrive_id)}/cancel", dead_models.RedriveView)
+    """Cancel the redrive for good. Letters that were sent stay in their lanes."""
+    return modify(f"{_path(redrive_id)}/cancel", dead_models.RedriveView)
 
 
 def _path(redrive_id: str) -> str:

@@ -18,7 +18,7 @@ from switchyard.api.client.call import (
     operation,
     without_none,
 )
-from switchyard.api.client.times import Time, ago
+from switchyard.api.client.times import Time, past_param
 from switchyard.api.models import documents as document_models
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def search(
         {
             "document_ids": document_ids and list(document_ids),
             "source": source,
-            "since": ago("since", since),
-            "until": ago("until", until),
+            "since": past_param("since", since),
+            "until": past_param("until", until),
             "classes": classes and list(classes),
             "cites": cites,
             "cited_by": cited_by,

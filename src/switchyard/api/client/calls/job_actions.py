@@ -1,11 +1,11 @@
-"""Operations on many jobs at once as values: bulk actions with a record."""
+"""Describe calls of the operations on many jobs at once: bulk actions with a record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from switchyard.api.client.call import Call, act, get, in_path, operation, without_none
+from switchyard.api.client.call import Call, get, in_path, modify, operation, without_none
 from switchyard.api.models import job_actions as models
 
 _ACTIONS = "/jobs/actions"
@@ -26,7 +26,7 @@ def start_job_action(
     canary: int | None = None,
     reason: str | None = None,
 ) -> Call[models.JobActionView]:
-    """Cancel, rerun or move the jobs that fit; a scheduler does it."""
+    """Start a bulk action: a scheduler cancels, reruns or moves the jobs that fit the filter."""
     order = {
         "action": action,
         "filter": dict(filter),
@@ -55,7 +55,7 @@ def plan_job_action(
     """Show how many jobs fit, and the oldest of them. Nothing is changed."""
     order = {"lane": lane, "priority": priority, "limit": limit}
     body = {"action": action, "filter": dict(filter), "dry_run": True} | without_none(order)
-    return act(_ACTIONS, models.JobActionPlan, body)
+    return modify(_ACTIONS, models.JobActionPlan, body)
 
 
 @operation("jobs-list_actions")
@@ -74,32 +74,32 @@ def job_action(action_id: str) -> Call[models.JobActionView]:
 
 @operation("jobs-set_job_action_rate")
 def set_job_action_rate(action_id: str, rate: float | None) -> Call[models.JobActionView]:
-    """Change its rate, also while it runs; None takes the limit away."""
-    return act(_path(action_id), models.JobActionView, {"rate": rate}, method="PATCH")
+    """Change the action's rate, also while it runs; None removes the limit."""
+    return modify(_path(action_id), models.JobActionView, {"rate": rate}, method="PATCH")
 
 
 @operation("jobs-pause_job_action")
 def pause_job_action(action_id: str) -> Call[models.JobActionView]:
-    """Change nothing more, within a second, until it is resumed."""
-    return act(f"{_path(action_id)}/pause", models.JobActionView)
+    """Pause the action: within a second, it changes no more jobs until it is resumed."""
+    return modify(f"{_path(action_id)}/pause", models.JobActionView)
 
 
 @operation("jobs-resume_job_action")
 def resume_job_action(action_id: str) -> Call[models.JobActionView]:
-    """Resume it where it stopped, also after a halt."""
-    return act(f"{_path(action_id)}/resume", models.JobActionView)
+    """Resume the action where it stopped, also after a halt."""
+    return modify(f"{_path(action_id)}/resume", models.JobActionView)
 
 
 @operation("jobs-cancel_job_action")
 def cancel_job_action(action_id: str) -> Call[models.JobActionView]:
-    """End it permanently. What it has done stays."""
-    return act(f"{_path(action_id)}/cancel", models.JobActionView)
+    """End the action for good. Jobs that it has changed stay changed."""
+    return modify(f"{_path(action_id)}/cancel", models.JobActionView)
 
 
 @operation("jobs-undo_job_action")
 def undo_job_action(action_id: str) -> Call[models.JobActionView]:
-    """Start the action that undoes it, as far as its jobs have not gone on."""
-    return act(f"{_path(action_id)}/undo", models.JobActionView)
+    """Start the action that undoes this one, for jobs that have not gone on."""
+    return modify(f"{_path(action_id)}/undo", models.JobActionView)
 
 
 def _path(action_id: str) -> str:

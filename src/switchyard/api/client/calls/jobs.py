@@ -12,7 +12,7 @@ from switchyard.api.client.call import (
     operation,
     without_none,
 )
-from switchyard.api.client.times import Time, ago, ahead
+from switchyard.api.client.times import Time, future_param, past_param
 from switchyard.api.models import jobs as models
 
 
@@ -40,8 +40,8 @@ def publish(
         "priority": priority,
         "max_attempts": max_attempts,
         "delay": delay,
-        "run_at": ahead("run_at", run_at),
-        "expires_at": ahead("expires_at", expires_at),
+        "run_at": future_param("run_at", run_at),
+        "expires_at": future_param("expires_at", expires_at),
         "source": source,
         "notify_url": notify_url,
         "tags": None if tags is None else dict(tags),
@@ -94,10 +94,10 @@ def jobs_page(
         pipeline=pipeline,
         operation_id=operation_id,
         acted_by=acted_by,
-        since=ago("since", since),
-        until=ago("until", until),
-        finished_since=ago("finished_since", finished_since),
-        finished_until=ago("finished_until", finished_until),
+        since=past_param("since", since),
+        until=past_param("until", until),
+        finished_since=past_param("finished_since", finished_since),
+        finished_until=past_param("finished_until", finished_until),
         slower_than=slower_than,
         error=error,
         payload=payload,

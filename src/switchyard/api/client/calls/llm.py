@@ -1,4 +1,4 @@
-"""Questions to language models as values: asked, and answered."""
+"""Describe calls that ask language models, and that read answers and costs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TRANSFER_TIMEOUT = 30.0
 """Seconds beyond its wait that an answer may take."""
 
 
-class AskedInStream(TypedDict, total=False):
-    """What may be said of a question whose answer is streamed: as for `ask`, but for `wait`."""
+class StreamOptions(TypedDict, total=False):
+    """The keyword arguments of `ask`, without `wait`, for a streamed answer."""
 
     type: str | None
     lane: Literal["hot", "backfill"] | None

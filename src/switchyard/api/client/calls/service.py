@@ -1,4 +1,4 @@
-"""Operations on the service itself as values: its lanes and workers, contract, health."""
+"""Describe calls of the operations on the service itself: lanes, workers, contract, health."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def backpressure() -> Call[lane_models.PressureView]:
 
 @operation("health-usage")
 def usage() -> Call[service.UsageView]:
-    """What takes how much room: the ledger by table, files by kind, the index, queues."""
+    """Return the space that is used: the ledger by table, files by kind, the index, queues."""
     return get("/usage", service.UsageView)
 
 
 @operation("limits-list_limits")
 def limits(*, waiting: bool | None = None) -> Call[service.LimitList]:
-    """Named limits: what is in use, how many jobs wait, and when there is room again; with
-    `waiting`, only those that jobs wait for."""
+    """Return the named limits: how much is in use, how many jobs wait, and when a permit will be
+    free; with `waiting`, only limits that jobs wait for."""
     return get("/limits", service.LimitList, waiting=waiting)
 
 
@@ -72,14 +72,14 @@ def live() -> Call[service.Liveness]:
 
 @operation("health-ready")
 def ready() -> Call[service.Readiness]:
-    """Return the state of each dependency of the service; one that is away is in the answer, and no
-    error."""
+    """Return the state of each dependency of the service. One that does not answer is part of the
+    result, and raises no error."""
     return _health("/health/ready")
 
 
 @operation("health-health")
-def health_of_all() -> Call[service.Readiness]:
-    """Return the same as `ready`."""
+def health() -> Call[service.Readiness]:
+    """Return the same as `ready`, from `/health`."""
     return _health("/health")
 
 

@@ -1,1 +1,1 @@
-"""What a document is classified as: by keywords, and by meaning."""
+"""Classify documents: by keywords, and by meaning."""

@@ -1,4 +1,4 @@
-"""The file that says how documents are classified, read and checked."""
+"""Read and check the file that says how documents are classified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BY = ("rules", "meaning")
 _MAX_KEYWORDS = 5_000
 
 ClassName = Annotated[str, Field(pattern=patterns.SHORT_NAME)]
-"""Of a kind or a label."""
+"""Name of a kind or a label."""
 Description = Annotated[str, Field(min_length=1, max_length=2_000)]
 
 
@@ -35,7 +35,7 @@ class _Part(BaseModel):
 
 
 class KeywordLabel(_Part):
-    """A label that keywords bring."""
+    """A label that a document gets by keywords."""
 
     at_least: float = Field(gt=0, le=1e6)
     keywords: dict[Annotated[str, Field(max_length=200)], Annotated[float, Field(gt=0, le=1e6)]]
@@ -58,27 +58,28 @@ class KeywordLabel(_Part):
 
 
 class DescribedLabel(_Part):
-    """A label that a text is like."""
+    """A label that a document gets by similarity to descriptions."""
 
     descriptions: list[Description] = Field(min_length=1, max_length=50)
 
 
 class RuleKind(_Part):
-    """A kind of class by keywords."""
+    """A kind of classes that are decided by keywords."""
 
     by: Literal["rules"]
     otherwise: ClassName | None = None
     labels: dict[ClassName, KeywordLabel] = Field(min_length=1, max_length=100)
-    """The first that fits is taken."""
+    """A document gets the first label that fits."""
 
 
 class MeaningKind(_Part):
-    """A kind of class by similarity."""
+    """A kind of classes that are decided by similarity."""
 
     by: Literal["meaning"]
     otherwise: ClassName | None = None
     at_least: float = Field(default=0.05, ge=0, le=2)
-    """Least lead over `otherwise`, or over the median of all labels where that is not described."""
+    """Least lead of a label's similarity over that of `otherwise`, or over the median of all labels
+    where `otherwise` has no description."""
     several: int = Field(default=1, ge=1, le=20)
     """Labels that a document gets at most."""
     labels: dict[ClassName, DescribedLabel] = Field(min_length=2, max_length=100)
@@ -105,13 +106,13 @@ class ClassDefinitions(_Part):
 
     @property
     def hash(self) -> str:
-        """Of all that they say: the same for the same rules, however they are written down."""
+        """Hash of the definitions: the same for the same rules, however the file is formatted."""
         return content_hash(self.model_dump(mode="json"))
 
 
 def definitions(path: Path | None) -> ClassDefinitions:
-    """Read the definitions in a file; the package's own where `path` is None. Raises BadClasses:
-    the file is missing, too large, no TOML, or does not say how to classify."""
+    """Read the definitions in a file; the package's own where `path` is None. Raises BadClasses if
+    the file is missing, too large, no TOML, or not valid."""
     if path is None:
         own = files(__package__).joinpath("classes.toml").read_text("utf-8")
         return _parse(tomllib.loads(own), "its own")
@@ -129,5 +130,5 @@ def _parse(tables: dict[str, Any], name: str) -> ClassDefinitions:
 
 
 def _as_in_the_file(steps: Sequence[str | int]) -> Sequence[str | int]:
-    """Remove the step that pydantic adds behind a kind's name: what the kind is by."""
+    """Remove the step that pydantic adds behind a kind's name: the value of its `by`."""
     return (*steps[:2], *steps[3:]) if steps[2:3] and steps[2] in _BY else steps

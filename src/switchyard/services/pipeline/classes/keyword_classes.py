@@ -1,4 +1,4 @@
-"""Classes by keywords, in time in proportion to the text, whatever text and keywords are."""
+"""Classify by keywords, in time in proportion to the text, whatever text and keywords are."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from switchyard.services.pipeline.records.documents import DocumentClass
 from switchyard.services.pipeline.text.plain_text import words
 
 MAX_TIMES = 3
-"""How often one keyword counts: who repeats himself says nothing new."""
+"""How often one keyword counts at most."""
 _WINDOW = 200_000
-"""Characters that are cut into words at once: a list of all of them would be far larger."""
+"""Characters that are cut into words at once, as a list of all words would take much memory."""
 _MAX_SHOWN = 30
-"""Keywords that are kept with a class."""
+"""Keywords that are kept with a class at most."""
 
 Phrase = tuple[str, ...]
 
 
 class Keywords:
-    """Finds keywords in texts: as whole words, or where they end with * as the beginning of one."""
+    """Finds keywords in texts: as whole words, or, if they end with *, as beginnings of words."""
 
     def __init__(self, keywords: Iterable[str]) -> None:
         self._whole: dict[Phrase, list[str]] = {}
         self._begun: dict[Phrase, list[str]] = {}
-        """As they are written: two labels may spell the same words differently."""
+        """The keywords by their words; two labels may spell the same words differently."""
         self._lengths: dict[str, set[int]] = {}
-        """Of the phrases that begin with a word: how many words they have."""
+        """Numbers of words of the phrases that begin with a word."""
         self._beginnings: set[int] = set()
-        """Lengths of last words that stand for all that begin so."""
+        """Lengths, in letters, of the last words of keywords that end with *."""
         for keyword in keywords:
             phrase = tuple(words(_plain(keyword)))
             is_begun = keyword.endswith("*")
@@ -51,7 +51,8 @@ class Keywords:
         return counts
 
     def _count(self, text: Sequence[str], seen_words: int, counts: Counter[str]) -> None:
-        """Count the keywords that end behind the words that were seen before."""
+        """Count the keywords that end behind the first `seen_words` words, which were searched
+        before."""
         for at, word in enumerate(text):
             for length in self._lengths.get(word, ()):
                 if seen_words < at + length <= len(text):

@@ -1,4 +1,4 @@
-"""Classes by meaning: how similar a document's passages are to the descriptions of labels."""
+"""Classify by meaning: by the similarity of a document's passages to descriptions of labels."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from switchyard.services.pipeline.classes.class_definitions import MeaningKind
 from switchyard.services.pipeline.records.documents import DocumentClass
 
 _PART = 3
-"""One passage in so many counts, those that are the most similar: a report speaks of its subject on
-some of its pages."""
+"""One passage in this many counts, the most similar ones: a report speaks of its subject on some of
+its pages."""
 _MAX_SHOWN = 5
-"""Labels whose similarity is kept with a class."""
+"""Labels whose similarity is kept with a class, at most."""
 _BESIDE = 0.5
-"""Share of the most similar label's lead that another label needs to be given as well."""
+"""Another label is given as well if it has at least this share of the best label's lead."""
 
 
 def similarities(
     passages: Sequence[Sequence[float]],
     described: Sequence[tuple[str, Sequence[float]]],
 ) -> dict[str, float]:
-    """Return the similarity of a document to each label, by the vectors of its passages and those
-    of the labels' descriptions. Cosines, from -1 to 1; 0 for a document without passages."""
+    """Return the similarity of a document to each label, from the vectors of its passages and of
+    the labels' descriptions: cosines, from -1 to 1; 0 for a document without passages."""
     import numpy as np
 
     if not passages:
@@ -40,8 +40,8 @@ def similarities(
 def classes_by_similarity(
     name: str, kind: MeaningKind, similar: Mapping[str, float], min_relevance: float
 ) -> list[DocumentClass]:
-    """Return the classes of a document by its similarity to the labels; `min_relevance` is the
-    embedder's least similarity of a match."""
+    """Return the classes of a document by its similarity to the labels. `min_relevance` is the
+    least similarity that the embedder's calibration takes for a match."""
     base = similar.get(kind.otherwise or "", median(similar.values()))
     others = [label for label in similar if label != kind.otherwise]
     ranked = sorted(others, key=lambda label: (-similar[label], label))

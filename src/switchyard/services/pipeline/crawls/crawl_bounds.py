@@ -1,4 +1,4 @@
-"""What belongs to a crawl: which hosts, how deep, how many pages, until when. Pure."""
+"""The bounds of a crawl: hosts, depth, number of pages, and time. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CrawlBounds:
     max_pages: int
     max_depth: int
     within: float
-    """Seconds from its start, after which it visits no more pages."""
+    """Seconds after the crawl's start from which it visits no more pages."""
 
     @classmethod
     def from_request(
@@ -80,14 +80,14 @@ class CrawlBounds:
 
 
 def host_of(url: str) -> str:
-    """Return the host as crawls name it: with its port where that is neither 80 nor 443."""
+    """Return the host as crawls name it: with its port, unless that is 80 or 443."""
     host, port = place_of(url)
     name = f"[{host}]" if ":" in host else host
     return name if port in (80, 443) else f"{name}:{port}"
 
 
 def belongs(url: str, hosts: Sequence[str]) -> bool:
-    """Return whether the address is on one of the hosts; `*.example.org` is all below
-    example.org."""
+    """Return whether the address is on one of the hosts; `*.example.org` stands for all subdomains
+    of example.org."""
     host = host_of(url)
     return any(host.endswith(each[1:]) if each.startswith("*.") else host == each for each in hosts)

@@ -1,4 +1,4 @@
-"""Make the jobs that visit a crawl's pages, and tell how full their lane is."""
+"""Make the jobs that visit a crawl's pages, and tell the pressure of their lane."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchyard.services.pipeline.records.crawls import FoundPage
 
 JOB_TYPE = "crawl_page"
 SLOW_LANE_FACTOR = 5.0
-"""Factor of the interval between pages of a host, while the lane is slow."""
+"""Factor for the interval between pages of a host while the lane's pressure is SLOW."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 
 
@@ -44,7 +44,7 @@ def found_pages(
 
 
 def crawl_pressure(snapshot: Snapshot) -> Pressure:
-    """Return the pressure of the queues that crawled pages go through: the fullest counts."""
+    """Return the pressure of the fullest of the queues that crawled pages go through."""
     names = (queue_name(BACKFILL.name, worker) for worker in BACKFILL.workers)
     depths = filter(None, map(snapshot.queue, names))
     return fullest(each.pressure for each in depths)

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord, ListedPage
 
 _ROUNDING_ERROR = 0.01
-"""Seconds by which two of the same length differ at most, as sums of times are rounded."""
+"""Seconds by which two equal durations may differ, as sums of times are rounded."""
 
 
 class UnknownCrawl(NotFoundError):
@@ -56,9 +56,9 @@ class Crawls:
         key: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> CrawlRecord:
-        """Record a crawl; the scheduler publishes its first pages. The jobs of all pages have the
-        tags, and what follows from them. The same idempotency key and the
-        same bounds are the same crawl. Raises CrawlKeyTaken."""
+        """Record a crawl; the scheduler publishes its first pages. The jobs of all pages, and all
+        jobs that follow from them, have the tags. With the same idempotency key and bounds, return
+        the existing crawl. Raises CrawlKeyTaken."""
         now = self._ledger.clock.time()
         crawl = CrawlRecord(
             id=str(uuid4()),

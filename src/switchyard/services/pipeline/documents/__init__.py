@@ -1,1 +1,1 @@
-"""Services for those who send documents: uploads, status, results, references."""
+"""Services for senders of documents: uploads, status, results, references."""

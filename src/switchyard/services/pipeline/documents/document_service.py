@@ -1,7 +1,7 @@
 """Submit documents, and return their status and results.
 
-The same use cases serve both modes. With a broker, the pipeline's first job is published; without
-one, the pipeline runs in this process, and whoever sends a document waits for it.
+The same methods serve both modes. With a broker, the pipeline's first job is published; without
+one, the pipeline runs in this process, and the sender waits for its end.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from switchyard.services.pipeline.text.ocr import ReadLine
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 
 _READ_AT_ONCE = 8
-"""Results that are read at once for the documents of a search."""
+"""Results of documents that are read concurrently."""
 _MAX_FILTERED_PAGES = 20
-"""Pages that are looked through for documents in a state, for one page of them."""
+"""Pages that are searched for documents in a state, at most, to fill one page."""
 
 
 class UnknownDocument(NotFoundError):
@@ -55,11 +55,11 @@ class UnknownDocument(NotFoundError):
 
 
 class UnknownDocumentState(InvalidInput):
-    """No document is ever in such a state."""
+    """There is no such state of documents."""
 
 
 class NotFinished(ConflictError):
-    """There is no result yet, or there never will be one as things stand: see `status`."""
+    """There is no result: the pipeline has not ended, or has failed (see `status`)."""
 
     def __init__(self, status: DocumentStatus) -> None:
         self.status = status
@@ -73,10 +73,10 @@ class Submitted:
 
     status: DocumentStatus
     duplicate: bool
-    """The content or the source was known: nothing was started."""
+    """Whether the content or the source was known, so that nothing was started."""
     is_own: bool = False
-    """Nobody has sent it before, under any source: all that is told of it comes from this upload.
-    False also for one that failed before, which may keep its first sender's title and source."""
+    """Whether nobody has sent it before, so that all metadata comes from this upload. False also
+    for a document that failed before, which may keep its first sender's title and source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +145,17 @@ class DocumentService:
     # --- submit -----------------------------------------------------------------------------
 
     async def submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
-        """Have the pipeline take up an upload, unless its content or source is known.
+        """Start the pipeline for an upload, unless its content or source is known.
 
-        A document that has failed is taken up anew. Inline, this returns when the pipeline has
-        ended. Raises as UploadIntake.start does.
+        For a document that has failed, it is started again. Inline, this returns when the pipeline
+        has ended. Raises as UploadIntake.start does.
         """
         submitted = await self._submit(upload, about)
         if self.inbox.is_inline:
             submitted = await self._wait_for_end(submitted)
             status = submitted.status
             if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
-                # Another file from this source was faster, and failed: it is the turn of this one.
+                # Another file from this source was faster, and failed: now submit this one.
                 submitted = await self._wait_for_end(await self._submit(upload, about))
         if self.inbox.is_inline or submitted.duplicate:
             await self.inbox.discard(upload)
@@ -165,8 +165,8 @@ class DocumentService:
         return submitted
 
     async def _wait_for_end(self, submitted: Submitted) -> Submitted:
-        """Wait until the pipeline has ended; also that of the document that this one turned out to
-        be, when another came from the same source at the same time."""
+        """Wait until the pipeline has ended. Where another file from the same source came at the
+        same time, wait for the pipeline of its document, which this upload belongs to."""
         status = submitted.status
         for _ in range(2):
             if not status.has_ended:
@@ -215,7 +215,8 @@ class DocumentService:
         )
 
     async def unreadable_pages(self, document_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the pages that could not be read, of those of the documents that have such."""
+        """Return the numbers of the pages that could not be read, by document; documents without
+        such pages are absent."""
         pages: dict[str, tuple[int, ...]] = {}
 
         async def one(document_id: str) -> None:
@@ -231,7 +232,7 @@ class DocumentService:
         if document is None and not jobs:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
-            # Its job has found another document, which came from the same source at the same time.
+            # The job has found another document, from the same source at the same time.
             record = await self._ledger.job_reads.get(jobs[0].id)
             other_id = record.result.get("document_id") if record and record.result else None
             other_document = await self._documents.get_document(other_id) if other_id else None
@@ -240,7 +241,7 @@ class DocumentService:
         return (await self._add_descriptions([status_of(document_id, document, jobs)]))[0]
 
     async def _add_descriptions(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
-        """Add the documents' classes, and the titles found in them where their senders named
+        """Add the documents' classes, and titles found in the documents where the senders gave
         none."""
         ids = [each.document_id for each in statuses]
         classes = await self._classes.classes_of(ids)
@@ -257,13 +258,14 @@ class DocumentService:
         ]
 
     async def own_result(self, document_id: str) -> dict[str, Any]:
-        """Return `result` without its links, which name other documents. Raises as it does."""
+        """Return what `result` returns, without its links, which name other documents. Raises as
+        `result`."""
         return await self.result(document_id) | {"links": []}
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
         """Return the result of a document; with its text, page by page.
 
-        Raises UnknownDocument, NotFinished. `pages` is None when the text was cleaned away.
+        Raises UnknownDocument, NotFinished. `pages` is None when the text was deleted by age.
         """
         status = await self.status(document_id)
         if not status.is_finished:
@@ -309,7 +311,7 @@ class DocumentService:
         """Return the picture of a figure, from 1, and its media type, which is one of our own
         encodings.
 
-        Raises as `figures`, and UnknownDocument for a figure that there is not.
+        Raises as `figures`, and UnknownDocument for a figure that does not exist.
         """
         figures = await self.figures(document_id)
         if number > len(figures):
@@ -325,8 +327,8 @@ class DocumentService:
     async def page(self, document_id: str, number: int) -> DocumentPage:
         """Return a page's text, from 1, as soon as it was extracted, or read by OCR.
 
-        Raises UnknownDocument, also for a page that there is not, and for a text that was cleaned
-        away or is not there yet.
+        Raises UnknownDocument, also for a page that does not exist, and for a text that was deleted
+        by age or is not extracted yet.
         """
         text = await self._json(stage_key(document_id, EXTRACT.name))
         if text is None:
@@ -363,9 +365,9 @@ class DocumentService:
     ) -> Page[DocumentStatus]:
         """List documents, newest first, each with the status that `status` returns.
 
-        A page may have fewer than `limit` although others follow: states are told from jobs, so
-        documents are looked through for those in a `state`. Raises UnknownDocumentState,
-        InvalidCursor, and ValueError for an invalid limit.
+        A page may have fewer than `limit` documents although others follow: states are derived from
+        jobs, so a `state` is filtered after reading. Raises UnknownDocumentState, InvalidCursor,
+        and ValueError for an invalid limit.
         """
         if state is not None and state not in STATES:
             raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")
@@ -403,5 +405,5 @@ class DocumentService:
 
 
 def _title(label: str | None, document_id: str) -> str | None:
-    """Return the title; None where the graph calls a document by its id."""
+    """Return the title; None where the graph's label is only the document's id."""
     return None if label == document_id else label

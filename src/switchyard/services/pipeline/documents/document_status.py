@@ -1,8 +1,8 @@
-"""How far a document has come, from its record and the jobs of its pipeline.
+"""Derive a document's status from its record and the jobs of its pipeline.
 
-A pure function, which knows the stages only from `services.pipeline.workers.stages`: another stage
-there needs no change here. The jobs say more than the record: the record says where the pipeline
-last was, a dead job that it stands still there, and that job's redrive that it goes on.
+A pure function, which knows the stages only from `services.pipeline.workers.stages`, so that a new
+stage needs no change here. The jobs say more than the record: the record says at which stage the
+pipeline was last, a dead job that it has stopped there, and that job's redrive that it goes on.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STATES = frozenset(
     {QUEUED, FAILED, *FINISHED_STATES}
     | {state for stage in PIPELINE for state in (stage.state, stage.waiting) if state is not None}
 )
-"""All that a document can be in."""
+"""All states of documents."""
 STOPPED = (State.DEAD, State.CANCELLED)
-"""A job in which a pipeline stands still."""
+"""States of a job in which its pipeline has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageFailure:
-    """Why a pipeline stands still."""
+    """Why a pipeline has stopped."""
 
     reason: str
     """permanent, exhausted, crashed, expired, overflowed, …, or cancelled."""
@@ -49,16 +49,16 @@ class DocumentStatus:
 
     document_id: str
     state: str
-    """queued, then the state of the stage under way (extracting, summarizing, …; needs_ocr while
-    it waits for OCR), and in the end completed or failed."""
+    """queued, then the state of the current stage (extracting, summarizing, …; needs_ocr while it
+    waits for OCR), and in the end completed or failed."""
     current_stage: str | None
-    """The job type of the stage under way, or of the one that failed; None at the end."""
+    """The job type of the current stage, or of the one that failed; None at the end."""
     completed_stages: tuple[str, ...]
-    """In the order of the pipeline."""
+    """Job types of the completed stages, in the order of the pipeline."""
     job_id: str | None
     """The first job of the latest run of its pipeline."""
     error: StageFailure | None = None
-    """Only of a document that failed."""
+    """Only set for a document that failed."""
     title: str | None = None
     filename: str | None = None
     source: str | None = None
@@ -69,19 +69,19 @@ class DocumentStatus:
     updated_at: float | None = None
     classes: tuple[DocumentClass, ...] = ()
     unreadable_pages: tuple[int, ...] = ()
-    """Pages, from 1, whose text could not be read, also not by OCR; known of a document that has a
-    result, when it is asked for alone."""
+    """Pages, from 1, whose text could not be read, not even by OCR. Only set for a document with a
+    result, when its status alone is read."""
     page_errors: Mapping[int, str] = field(default_factory=dict)
-    """Why, of those that are broken or take too long."""
+    """Why pages could not be read, for those that are broken or take too long."""
 
     @property
     def is_finished(self) -> bool:
-        """It has a result."""
+        """Whether it has a result."""
         return self.state in FINISHED_STATES
 
     @property
     def has_ended(self) -> bool:
-        """Nothing happens any more unless somebody acts."""
+        """Whether nothing more happens unless a person acts."""
         return self.is_finished or self.state == FAILED
 
 
@@ -147,8 +147,8 @@ def _place(
     if document is None:
         return _Place(QUEUED, INGEST.name)
     if document.state != FAILED and any(job.job_type == PIPELINE[-1].name for job in jobs):
-        # Another run of the same document is at work, such as a backfill's: what this one has made
-        # is there.
+        # Another run of the same document is at work, such as a backfill's, but the outputs of
+        # this one exist.
         return _Place(COMPLETED, None)
     if document.state == FAILED:
         lost = StageFailure("unknown", None, "the job that failed is not known", None, 0)
@@ -157,8 +157,8 @@ def _place(
 
 
 def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
-    """Return the completed stages. The record lacks a stage that ran in a process of its own until
-    the next one begins."""
+    """Return the completed stages. A stage that ran in a process of its own is missing from the
+    record until the next one begins."""
     done = set(document.completed_stages) if document else set()
     under_way = {_stage_of(job.job_type) for job in jobs if job.state not in FINISHED}
     done |= {
@@ -172,13 +172,13 @@ def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> 
 
 
 def _stage_of(job_type: str) -> Stage | None:
-    """Return the stage of a job that is a stage, or does a part of one."""
+    """Return the stage of a job that is a stage, or does a part of a stage."""
     by_name = (stage for stage in PIPELINE if stage.name == job_type)
     return PARTS.get(job_type) or next(by_name, None)
 
 
 def _stage_name(job: JobSummary, document: Document | None) -> str | None:
-    """Return the name of the job's stage; of a job that is not a stage, the document's."""
+    """Return the name of the job's stage; for a job that is no stage, that of the document."""
     stage = _stage_of(job.job_type)
     if stage is not None:
         return stage.name

@@ -1,4 +1,5 @@
-"""Text alone: one job that reads an upload, and its result in storage."""
+"""Extract the text of an upload that is not kept as a document: one job, with its result in the
+storage."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class ExtractionNotFinished(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """A text that is, or will be, the result of a job; `result` is there where it was made at
+    """A text that is, or will be, the result of a job; `result` is set where it was made at
     once."""
 
     job_id: str
@@ -40,16 +41,16 @@ class Extraction:
 
 
 class ExtractionService:
-    """Orders texts of uploads, and returns them."""
+    """Starts extractions of the text of uploads, and returns their results."""
 
     def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger
         self.inbox = inbox
 
     async def order(self, upload: Upload, about: UploadMetadata) -> Extraction:
-        """Have the text of an upload extracted. Inline, with its result.
+        """Start the extraction of an upload's text. Inline, return it with its result.
 
-        Raises as UploadIntake.start does; inline ExtractionNotFinished for a file that can't be
+        Raises as UploadIntake.start does; inline, ExtractionNotFinished for a file that can't be
         read.
         """
         request = JobRequest(

@@ -1,7 +1,7 @@
-"""Pictures of pages, drawn when somebody looks at one.
+"""Draw pictures of pages when they are looked at.
 
-The file is a stranger's: a process of its own opens it, within the limits that ingest has, one page
-at a time. What was drawn last is kept in memory, also that a page can't be drawn.
+The file is a stranger's: a process of its own opens it, within the limits of ingest, one page at a
+time. The pictures drawn last are kept in memory, and also that a page can't be drawn.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, Mi
 from switchyard.services.pipeline.workers.stages import INGEST
 
 PAGE_TIMEOUT = 20.0
-"""Seconds in which a page is drawn; most take a few tenths, and 10 s of processor time are the
-limit of `pdf_pages.Limits`."""
+"""Seconds to draw a page, at most; usual are a few tenths, and the limit of `pdf_pages.Limits` is
+10 s of processor time."""
 MAX_WAITING = 8
 """Pages that wait at most while another one is drawn."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 MAX_KEPT = 500
-"""Pages that are kept at most; one that can't be drawn has no bytes."""
+"""Pages that are kept at most; a page that can't be drawn counts, but has no bytes."""
 
 
 class NoPagePicture(NotFoundError):
@@ -44,7 +44,7 @@ class NoPagePicture(NotFoundError):
 
 
 class TooManyPictures(TemporarilyUnavailable):
-    """Others wait for theirs."""
+    """Too many other pages wait to be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StoredPage:
     number: int
     """From 1."""
     etag: str
-    """Another one for another content, page or way of drawing: 64 hexadecimal digits."""
+    """Differs for another content, page or version of drawing: 64 hexadecimal digits."""
 
 
 class PagePictures:
@@ -80,7 +80,7 @@ class PagePictures:
             await executor.close()
 
     async def find(self, document_id: str, number: int) -> StoredPage:
-        """Return where a page is to be drawn from. Raises NoPagePicture, StorageUnavailable."""
+        """Return the file and number of a page. Raises NoPagePicture, StorageUnavailable."""
         files = DocumentFiles(Storage(self._settings.files_url), document_id)
         try:
             stored = await files.output_of_async(INGEST)
@@ -128,7 +128,7 @@ class PagePictures:
         return picture
 
     def _keep(self, etag: str, picture: Picture | NoPagePicture) -> None:
-        """Keep what was drawn last, and as much from before as there is room for."""
+        """Keep a new picture, and drop the oldest ones that exceed the limits."""
         self._kept[etag] = picture
         self._kept_bytes += _size(picture)
         while len(self._kept) > 1 and (

@@ -20,11 +20,11 @@ class Runs:
     """The runs of a document's pipeline, one after the other."""
 
     next_id: str
-    """The first job of the next one."""
+    """Id of the first job of the next run."""
     latest: list[JobSummary] = field(default_factory=list)
     """The jobs of the last run that did more than find the document known."""
     is_open: bool = False
-    """The last one has not ended."""
+    """Whether the last run has not ended."""
 
     def add(self, jobs: list[JobSummary], next_id: str) -> None:
         """Add the next run, with the id of the run that follows it."""
@@ -53,9 +53,9 @@ class PipelineRuns:
         return (await self.runs_of_each({document_id: first}))[document_id]
 
     async def confirmed_runs_of(self, document_id: str, document: Document | None) -> Runs:
-        """Return the runs of one document once none of them can be rolled back. The sender of a job
-        that the broker has still to confirm can't roll it back any more; runs that were rolled back
-        are left out."""
+        """Return the runs of one document, and make sure that none of them can be rolled back any
+        more by a sender whose job the broker has not confirmed yet. Runs that were rolled back are
+        left out."""
         while True:
             runs = await self.runs_of(document_id, document)
             pending = [job.id for job in runs.latest if job.state in REVOCABLE]
@@ -63,8 +63,8 @@ class PipelineRuns:
                 return runs
 
     async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
-        """Return the runs of each document. `first` gives the run that the document's record names;
-        after a run that has ended comes the run that the same file, sent again, has started."""
+        """Return the runs of each document. `first` has the run that the document's record names;
+        the next run is the one that the same file, sent again, has started."""
         ids = await self._ledger.system.job_ids()
         runs = {each: Runs(next_id=run) for each, run in first.items()}
         pending = dict(first)
@@ -80,7 +80,7 @@ class PipelineRuns:
 
 
 def recorded_run(ids: JobIds, document: Document) -> str:
-    """Return the run that a document's record names."""
+    """Return the id of the run that a document's record names."""
     return document.pipeline or run_id(ids, document.id)
 
 

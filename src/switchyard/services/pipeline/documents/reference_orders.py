@@ -24,11 +24,11 @@ from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENC
 Order = Literal["extract_references", "parse_references", "process_references"]
 """Job types on references that a client can start."""
 MAX_OUTPUT = 8 * 1024 * 1024
-"""Bytes of an output that stands in a job's view."""
+"""Bytes of an output, at most, that is shown in a job's view."""
 
 
 class NoReferences(NotFoundError):
-    """There is no job of that id that looks for references, or its result was removed."""
+    """There is no job on references with that id, or its result was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class StagesDone:
     """The progress of a job with stages of its own."""
 
     current: str | None
-    """None before it runs, and when it has ended well."""
+    """The current stage; None before the job runs, and when it has succeeded."""
     completed: tuple[str, ...]
 
 
 class ReferenceService:
-    """Orders references of files and texts, and returns them."""
+    """Starts jobs on references of files and texts, and returns their results."""
 
     def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger
@@ -66,14 +66,14 @@ class ReferenceService:
     async def order_from_text(
         self, order: Order, payload: Mapping[str, Any], about: UploadMetadata
     ) -> str:
-        """Start the job on the text or the references in the payload, and return its id; waits as
-        `order_from_file` does. Raises InvalidPayload."""
+        """Start the job on the text or the references in the payload, and return its id; inline, it
+        waits as `order_from_file` does. Raises InvalidPayload."""
         job_id = (await self.inbox.publish(_request(order, about, payload))).job_id
         await self.inbox.wait_for(job_id)
         return job_id
 
     async def stages(self, record: JobRecord) -> StagesDone | None:
-        """Return the progress of a job; None for one without stages of its own, or on a
+        """Return the progress of a job; None for a job without stages of its own, or on a
         document."""
         stages = REFERENCE_STAGES.get(record.job_type)
         if stages is None or "document_id" in record.payload:
@@ -92,7 +92,8 @@ class ReferenceService:
         return StagesDone(None if waits else left[0], tuple(done))
 
     async def output(self, record: JobRecord) -> dict[str, Any] | None:
-        """Return the output of a job that is in storage under the job's id, up to MAX_OUTPUT."""
+        """Return the output of a job that is stored under the job's id, if it has at most
+        MAX_OUTPUT bytes."""
         if not _has_output(record):
             return None
         key = extraction_key(record.id)
@@ -104,7 +105,7 @@ class ReferenceService:
         return output
 
     async def references(self, job_id: str) -> dict[str, Any]:
-        """Return the result of a job: `references`, and `citations` where it has looked for them.
+        """Return the result of a job: `references`, and `citations` of `process_references`.
 
         Raises NoReferences, ExtractionNotFinished, LedgerUnavailable.
         """

@@ -1,4 +1,4 @@
-"""Sample documents for those who ask for some: made by a job, and sent through the pipeline."""
+"""Order sample documents, which a job makes and sends through the pipeline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SamplesFailed(PermanentFailure):
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """Samples that will be made, by the job of that id."""
+    """An order of samples, which the job with that id makes."""
 
     job_id: str
     documents: Sequence[dict[str, Any]] | None = None
-    """What was made (`document_id`, `filename`, `kind`, `language`, `title`), where it is done."""
+    """The documents (`document_id`, `filename`, `kind`, `language`, `title`), once made."""
 
 
 async def order_samples(
@@ -37,7 +37,7 @@ async def order_samples(
     lane: Literal["hot", "backfill"] = "hot",
     asked_by: str = "api",
 ) -> SampleOrder:
-    """Have samples made and taken in. Inline, this returns when their pipelines have ended.
+    """Start the job that makes samples. Inline, this returns when their pipelines have ended.
 
     Raises UnknownSample, StorageFull, SamplesFailed, and as JobPublisher.publish does.
     """

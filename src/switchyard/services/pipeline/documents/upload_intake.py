@@ -44,20 +44,20 @@ class InvalidUploadMetadata(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class UploadMetadata:
-    """What a sender says of a file. No part of it is ever used as a path."""
+    """The metadata that a sender gives for a file. No part of it is ever used as a path."""
 
     filename: str | None = None
     source: str | None = None
     title: str | None = None
     lane: Literal["hot", "backfill"] = "hot"
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Of the job, and of all that follows from it."""
+    """Tags of the job, and of all jobs that follow from it."""
     notify_url: str | None = None
     """Address that is notified of the end of the pipeline."""
     asked_by: str = "api"
-    """The source of the job: fair shares and spend go by it. `source` is that of the file."""
+    """The source of the job, by which fair shares and spend are counted. `source` is the file's."""
     may_read: bool = True
-    """The sender may see what others have sent."""
+    """Whether the sender may see what others have sent."""
 
     @classmethod
     def from_fields(
@@ -68,9 +68,9 @@ class UploadMetadata:
         asked_by: str,
         may_read: bool = True,
     ) -> UploadMetadata:
-        """Read a form: `source`, `title`, `lane`, `tags`, `notify_url`. Raises
-        InvalidUploadMetadata for a field that does not exist, is too long, names another lane or
-        has no tags."""
+        """Read the fields of a form: `source`, `title`, `lane`, `tags`, `notify_url`. Raises
+        InvalidUploadMetadata for an unknown field, a value that is too long, an unknown lane, or
+        tags that can't be read."""
         values = {name: clean(value) for name, value in fields.items()}
         unknown = sorted(set(values) - set(_FIELDS))
         if unknown:
@@ -99,8 +99,7 @@ class UploadMetadata:
         )
 
     def payload(self, upload: Upload, *names: str) -> dict[str, str]:
-        """Return the payload of a job that reads the upload, with those of the fields that are
-        set."""
+        """Return the payload of a job that reads the upload, with the named fields that are set."""
         values = {name: getattr(self, name) for name in names}
         return {"key": upload.key} | {name: value for name, value in values.items() if value}
 
@@ -115,9 +114,9 @@ def _tags_of(text: str) -> dict[str, str]:
 
 
 def check_source(source: str, registry: Registry) -> None:
-    """Refuse a source whose documents a job type of this system fetches itself: `arxiv:…`, as there
-    is `ingest_arxiv`. Only that job can say that a document comes from there. Raises
-    InvalidUploadMetadata."""
+    """Raise InvalidUploadMetadata for a source whose documents a job type of this system fetches
+    itself, such as `arxiv:…` (`ingest_arxiv`): only that job knows that a document comes from
+    there."""
     place, colon, _ = source.partition(":")
     name = f"ingest_{place.strip().lower()}"
     if colon and any(each.name == name for each in registry):
@@ -142,7 +141,8 @@ class UploadIntake:
 
     @property
     def is_inline(self) -> bool:
-        """There is no broker: jobs run in this process, and their callers wait for them."""
+        """Whether jobs run in this process, as there is no broker, and their callers wait for
+        them."""
         return self._inline is not None
 
     async def receive(
@@ -151,18 +151,18 @@ class UploadIntake:
         filename: Callable[[], str | None] = lambda: None,
         charset: Callable[[], Charset | None] = lambda: None,
     ) -> Upload:
-        """Store an upload as it comes in, whose name and declared charset are known with its first
-        part.
+        """Store an upload as it comes in. `filename` and `charset` are called after its first part,
+        when they are known.
 
-        Raises StorageFull, UnsupportedDocument, DocumentTooLarge, and what `parts` raises; nothing
-        is kept then.
+        Raises StorageFull, UnsupportedDocument, DocumentTooLarge, and what `parts` raises; then
+        nothing is kept.
         """
         await self._quota.check()
         metered = self._quota.metered(parts)
         return await receive(self.storage, metered, filename, charset, max_bytes=self.max_bytes)
 
     def check(self, about: UploadMetadata) -> None:
-        """Check that the end can be announced as the sender asks. Raises InvalidJob."""
+        """Check that the sender can be notified of the end. Raises InvalidJob."""
         if about.notify_url is None:
             return
         if self.is_inline:
@@ -186,8 +186,8 @@ class UploadIntake:
     async def start(self, request: JobRequest, upload: Upload) -> Published:
         """Start a job that reads the upload.
 
-        Raises PublishError, InvalidJob, InvalidPayload and LedgerUnavailable. The upload is
-        discarded then, unless a job may have it nevertheless.
+        Raises PublishError, InvalidJob, InvalidPayload and LedgerUnavailable; then the upload is
+        removed, unless a job may have been started nevertheless.
         """
         try:
             return await self._starter.publish(request)
@@ -200,15 +200,15 @@ class UploadIntake:
             raise
 
     async def add_notice(self, about: UploadMetadata, job_id: str) -> None:
-        """Notify a sender of the end of a run that another sender has started. The notice tells
-        errors only to a sender who may read. Raises as `start` does."""
+        """Notify a sender of the end of a run that another sender has started. The notice contains
+        errors only if the sender may read. Raises as `start` does."""
         notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}
         if not about.may_read:
             notice["errors"] = False
         await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
 
     async def wait_for(self, job_id: str | None) -> None:
-        """Wait for the end of a job and of all jobs that follow from it, where they run in this
-        process; else return at once."""
+        """Wait for the end of a job and of all jobs that follow from it, if they run in this
+        process; otherwise return at once."""
         if self._inline is not None and job_id is not None:
             await self._inline.finish(job_id)

@@ -1,1 +1,1 @@
-"""The knowledge graph: works and documents, who wrote them, and what cites what."""
+"""The knowledge graph: works and documents, their authors, and citations between them."""

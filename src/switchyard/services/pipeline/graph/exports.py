@@ -1,4 +1,5 @@
-"""The graph as files for other programs: GraphML with all nodes, or the edges as Parquet."""
+"""Write the graph into files for other programs: GraphML with all nodes, or Parquet with the
+edges."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
 
 PAGE_SIZE = 5_000
-"""Nodes or edges that are in memory at once."""
+"""Nodes or edges that are in memory at once, at most."""
 
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NODE = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
@@ -28,26 +29,25 @@ _TYPES = {"year": "int", "cited": "long", "rank": "double", "community": "long",
 
 
 class UnknownFormat(InvalidInput):
-    """The file's name ends with nothing that is known."""
+    """The file's name has no ending of a known format."""
 
 
 async def export(ledger: Ledger, file: Path) -> tuple[int, int]:
-    """Write the graph into a file, of the format that its name ends with: `.graphml` or `.parquet`.
-    Gives the numbers of nodes and edges in it. The file is there as a whole, or not at all.
+    """Write the graph into a file, in the format of its name's ending: `.graphml` or `.parquet`.
+    Returns the numbers of nodes and edges in it. The file appears when it is complete.
 
-    Edges that are written while it is read may be missing. Raises UnknownFormat, OSError,
-    LedgerUnavailable.
+    Edges that are added meanwhile may be missing. Raises UnknownFormat, OSError, LedgerUnavailable.
     """
     suffix = file.suffix.lower()
     if suffix not in (".graphml", ".parquet"):
         raise UnknownFormat(f"{file.name}: its name must end with .graphml or .parquet")
-    with _whole(file) as target:
+    with _write_atomically(file) as target:
         return await (_graphml if suffix == ".graphml" else _parquet)(ledger, target)
 
 
 @contextmanager
-def _whole(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when all of it is written."""
+def _write_atomically(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name when it is complete."""
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as target:
@@ -105,7 +105,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     while True:
         edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
         for edge in edges:
-            # One that came after the nodes were read would have an end that is not there.
+            # An edge that was added after the nodes were read may lead to a missing node.
             if edge.source in known and edge.target in known:
                 xml.edge(edge)
                 count += 1
@@ -117,7 +117,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
 
 
 class _Xml:
-    """Elements of GraphML, each on a line."""
+    """Writes elements of GraphML, each on a line."""
 
     def __init__(self, target: IO[bytes]) -> None:
         self._out = XMLGenerator(target, "utf-8", short_empty_elements=True)
@@ -160,5 +160,5 @@ class _Xml:
 
 
 def _fit(text: str) -> str:
-    """Remove the characters that no XML may have."""
+    """Remove the characters that XML does not allow."""
     return _NO_XML.sub("\ufffd", text)

@@ -1,7 +1,7 @@
-"""PageRank and communities of the whole graph.
+"""Compute PageRank and communities of the whole graph.
 
-`rank` is pure and heavy: it runs in a process of its own, which is killed at its limits. A million
-edges take it a second or two and less than 300 MB.
+`rank` is pure and heavy: it runs in a process of its own, which is killed at its limits. For a
+million edges it takes a second or two and less than 300 MB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Edges:
     sources: NDArray[Any]
     targets: NDArray[Any]
     cites: NDArray[Any]
-    """Whether it is a citation; else the two are similar."""
+    """Whether each edge is a citation; otherwise its ends are similar."""
     weights: NDArray[Any]
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What was computed, for each node in order."""
+    """PageRank and community of each node, as columns."""
 
     nodes: list[int] = field(default_factory=list)
     ranks: list[float] = field(default_factory=list)
@@ -67,9 +67,9 @@ async def read_edges(ledger: Ledger) -> Edges:
 
 
 def rank(edges: Edges) -> Ranks:
-    """Compute PageRank by citations, each counted once, however many places of the citing work make
-    it; and communities (Leiden) by citations and similarities, in either direction. The same edges
-    give the same answer."""
+    """Compute PageRank by citations, and communities (Leiden) by citations and similarities in
+    either direction. A citation counts once, however many places of the citing work make it. The
+    same edges give the same result."""
     with naming_extra():
         from scipy import sparse
         from sknetwork.clustering import Leiden
@@ -84,9 +84,10 @@ def rank(edges: Edges) -> Ranks:
     cites = edges.cites.astype(bool)
     ones = np.ones(int(cites.sum()))
     cited = sparse.csr_matrix((ones, (sources[cites], targets[cites])), shape=shape)
-    cited.data[:] = 1.0  # two documents of one work may both tell a citation
-    # The library's default solver ranks works that cite nothing too high, and most are known by
-    # their citations alone. This one is right; what is left out after so many steps is < 1e-7.
+    cited.data[:] = 1.0  # two documents of one work may both have a citation
+    # The library's default solver ranks works that cite nothing too high, and of most works only
+    # the citations of them are known. This solver is right; its error after so many steps is
+    # below 1e-7.
     ranks = PageRank(solver="RH", n_iter=_MAX_STEPS).fit_predict(cited)
     weights = np.where(cites, 1.0, np.maximum(edges.weights, _MIN_WEIGHT))
     joined = sparse.csr_matrix((weights, (sources, targets)), shape=shape)

@@ -1,7 +1,8 @@
-"""A picture of a neighbourhood, as SVG: columns by distance, what points here on the left.
+"""Draw a neighbourhood of the graph as SVG: columns by distance, with nodes whose edges lead to the
+middle on the left.
 
 Every label has a line of its own beside its dot, so none covers another. Labels come from anybody's
-files; the XML library writes them, as text.
+files; the XML library escapes them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from switchyard.services.pipeline.records.graph import EdgeKind, NodeKind
 LINE = 24
 """Pixels from one label to the next."""
 LABEL = 46
-"""Letters of a label; the whole one is its tooltip."""
+"""Letters of a label at most; its tooltip has the whole one."""
 LETTER = 6.9
-"""Pixels of a letter, about: no font is known here."""
+"""Width of a letter in pixels, about, as the font is not known."""
 ROOM = 340
 """Pixels for a column's labels."""
 GAP = 150
@@ -49,7 +50,8 @@ _SVG = "http://www.w3.org/2000/svg"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a node is drawn. Labels stand away from the middle, and lines go on behind them."""
+    """Where a node is drawn. Its label is on the side away from the middle column, and edges to
+    farther nodes begin behind the label."""
 
     x: float
     y: float
@@ -58,7 +60,7 @@ class _Place:
 
     @property
     def left(self) -> float:
-        """Where lines to the left begin."""
+        """Where edges to the left begin."""
         return self.x - 9 - (self._width if self.column < 0 else 0)
 
     @property
@@ -71,7 +73,7 @@ class _Place:
 
 
 class DrawnNode(Protocol):
-    """A node, from the ledger or as the HTTP API answers it."""
+    """A node, from the ledger or from the HTTP API."""
 
     @property
     def key(self) -> str: ...
@@ -99,7 +101,7 @@ class DrawnEdge(Protocol):
 
 
 class DrawnGraph(Protocol):
-    """A node, which is the first, and what is around it."""
+    """A node, which is the first, and its neighbourhood."""
 
     @property
     def nodes(self) -> Sequence[DrawnNode]: ...
@@ -152,8 +154,8 @@ def draw(around: DrawnGraph, distances: Sequence[int]) -> str:
 
 
 def _columns(around: DrawnGraph, distances: Sequence[int]) -> dict[int, list[DrawnNode]]:
-    """Sort the nodes into columns: 0 the middle one, to the left what leads there, to the right the
-    rest."""
+    """Sort the nodes into columns: the middle node is in 0, nodes from which edges lead there are
+    to the left, all others to the right."""
     centre = around.nodes[0]
     distance = dict(zip((node.key for node in around.nodes), distances, strict=True))
     side: dict[str, int] = {centre.key: 0}
@@ -180,7 +182,7 @@ def _line(lines: ET.Element, edge: DrawnEdge, places: Mapping[str, _Place]) -> N
     start, end = places[edge.source], places[edge.target]
     colour, dashes = STROKES[edge.kind]
     if start.column == end.column:
-        # Within a column it bends towards the middle, where there are no labels.
+        # An edge within a column bends towards the middle, where there are no labels.
         side = 1 if start.column < 0 else -1
         x, tip = start.x + side * 9, end.x + side * 9
         bend = min(GAP * 0.8, 26 + abs(end.y - start.y) * 0.12)
@@ -208,7 +210,7 @@ def _dot(svg: ET.Element, node: DrawnNode, place: _Place) -> None:
     x, y = place.x, place.y + 4.5
     more: dict[str, str] = {}
     if place.column == 0:
-        # Above everything: beside its dot there are lines on both sides.
+        # The middle node's label is above all columns, as its dot has edges on both sides.
         y, more = HEAD + MARGIN - 8, {"text-anchor": "middle", "font-weight": "bold"}
     elif place.column < 0:
         x, more = x - 11, {"text-anchor": "end"}
@@ -262,7 +264,7 @@ def _text_width(text: str) -> int:
 
 
 def _cut(label: str, room: int) -> str:
-    """Cut a text to the room that there is."""
+    """Cut a label to a width in letters."""
     if _text_width(label) <= room:
         return label
     letters = label[: room - 1]

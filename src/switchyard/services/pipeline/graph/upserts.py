@@ -1,4 +1,4 @@
-"""What a document adds to the graph, written to the ledger as its stages find it out.
+"""Write what a document adds to the graph into the ledger, as its stages find it out.
 
 Each call replaces what the same stage has written before, so it may be repeated, in any order.
 """
@@ -44,7 +44,7 @@ async def upsert_document(
     if links is not None:
         edges[EdgeKind.SIMILAR] = similarity_edges(links)
     if references is not None:
-        # In a thread: a book cites thousands.
+        # In a thread, as a book cites thousands of works.
         edges[EdgeKind.CITES] = await asyncio.to_thread(
             citation_edges, references.get("references") or (), references.get("citations") or ()
         )
@@ -54,7 +54,8 @@ async def upsert_document(
 async def upsert_similar(
     ledger: Ledger, document_id: str, title: str | None, links: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Tell what a document is like, and nothing else of it. Raises LedgerUnavailable."""
+    """Write the documents that a document is similar to, and nothing else of it. Raises
+    LedgerUnavailable."""
     document = NodeDescription(NodeKind.DOCUMENT, title or document_id, document_id=document_id)
     await PipelineLedger(ledger).graph.put_in_graph(
         document, {EdgeKind.SIMILAR: similarity_edges(links)}

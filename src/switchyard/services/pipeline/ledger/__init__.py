@@ -1,4 +1,4 @@
-"""What the ledger keeps of documents, crawls, the graph and answers of catalogues."""
+"""The ledger of documents, crawls, the graph, and answers of catalogues."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 
 class PipelineLedger:
-    """The repositories of this wing, in the database of a ledger. Cheap to make, and nothing has to
-    be closed. What needs SQLAlchemy is loaded when one is made: job types are listed without it."""
+    """The repositories of the document pipeline, in the database of a ledger. Cheap to make, and
+    not to be closed. SQLAlchemy is only loaded when one is made, as job types are listed without
+    it."""
 
     def __init__(self, ledger: Ledger) -> None:
         from switchyard.services.pipeline.ledger.catalogue_answers import CatalogueAnswerRepository

@@ -1,7 +1,7 @@
-"""What catalogues of works have answered, and the questions that somebody asks just now.
+"""Answers of catalogues of works, and claims to questions that a process is asking.
 
-Each question is asked by one process of the fleet: by a claim with a short life, so that those of a
-killed one are asked by another. All times are the database's own.
+Each question is asked by one process of the fleet, which claims it. A claim has a short life, so
+that another process asks when the first was killed. All times are the database's own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CatalogueClaims:
     """The result of a claim to several questions. Those in neither are asked by others."""
 
     kept: Mapping[str, list[Any]]
-    """What was answered before, by key."""
+    """Answers from before, by key."""
     claimed: tuple[str, ...]
-    """Keys of the questions that the caller is to ask now."""
+    """Keys of the questions that the caller must ask now."""
 
 
 table = catalogue_answers
@@ -63,7 +63,7 @@ class CatalogueAnswerRepository(Repository):
         claimed: list[str] = []
         claim = {"holder": holder, "lease_until": now + ttl}
         free = or_(table.c.holder.is_(None), table.c.holder == holder, table.c.lease_until <= now)
-        # In one order in all processes: two that claim the same wait for each other once.
+        # In the same order in all processes, so that two of them can't deadlock.
         for key in sorted(set(keys) - answers.keys()):
             taken = connection.execute(
                 insert_into(connection, table)
@@ -83,7 +83,7 @@ class CatalogueAnswerRepository(Repository):
     def renew_catalogue_claims(
         self, connection: Connection, keys: Sequence[str], holder: str, ttl: float
     ) -> None:
-        """Keep the claims for `ttl` seconds more, as far as nobody else has them."""
+        """Extend the holder's claims to `ttl` seconds from now."""
         condition = table.c.key.in_(keys) & (table.c.holder == holder)
         connection.execute(
             update(table).where(condition).values(lease_until=db_now(connection) + ttl)

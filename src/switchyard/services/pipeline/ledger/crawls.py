@@ -41,9 +41,9 @@ from switchyard.services.pipeline.records.crawls import (
 )
 
 CANCEL_BATCH_SIZE = 500
-"""Jobs that one transaction calls off."""
+"""Jobs that one transaction cancels."""
 _OUTCOME = 300
-"""Characters of what came of a page."""
+"""Characters of the outcome of a page, at most."""
 
 
 class CrawlRepository(Repository):
@@ -93,8 +93,8 @@ class CrawlRepository(Repository):
         *,
         interval: float,
     ) -> int:
-        """Claim those of the pages that the crawl lacks, as far as its limits allow: each gets its
-        job, due `interval` seconds after the last one of its host. Return how many were claimed."""
+        """Claim the pages that the crawl does not have yet, within its bounds: each gets its job,
+        due `interval` seconds after the last job of its host. Return how many were claimed."""
         query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
         row = connection.execute(query).one_or_none()
         crawl = None if row is None else _crawl_record(row)
@@ -160,8 +160,8 @@ class CrawlRepository(Repository):
     def claim_address(
         self, connection: Connection, crawl_id: str, page: CrawlPage, url: str, host: str
     ) -> bool:
-        """Record another address of the crawl for a page, to which its server redirects. Returns
-        False where that is another page's address."""
+        """Record the address to which a page redirects as the page's own. Returns False where it is
+        another page's address."""
         row = {
             "crawl_id": crawl_id,
             "address": _address(url),
@@ -173,7 +173,7 @@ class CrawlRepository(Repository):
             "main": 0,
             "url": url,
         }
-        # Locks the crawl: its pages are claimed one caller at a time.
+        # Locks the crawl, so that one caller at a time claims its pages.
         connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
         statement = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
         connection.execute(statement)
@@ -245,8 +245,8 @@ class CrawlRepository(Repository):
         )
 
     async def cancel_crawl(self, crawl_id: str, now: float) -> int | None:
-        """Cancel a crawl: jobs of pages that wait are cancelled, pages that are visited just now
-        take up no others. Return how many jobs were cancelled; None where there is no such crawl.
+        """Cancel a crawl: jobs of waiting pages are cancelled, and pages that are being visited
+        claim no others. Return how many jobs were cancelled; None where there is no such crawl.
         """
         if not await self._note_cancelled(crawl_id, now):
             return None
@@ -277,11 +277,12 @@ class CrawlRepository(Repository):
         return list(connection.scalars(waiting))
 
     async def drop_old_crawls(self, age: float, *, limit: int) -> Removal:
-        """Delete up to `limit` pages of a crawl that began so many seconds ago, and whose pages
-        have all ended; the crawl goes with the last of them.
+        """Delete up to `limit` pages of the oldest crawl that began at least `age` seconds ago and
+        whose pages have all ended; with the last of them, the crawl.
 
-        A crawl stays as long as a page of it may still be visited, as by a redrive: that job would
-        have lost its crawl. Jobs and documents stay. Safe to interrupt: the pages go first.
+        A crawl stays as long as a page of it may still be visited, for example after a redrive,
+        since that job needs its crawl. Jobs and documents stay. Safe to interrupt, as the pages are
+        deleted first.
         """
         crawl_id = await self._oldest_ended_crawl(self.clock.time() - age)
         if crawl_id is None:
@@ -290,7 +291,7 @@ class CrawlRepository(Repository):
 
     @read
     def _oldest_ended_crawl(self, connection: Connection, began: float) -> str | None:
-        """Return the oldest crawl from before `began` that nothing needs any more."""
+        """Return the oldest crawl from before `began` that no job needs any more."""
         letters = select(dead_letters.c.job_id).where(
             dead_letters.c.state == DeadLetterState.WAITING
         )
@@ -329,7 +330,7 @@ def _with_key(key: str) -> Select[Any]:
 
 
 def _address(url: str) -> str:
-    """Return a short hash of an address, whatever its length: it stands in indexes."""
+    """Return a hash of an address, which is short enough for indexes."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 

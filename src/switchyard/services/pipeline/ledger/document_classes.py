@@ -40,7 +40,7 @@ class DocumentClassRepository(Repository):
         columns = document_classes.c
         connection.execute(delete(document_classes).where(columns.document_id == document_id))
         if rows:
-            # Two runs may say it at the same time: the later one counts.
+            # Two runs may write at the same time: the later one counts.
             new = insert_into(connection, document_classes).values(rows)
             changes = {name: new.excluded[name] for name in ("score", "why", "updated_at")}
             keys = ["document_id", "kind", "label"]
@@ -71,8 +71,8 @@ class DocumentClassRepository(Repository):
 
 
 def in_classes(document_id: ColumnElement[str], classes: Iterable[str]) -> ColumnElement[bool]:
-    """Return the condition that a document has classes, each written `kind:label`: of several
-    labels of one kind any, of several kinds one of each."""
+    """Return the condition that a document has classes, each written `kind:label`: one of the
+    labels for each kind that is named."""
     labels_by_kind: dict[str, set[str]] = {}
     for name in classes:
         kind, _, label = name.partition(":")

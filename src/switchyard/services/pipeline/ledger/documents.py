@@ -55,10 +55,10 @@ class DocumentRepository(Repository):
         instead_of: Document | None = None,
     ) -> tuple[Document, bool]:
         """Return the document with that content, else with that source, else a new one; and whether
-        it is new. Of any number of callers at the same time exactly one is told so.
+        it is new, which exactly one of any number of simultaneous callers gets.
 
-        A new one gets the source of `instead_of`, which has none from then on, unless another run
-        has taken that one up since it was read.
+        A new document takes over the source of `instead_of`, unless another run has taken that
+        document over since it was read.
         """
         now = self.clock.time()
         values = {
@@ -116,9 +116,9 @@ class DocumentRepository(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Document]:
-        """List documents, newest first; those in that state and in none of the others, from that
-        source, with those classes (as in DocumentFilter). Raises ValueError for a limit outside 1
-        to 1,000 or a cursor that is not from a page before."""
+        """List documents, newest first: in `state` and not in `not_states`, from that source, with
+        those classes (as in DocumentFilter). Raises ValueError for a limit outside 1 to 1,000 or a
+        cursor that is not from a page before."""
         query = select(documents)
         if not_states:
             query = query.where(documents.c.state.not_in(sorted(not_states)))
@@ -146,7 +146,7 @@ class DocumentRepository(Repository):
         after: tuple[float, str] | None,
         limit: int,
     ) -> list[Document]:
-        """List documents, oldest first, from behind that `(created_at, id)` on."""
+        """List documents behind `after`, a `(created_at, id)`, oldest first."""
         key = tuple_(documents.c.created_at, documents.c.id)
         query = _filter_documents(select(documents), document_filter)
         if after is not None:
@@ -178,9 +178,9 @@ class DocumentRepository(Repository):
         run_id: str | None = None,
     ) -> Document | None:
         """Set a document's stage and state; with `completed`, add the stage to those that are
-        completed (once). None when there is no such document.
+        completed (once). Returns None when there is no such document.
 
-        With `run_id`, stage and state stay as they are where another run has the document.
+        With `run_id`, stage and state do not change if the document belongs to another run.
         """
         query = select(documents).where(documents.c.id == document_id).with_for_update()
         row = connection.execute(query).one_or_none()
@@ -205,7 +205,8 @@ class DocumentRepository(Repository):
 
     @write
     def add_completed_stage(self, connection: Connection, document_id: str, stage: str) -> None:
-        """Add a stage to those that a document has completed (once); its own stage stays."""
+        """Add a stage to those that a document has completed (once), without changing its current
+        stage."""
         condition = documents.c.id == document_id
         row = connection.execute(select(documents).where(condition).with_for_update()).one_or_none()
         if row is None or stage in (stages := _document_of(row).completed_stages):
@@ -228,13 +229,12 @@ class DocumentRepository(Repository):
         pipeline: str | None,
         source: str | None = None,
     ) -> Document | None:
-        """Give a document other content; its stages are still to come, and it keeps its id and its
-        source, or gets `source` where it has none and no other has it. None when it is gone, or
-        another run has it since it was read: of any number of callers at the same time exactly one
-        renews it.
+        """Give a document other content. Its completed stages and classes are deleted; it keeps its
+        id and its source, or gets `source` if it has none and no other document has that one.
+        Returns None when the document was deleted, or another run has taken it over since it was
+        read: exactly one of any number of simultaneous callers renews it.
 
-        A document elsewhere with the very same content keeps that hash for itself. What the old
-        content was classified as is forgotten.
+        If another document has the very same content, that one keeps the content hash.
         """
         taken = select(documents.c.id).where(
             documents.c.content_hash == content_hash, documents.c.id != document.id
@@ -269,7 +269,7 @@ class DocumentRepository(Repository):
 
 
 def _is_unchanged(document: Document) -> ColumnElement[bool]:
-    """Return the condition that no other run has taken a document up since it was read."""
+    """Return the condition that no other run has taken a document over since it was read."""
     return and_(
         documents.c.id == document.id,
         documents.c.pipeline.is_not_distinct_from(document.pipeline),

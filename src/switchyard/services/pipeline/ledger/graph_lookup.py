@@ -1,4 +1,4 @@
-"""Nodes found by their names, and read; places in listings of the graph."""
+"""Find nodes of the graph by their keys, read them, and encode places in listings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from switchyard.services.pipeline.records.graph import EdgeKind, GraphEdge, Grap
 
 
 def node_of(connection: Connection, key: str) -> int | None:
-    """Return the id of the node that has the key, or that the document is. DOIs may be typed in
-    capital letters, too."""
+    """Return the id of the node with this key, or of the document with this id. DOIs may also be in
+    capital letters."""
     typed = (key, key.casefold())
     node_id: int | None = connection.scalar(
         select(graph_keys.c.node_id).where(graph_keys.c.key.in_(typed)).limit(1)
@@ -41,7 +41,7 @@ def node_of(connection: Connection, key: str) -> int | None:
 def nodes_of(
     connection: Connection, ids: Collection[int], *, with_keys: bool = False
 ) -> dict[int, GraphNode]:
-    """Return the nodes with these ids that are there."""
+    """Return the nodes with these ids; ids without a node are absent."""
     if not ids:
         return {}
     query: Select[Any] = (
@@ -88,7 +88,7 @@ def keys_of(connection: Connection, ids: Iterable[int]) -> dict[int, str]:
 
 
 def of_kinds(query: Select[Any], kinds: Collection[EdgeKind]) -> Select[Any]:
-    """Return the query for edges of these kinds; of all where there are none."""
+    """Restrict a query to edges of these kinds; without kinds, return it unchanged."""
     return query.where(graph_edges.c.kind.in_(sorted(map(str, kinds)))) if kinds else query
 
 

@@ -1,7 +1,7 @@
-"""Nodes of the graph within one transaction: found by what is said of them, made, merged, dropped.
+"""Find, create, merge and drop nodes of the graph within one transaction, by their descriptions.
 
-One transaction at a time writes the graph, or two would make one work twice: it holds the counter
-of ids from its start.
+One transaction at a time writes the graph, as two could create the same work twice. It locks the
+counter of ids from its start.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from switchyard.services.pipeline.ledger.pipeline_tables import (
 from switchyard.services.pipeline.records.graph import EdgeKind, NodeDescription, NodeKind
 
 MAX_COMPARED = 2_000
-"""Nodes with one of the titles that are compared, at most."""
+"""Nodes that are compared at most, of those with one of the titles."""
 _WORKS = (NodeKind.WORK, NodeKind.DOCUMENT)
 
 
 class GraphNodes:
-    """The nodes that one transaction has to do with."""
+    """The nodes that one transaction reads and changes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # Changes nothing, but locks the row: other writers of the graph wait until our end.
+        # Changes nothing, but locks the row: other writers of the graph wait for our end.
         held = connection.scalar(
             update(graph_counters)
             .where(graph_counters.c.name == "id")
@@ -56,7 +56,8 @@ class GraphNodes:
         self._merged: dict[int, int] = {}
         self._new_keys: list[tuple[str, int]] = []
         self.better: dict[int, NodeDescription] = {}
-        """Works that may be told of better than before, with what is told, for their own edges."""
+        """Works with the description that may be better than the one so far, for their own
+        edges."""
 
     def new_id(self) -> int:
         self._next += 1
@@ -89,8 +90,8 @@ class GraphNodes:
         self._read(node_ids)
 
     def find(self, description: NodeDescription, first: int | None = None) -> int:
-        """Return the node that is described: a known one, or a new one. Nodes that prove to be one
-        are merged; `first` is asked before all others."""
+        """Return the id of the node that is described, a known or a new one. Nodes that prove to be
+        the same are merged; `first` is tried before all others."""
         node_id = None
         if first is not None and not contradict(self.node(first).keys, description.keys):
             node_id = self.current_id(first)
@@ -107,7 +108,7 @@ class GraphNodes:
         return self.current_id(node_id)
 
     def flush(self) -> None:
-        """Write what was made and changed."""
+        """Write new and changed nodes."""
         new = [_row(each) | {"cited": 0} for each in self._nodes.values() if each.is_new]
         if new:
             self._connection.execute(insert(graph_nodes), new)
@@ -127,15 +128,15 @@ class GraphNodes:
         self._connection.execute(counter.values(value=self._next))
 
     def change(self, node_id: int, **values: Any) -> None:
-        """Set attributes of a node that is known here."""
+        """Set attributes of a node that was read or created here."""
         node = self.node(node_id)
         for name, value in values.items():
             setattr(node, name, value)
         node.is_changed = True
 
     def drop_idle(self, node_ids: Iterable[int]) -> None:
-        """Drop those of the nodes that nothing leads to and that are no document, and what was
-        there for their sake alone."""
+        """Drop those of the nodes that no edge leads to and that are no document, and the nodes to
+        which only they led."""
         waiting = set(node_ids)
         while waiting:
             document = select(graph_documents.c.id).where(
@@ -165,7 +166,7 @@ class GraphNodes:
             self.count_citations(cited)
 
     def count_citations(self, node_ids: Iterable[int]) -> None:
-        """Count anew how many works cite these."""
+        """Count again how many works cite each of these nodes."""
         ids = set(node_ids)
         if not ids:
             return
@@ -180,7 +181,7 @@ class GraphNodes:
 
     def _merge_if_same(self, known: int | None, other: int, key: str) -> int:
         """Merge two nodes that one description names, unless they contradict each other. Returns
-        the node that it means from now on."""
+        the id of the node that the description is of."""
         if known is None or known == other:
             return other
         node, other_node = self.node(known), self.node(other)
@@ -299,7 +300,7 @@ class GraphNodes:
     def _move_edges(self, merged_id: int, kept_id: int) -> None:
         edges = graph_edges.c
         others = graph_edges.alias()
-        # Edges of the work itself are kept once: those of the node that stays, if it has any.
+        # The work's own edges are kept once: those of the node that stays, if it has any.
         known = select(others.c.target).where(
             others.c.source == kept_id, others.c.kind == edges.kind, edges.owner == 0
         )

@@ -1,4 +1,5 @@
-"""Rankings of the whole graph: written beside the one that is shown, which they replace at once."""
+"""Rankings of the whole graph: a new one is written beside the current one, and replaces it at
+once."""
 
 from __future__ import annotations
 
@@ -28,20 +29,20 @@ from switchyard.services.pipeline.ledger.pipeline_tables import (
 from switchyard.services.pipeline.records.graph import EdgeKind, Ranking
 
 BATCH_SIZE = 20_000
-"""Ranks that one transaction writes or deletes: others write in between."""
+"""Ranks that one transaction writes or deletes, so that others can write in between."""
 
 EdgeMark = tuple[int, str, int, int]
 """The last edge that was read, after which the next page of edges goes on."""
 
 
 def current_generation() -> ScalarSelect[int]:
-    """Return the ranking that is shown, as a part of any query."""
+    """Return the number of the current ranking, as a part of any query."""
     done = graph_rankings.c.finished_at.is_not(None)
     return select(func.max(graph_rankings.c.generation)).where(done).scalar_subquery()
 
 
 def is_current_rank() -> ColumnElement[bool]:
-    """Return the condition that joins a node with its rank in the ranking that is shown."""
+    """Return the condition that joins a node with its rank in the current ranking."""
     return and_(
         graph_ranks.c.node_id == graph_nodes.c.id,
         graph_ranks.c.generation == current_generation(),
@@ -56,8 +57,8 @@ class GraphRankings(Repository):
     def edges_to_rank(
         self, connection: Connection, after: EdgeMark | None, limit: int
     ) -> tuple[list[tuple[int, int, bool, float]], EdgeMark | None]:
-        """Return source, target, whether it is a citation, and weight of some of the edges between
-        works; and the mark to go on from, None behind the last."""
+        """Return some of the edges between works (source, target, whether it is a citation,
+        weight), and the mark of the next call, None after the last edge."""
         edges = graph_edges.c
         mark = tuple_(edges.source, edges.kind, edges.target, edges.owner)
         query = select(edges.source, edges.kind, edges.target, edges.owner, edges.weight)
@@ -71,7 +72,7 @@ class GraphRankings(Repository):
         return [(row[0], row[2], row[1] == EdgeKind.CITES, row[4]) for row in rows], more
 
     async def begin_ranking(self) -> int:
-        """Return the number of a new ranking, which nobody sees; unfinished ones are deleted."""
+        """Return the number of a new ranking, which is not shown yet; delete unfinished ones."""
         generation = await self._replace_unfinished()
         await self._drop_ranks()
         return generation
@@ -100,8 +101,8 @@ class GraphRankings(Repository):
         connection.execute(insert(graph_ranks), rows)
 
     async def finish_ranking(self, ranking: Ranking) -> bool:
-        """Show a ranking from now on, all at once, in the place of the one before. Return False
-        where another has begun meanwhile: then this one is not shown."""
+        """Make a ranking the current one, all at once. Return False where another has begun
+        meanwhile: then this one is never shown."""
         is_shown = await self._show_ranking(ranking)
         await self._drop_ranks()
         return is_shown
@@ -122,7 +123,7 @@ class GraphRankings(Repository):
         return True
 
     async def _drop_ranks(self) -> None:
-        """Delete the ranks of rankings that are not there any more."""
+        """Delete the ranks of rankings that were replaced or abandoned."""
         while await self._drop_some_ranks():
             pass
 

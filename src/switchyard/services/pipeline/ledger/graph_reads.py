@@ -1,4 +1,4 @@
-"""What is asked of the graph around one node, and over all of it."""
+"""Read the graph: around one node, and as a whole."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from switchyard.services.pipeline.records.graph import (
 )
 
 MAX_SAMPLED_WORKS = 2_000
-"""Works that cite one, or that it cites, of which a comparison looks at so many."""
+"""Works citing a work, or cited by it, that a comparison reads at most."""
 MAX_SAMPLED_EDGES = 100_000
 """Citations that a comparison reads at most."""
 
@@ -81,7 +81,7 @@ class GraphReads(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Neighbour] | None:
-        """List the neighbours of a node; by edges of these kinds, of all where there are none.
+        """List the neighbours of a node by edges of these kinds; without kinds, of all kinds.
         Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
         check_limit(limit)
         after = None if cursor is None else decode_place(cursor, (int, str, int))
@@ -107,8 +107,9 @@ class GraphReads(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[GraphNode]:
-        """List works, the most cited first, or those of the highest PageRank; of that kind, of that
-        community. Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
+        """List works of that kind and community, the most cited first; with `by_rank`, those with
+        the highest PageRank first. Raises ValueError for a limit outside 1 to 1,000,
+        InvalidCursor."""
         check_limit(limit)
         by = graph_ranks.c.rank if by_rank else graph_nodes.c.cited
         query = select(graph_nodes.c.id, by.label("by")).select_from(graph_nodes)
@@ -134,13 +135,14 @@ class GraphReads(Repository):
         )
 
     async def graph_cocited(self, key: str, limit: int = 20) -> RelatedWorks | None:
-        """List works that are cited together with one, by how many works. Raises ValueError as
-        above."""
+        """List works that are cited together with this one, ordered by how many works cite both.
+        Raises ValueError as `graph_cited`."""
         check_limit(limit)
         return await self._related_works(key, graph_edges.c.source, graph_edges.c.target, limit)
 
     async def graph_coupled(self, key: str, limit: int = 20) -> RelatedWorks | None:
-        """List works that cite what one cites, by how much of it. Raises ValueError as above."""
+        """List works that cite the same works as this one, ordered by how many they have in common.
+        Raises ValueError as `graph_cited`."""
         check_limit(limit)
         return await self._related_works(key, graph_edges.c.target, graph_edges.c.source, limit)
 
@@ -148,8 +150,8 @@ class GraphReads(Repository):
     def graph_documents_by(
         self, connection: Connection, key: str, *, cites: bool, limit: int = 10_000
     ) -> set[str] | None:
-        """Return documents that cite the work; without `cites`, those that it cites. Some of them,
-        where there are more than `limit`."""
+        """Return documents that cite the work; without `cites`, documents that the work cites. Of
+        more than `limit` documents, only some are returned."""
         near, far = (
             (graph_edges.c.target, graph_edges.c.source)
             if cites
@@ -193,7 +195,7 @@ class GraphReads(Repository):
     def graph_nodes_after(
         self, connection: Connection, after: int, limit: int
     ) -> list[tuple[int, GraphNode]]:
-        """Return some of the nodes in the order of their ids, from behind that id on."""
+        """Return up to `limit` nodes with ids above `after`, in the order of their ids."""
         query = select(graph_nodes.c.id).where(graph_nodes.c.id > after)
         query = query.order_by(graph_nodes.c.id).limit(limit)
         ids = list(connection.scalars(query))
@@ -203,7 +205,8 @@ class GraphReads(Repository):
     def graph_edges_after(
         self, connection: Connection, after: Sequence[Any] | None, limit: int
     ) -> tuple[list[GraphEdge], Sequence[Any] | None]:
-        """Return some of the edges in one order; and where to go on, None behind the last."""
+        """Return up to `limit` edges in a fixed order, and `after` of the next call; None after the
+        last edge."""
         edges = graph_edges.c
         place = (edges.source, edges.kind, edges.target, edges.owner)
         query = select(graph_edges).order_by(*place).limit(limit)
@@ -215,7 +218,7 @@ class GraphReads(Repository):
         return [
             edge_between(keys[row.source], keys[row.target], row)
             for row in rows
-            if row.source in keys and row.target in keys  # else merged just now
+            if row.source in keys and row.target in keys  # otherwise merged meanwhile
         ], more
 
     @read
@@ -264,7 +267,7 @@ def _neighbour_rows(
     limit: int,
     after: Sequence[Any] | None,
 ) -> Sequence[Row[Any]]:
-    """Read one row for each neighbour and kind, those that the edges lead to first."""
+    """Read one row for each neighbour and kind, first those to which edges of the node lead."""
     parts = []
     for way, near, far in (
         (0, graph_edges.c.source, graph_edges.c.target),
@@ -278,7 +281,7 @@ def _neighbour_rows(
             literal(way).label("way"),
             graph_edges.c.kind,
             far.label("other"),
-            # Two documents of one work may both tell an edge: it is one.
+            # Two documents of one work may both have an edge, which counts once.
             func.max(graph_edges.c.weight).label("weight"),
             func.min(graph_edges.c.provenance).label("provenance"),
         ).where(near == node_id)

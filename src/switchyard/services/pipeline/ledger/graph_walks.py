@@ -1,4 +1,4 @@
-"""Ways through the graph: what is near a node, and how two hang together. All within bounds, as
+"""Walk through the graph: find the nodes near a node, and the paths between two. All is bounded, as
 one work may be cited by a million others."""
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from switchyard.services.pipeline.records.graph import (
 )
 
 MAX_DEPTH = 4
-"""Edges between a node and the farthest of its neighbourhood."""
+"""Edges between a node and the farthest node of its neighbourhood, at most."""
 MAX_NEARBY = 500
-"""Nodes of a neighbourhood."""
+"""Nodes of a neighbourhood at most."""
 MAX_EDGES_PER_NODE = 200
 """Edges that are followed from one node of a neighbourhood."""
 MAX_PATH = 8
-"""Edges of a path."""
+"""Edges of a path at most."""
 MAX_PATHS = 10
 MAX_SEEN = 50_000
-"""Edges that the search for a path looks at, in each direction of each level."""
+"""Edges that the search for a path reads at most, in each direction of each level."""
 MAX_SHOWN_EDGES = 5_000
-"""Edges of a neighbourhood."""
+"""Edges of a neighbourhood at most."""
 
 Step = tuple[int, int]
-"""From a node to the next."""
+"""Ids of a node and the next one."""
 
 
 class GraphWalks(Repository):
-    """Walks through the graph, along edges of some `kinds`, of all where there are none; the answer
-    is None where there is no such node. All methods raise LedgerUnavailable when the database is
+    """Walks through the graph, along edges of the `kinds` given, or of all kinds; the answer is
+    None where there is no such node. All methods raise LedgerUnavailable when the database is
     unreachable."""
 
     @read
@@ -94,9 +94,9 @@ class GraphWalks(Repository):
         longest: int = 6,
         limit: int = 3,
     ) -> GraphPaths | None:
-        """Return the shortest ways from one node to the other, of `longest` edges at most; by
-        default edges are followed both ways. Raises ValueError for a length outside 1 to 8, a limit
-        outside 1 to 10."""
+        """Return the shortest paths from one node to the other, of `longest` edges at most; by
+        default edges are followed in both directions. Raises ValueError for a length outside 1 to
+        8, a limit outside 1 to 10."""
         if not 1 <= longest <= MAX_PATH:
             raise ValueError(f"longest must be 1 to {MAX_PATH}")
         if not 1 <= limit <= MAX_PATHS:
@@ -113,7 +113,8 @@ class GraphWalks(Repository):
 
 
 class _Search:
-    """A search from both ends at once, level by level, always from the end that has fewer."""
+    """A search from both ends at once, level by level, always from the end with fewer nodes to
+    follow."""
 
     def __init__(
         self, connection: Connection, kinds: Collection[EdgeKind], direction: Direction
@@ -126,7 +127,7 @@ class _Search:
     def between(self, start: int, end: int, longest: int, limit: int) -> list[list[int]]:
         if start == end:
             return [[start]]
-        # Of each node that was reached from an end: the nodes before it on a shortest way.
+        # For each node that was reached from an end: the nodes before it on a shortest path.
         before: tuple[dict[int, list[int]], dict[int, list[int]]] = ({start: []}, {end: []})
         fronts: list[set[int]] = [{start}, {end}]
         for _ in range(longest):
@@ -140,7 +141,8 @@ class _Search:
             fronts[side] = set(reached)
             met = sorted(reached.keys() & before[1 - side].keys())
             if met:
-                # All nodes in the middle are as far from both ends: any of these ways is shortest.
+                # All nodes in the middle have the same distances, so each of these paths is a
+                # shortest one.
                 return _join_ways(before, met, limit)
             if not reached or self.given_up:
                 return []
@@ -267,7 +269,7 @@ def _edges_of_ways(
 def _graph_path(
     nodes: dict[int, GraphNode], edges: dict[Step, GraphEdge], way: Sequence[int]
 ) -> GraphPath | None:
-    """Return a way with its nodes and edges; None where somebody has changed the graph just now."""
+    """Return a path with its nodes and edges; None where the graph has changed meanwhile."""
     steps = list(pairwise(way))
     if not (nodes.keys() >= set(way) and edges.keys() >= set(steps)):
         return None

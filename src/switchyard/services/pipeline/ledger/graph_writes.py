@@ -1,4 +1,4 @@
-"""What each document adds to the graph, replaced as a whole whenever it is told again."""
+"""Write what each document adds to the graph; writing it again replaces all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from switchyard.services.pipeline.ledger.pipeline_tables import (
 from switchyard.services.pipeline.records.graph import EdgeKind, NewEdge, NodeDescription, NodeKind
 
 _WORK_ITSELF = 0
-"""Owner of what is known of a work that is only cited."""
+"""Owner of the edges of a work that is only cited."""
 
 
 class GraphWrites(Repository):
@@ -34,9 +34,9 @@ class GraphWrites(Repository):
         edges: Mapping[EdgeKind, Sequence[NewEdge]],
     ) -> None:
         """Write a document into the graph as it is described, with exactly these edges of these
-        kinds; its edges of other kinds stay. Twice is the same as once.
+        kinds; its edges of other kinds stay. A repeat changes nothing.
 
-        Whatever else is described as the same work becomes one node with it, with all edges.
+        Other nodes that are described as the same work are merged with it, with all their edges.
         Raises ValueError for a description without a document.
         """
         document_id = document.document_id
@@ -102,7 +102,7 @@ class GraphWrites(Repository):
 
     @read
     def graph_strays(self, connection: Connection, limit: int = 100) -> list[str]:
-        """List documents that the graph has and the ledger has not: they were deleted."""
+        """List documents in the graph that were deleted from the ledger."""
         here = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
         query = select(graph_documents.c.document_id).where(~here.exists()).limit(limit)
         return list(connection.scalars(query))
@@ -122,7 +122,7 @@ def _place_document(
     before = nodes.current_id(before)
     if node_id == before:
         return owner, node_id, set()
-    # The document is another work than it was taken for: it moves, with its edges.
+    # The document proves to be another work: it moves there, with its edges.
     nodes.flush()
     condition = graph_documents.c.id == owner
     connection.execute(update(graph_documents).where(condition).values(node_id=node_id))
@@ -168,8 +168,8 @@ def _add_document(connection: Connection, nodes: GraphNodes, document_id: str, n
 
 
 def _update_works(connection: Connection, nodes: GraphNodes) -> None:
-    """Write what others know of works, where it is better than before. Of a document that is what
-    it does not tell itself. All works at once: a document cites dozens."""
+    """Write descriptions of works by others where they are better than before; of a document, only
+    edges of kinds that it does not have itself. All works at once, as a document cites dozens."""
     updates = []
     while nodes.better:
         node_id, description = nodes.better.popitem()
@@ -183,7 +183,7 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     for node_id, description, targets in updates:
         source = nodes.current_id(node_id)
         if nodes.node(source).documents:
-            told_itself, hearsay = _kinds_told(connection, source)
+            told_itself, hearsay = _own_kinds(connection, source)
             if hearsay and description.provenance == "reference":
                 continue
             targets = [each for each in targets if each[0].kind not in told_itself]
@@ -204,8 +204,8 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     nodes.drop_idle(removed)
 
 
-def _kinds_told(connection: Connection, source: int) -> tuple[set[str], bool]:
-    """Return the kinds of edges that a document tells itself, and whether others tell some."""
+def _own_kinds(connection: Connection, source: int) -> tuple[set[str], bool]:
+    """Return the kinds of edges that a document has itself, and whether others describe some."""
     query = select(graph_edges.c.kind, graph_edges.c.owner).where(graph_edges.c.source == source)
     rows = connection.execute(query.distinct()).all()
     hearsay = any(row.owner == _WORK_ITSELF for row in rows)
@@ -213,8 +213,8 @@ def _kinds_told(connection: Connection, source: int) -> tuple[set[str], bool]:
 
 
 def _drop_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
-    """Delete edges that others tell of a document that tells them itself. Returns the nodes that
-    they led to."""
+    """Delete edges by which others describe a document, of kinds that it has itself. Returns the
+    nodes to which they led."""
     hearsay = delete(graph_edges).where(
         graph_edges.c.source == source,
         graph_edges.c.owner == _WORK_ITSELF,
@@ -224,7 +224,7 @@ def _drop_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> 
 
 
 def _demote_to_work(connection: Connection, node_id: int) -> None:
-    """Turn a node into a work that is only cited, where its last document is gone."""
+    """Turn a node into a work that is only cited, where its last document was deleted."""
     others = select(graph_documents.c.id).where(graph_documents.c.node_id == node_id)
     connection.execute(
         update(graph_nodes)
@@ -252,8 +252,8 @@ def _cited_nodes(connection: Connection, source: int) -> set[int]:
 
 
 def _adjust_citations(connection: Connection, before: set[int], after: set[int]) -> None:
-    """Count citations of one work that came or went, by and by: a much-cited work has too many to
-    count them all each time."""
+    """Adjust the numbers of citations by those that came or went, as a much-cited work has too many
+    to count all of them each time."""
     for changed, by in ((after - before, 1), (before - after, -1)):
         if changed:
             condition = among(connection, graph_nodes.c.id, changed)

@@ -1,10 +1,10 @@
 """The tables of documents, crawls, catalogues' answers and the knowledge graph.
 
-As in the engine's `tables`: a change here needs a migration.
+As in the engine's `tables`, a change here needs a migration.
 
-A graph node's id is never used twice and is known in the ledger alone: elsewhere a node goes by its
-keys. An edge's `owner` is the document that it comes from (`graph_documents.id`), and 0 where it
-belongs to what is known of a cited work. An owner's edges all begin at the node of its document.
+A graph node's id is never used twice and is only known in the ledger: elsewhere a node is named by
+its keys. An edge's `owner` is the document that it comes from (`graph_documents.id`), or 0 where it
+describes a work that is only cited. An owner's edges all begin at the node of its document.
 """
 
 from __future__ import annotations

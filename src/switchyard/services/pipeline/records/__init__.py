@@ -1,1 +1,1 @@
-"""Plain values that the pipeline's ledger keeps."""
+"""Records of the pipeline's ledger, as plain values."""

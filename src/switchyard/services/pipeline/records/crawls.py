@@ -12,11 +12,11 @@ MAX_STARTS = 100
 MAX_HOSTS = 100
 MAX_DEPTH = 100
 MAX_CRAWL_SECONDS = 30 * 24 * 3600.0
-"""Seconds that a crawl may take."""
+"""Seconds that a crawl may take at most."""
 
 
 class CrawlState(StrEnum):
-    """How a crawl stands."""
+    """The state of a crawl."""
 
     RUNNING = "running"
     """Some of its pages wait or are being visited."""

@@ -1,4 +1,4 @@
-"""What the knowledge graph is made of, as plain values."""
+"""Nodes, edges and parts of the knowledge graph, as plain values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class NodeKind(StrEnum):
     """What a node stands for."""
 
     WORK = "work"
-    """A work that somebody cites, of which there is no document here."""
+    """A work that is cited, of which there is no document here."""
     DOCUMENT = "document"
-    """A work of which there is a document here, or several."""
+    """A work of which there is at least one document here."""
     AUTHOR = "author"
     VENUE = "venue"
     TOPIC = "topic"
 
 
 class EdgeKind(StrEnum):
-    """How two nodes hang together. Every edge has a direction."""
+    """How two nodes are related. Every edge has a direction."""
 
     CITES = "cites"
     SIMILAR = "similar"
@@ -31,24 +31,24 @@ class EdgeKind(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which edges of a node are meant."""
+    """A choice among the edges of a node by their direction."""
 
     OUT = "out"
-    """Those that begin at it: what it cites."""
+    """Edges that begin at the node: to works that it cites."""
     IN = "in"
-    """Those that end at it: what cites it."""
+    """Edges that end at the node: from works that cite it."""
     BOTH = "both"
 
 
 Provenance = Literal["reference", "link", "document"]
-"""Who describes a node, the least trusted first: a reference as it was parsed, a bibliographic
+"""The origin of a node's description, the least trusted first: a parsed reference, a bibliographic
 service, or the document itself."""
 TRUST: tuple[Provenance, ...] = ("reference", "link", "document")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """A node as somebody describes it: enough to find it again, whoever describes it next.
+    """The description of a node, with enough to recognise the same node in another description.
 
     All text is normalised (`services.pipeline.graph.descriptions`), and fits into the ledger.
     """
@@ -56,22 +56,22 @@ class NodeDescription:
     kind: NodeKind
     label: str
     keys: tuple[str, ...] = ()
-    """Names of it that are its alone, as `doi:10.1000/182`, the best one first."""
+    """Names that only this node has, such as `doi:10.1000/182`, the best one first."""
     title: str = ""
-    """A work's title as it is compared; empty where it says too little to compare."""
+    """A work's title in the form in which it is compared; empty where it is too short for that."""
     author: str = ""
-    """The family name of its first author, as it is compared."""
+    """The family name of the first author, in the form in which it is compared."""
     year: int | None = None
     provenance: Provenance = "reference"
     document_id: str | None = None
     """The document here that is this work."""
     edges: tuple[NewEdge, ...] = ()
-    """What is known of a work besides: its authors, venue and topics."""
+    """Edges of a work to its authors, venue and topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewEdge:
-    """An edge that is to be made, from the described node to the target."""
+    """An edge to be written, from the described node to the target."""
 
     kind: EdgeKind
     target: NodeDescription
@@ -82,29 +82,29 @@ class NewEdge:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node that is there."""
+    """A node in the ledger."""
 
     key: str
-    """Its best name; any of `keys` finds it as well."""
+    """The node's best key; any of `keys` finds it as well."""
     kind: NodeKind
     label: str
     year: int | None
     provenance: str
     cited: int
-    """How many works cite it."""
+    """Number of works that cite it."""
     rank: float | None = None
-    """PageRank among all works, 1 in all together; None before the first ranking."""
+    """PageRank among all works, whose sum is 1; None before the first ranking."""
     community: int | None = None
     """Number of its community, 0 the largest, in the same ranking."""
     documents: tuple[str, ...] = ()
     """The documents here that are this work."""
     keys: tuple[str, ...] = ()
-    """All its names; only where one node is asked for."""
+    """All keys of the node; only filled when a single node is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """An edge that is there, between the keys of two nodes."""
+    """An edge in the ledger, between the keys of two nodes."""
 
     source: str
     target: str
@@ -130,17 +130,17 @@ class Neighbourhood:
     nodes: Sequence[GraphNode]
     """The nearest first; the node itself is the first of all."""
     distances: Sequence[int]
-    """Of each node, in edges."""
+    """Distance of each node, in edges."""
     edges: Sequence[GraphEdge]
-    """Those between these nodes."""
+    """The edges between these nodes."""
     truncated: bool
-    """There is more within that distance."""
+    """Whether there are more nodes or edges within that distance."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPath:
-    """A way from one node to another: `edges[i]` joins `nodes[i]` and `nodes[i + 1]`, in whichever
-    direction it has."""
+    """A path from one node to another: `edges[i]` joins `nodes[i]` and `nodes[i + 1]`, in either
+    direction."""
 
     nodes: Sequence[GraphNode]
     edges: Sequence[GraphEdge]
@@ -148,11 +148,11 @@ class GraphPath:
 
 @dataclass(frozen=True, slots=True)
 class GraphPaths:
-    """The shortest ways between two nodes."""
+    """The shortest paths between two nodes."""
 
     paths: Sequence[GraphPath]
     complete: bool
-    """False where the search was given up, with its bounds reached: there may be a way."""
+    """False where the search has reached its bounds, so that there may be other paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +161,16 @@ class Related:
 
     node: GraphNode
     shared: int
-    """How many works cite both, or how many both cite."""
+    """Number of works that cite both, or that both cite."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelatedWorks:
-    """Those with most in common first."""
+    """Works with citations in common, those with the most first."""
 
     works: Sequence[Related]
     sampled: bool
-    """So much is cited that only a part was looked at: `shared` is then less than it might be."""
+    """Whether there were too many citations to read all: then `shared` may be too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
-    """How large the graph is."""
+    """The size of the graph."""
 
     nodes: dict[str, int] = field(default_factory=dict)
-    """By kind."""
+    """Number of nodes by kind."""
     edges: dict[str, int] = field(default_factory=dict)
     ranking: Ranking | None = None
-    """The one that is shown; None before the first."""
+    """The current ranking; None before the first one."""

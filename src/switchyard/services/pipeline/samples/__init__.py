@@ -1,1 +1,1 @@
-"""Documents of our own: articles for the demo, and any number of made-up PDFs of many kinds."""
+"""Sample documents: articles for the demo, and any number of made-up PDFs of many kinds."""

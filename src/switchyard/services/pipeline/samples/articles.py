@@ -1,8 +1,8 @@
-"""Small PDFs of our own, for the demo and for trying things out.
+"""Small sample PDFs, for the demo and for trying things out.
 
 Eight short articles on four subjects, two to a subject, so that search finds something and links
-mean something. The same bytes each time; a number beyond the eighth makes another edition of an
-article, so that any number of different documents can be had.
+mean something. A sample has the same bytes each time; a number beyond the eighth makes another
+edition of an article, so that there are any number of different documents.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def samples(count: int = len(ARTICLES)) -> Iterator[Sample]:
 
 
 def write_samples(directory: Path, count: int = len(ARTICLES)) -> list[Path]:
-    """Write the first `count` samples into a directory, made if need be; gives their paths."""
+    """Write the first `count` samples into a directory, which is made if need be. Return their
+    paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for sample in samples(count):
@@ -73,7 +74,7 @@ def _pdf(article: Article, title: str) -> bytes:
             if left < 0:
                 raise ValueError(f"{article.slug}: a paragraph does not fit its page")
             top = box.y1 - left + 14
-    # Dates and random ids would make other bytes, and so another document, of each run.
+    # No dates and random ids: with them, each run would make other bytes, and so another document.
     document.set_metadata({"title": title, "author": "Switchyard samples"})
     content = bytes(document.tobytes(deflate=True, garbage=3, no_new_id=True))
     document.close()

@@ -1,6 +1,7 @@
-"""Pages that are filled from top to bottom, column by column, and what stands on them.
+"""Draw pages from top to bottom, column by column.
 
-What is drawn is noted in reading order as it is drawn: the truth that reading can be scored by.
+Everything drawn is recorded as a block, in reading order: the truth with which extracted text is
+compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GUTTER = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Something that stands on a page."""
+    """A part of a page, such as a paragraph or a table."""
 
     kind: str
     """heading, paragraph, table, figure, caption, footnote, box, reference, header or footer."""
@@ -29,9 +30,9 @@ class Block:
     """From 1."""
     text: str
     rows: tuple[tuple[str, ...], ...] = ()
-    """Of a table."""
+    """The cells of a table."""
     continued: bool = False
-    """It goes on from the block of the same kind before it, on the page or column before."""
+    """Whether it continues the block of the same kind in the page or column before."""
 
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {"kind": self.kind, "page": self.page, "text": self.text}
@@ -51,17 +52,17 @@ class _Column:
 
 @dataclass(slots=True)
 class Canvas:
-    """A document that grows. `finish` gives its bytes."""
+    """A document that is being drawn; `finish` ends it."""
 
     random: Random
     prose: TextGenerator
     columns: int = 1
     running_head: str | None = None
     size: float = 10.5
-    """Of the body's letters, in points."""
+    """Size of the body's letters, in points."""
     blocks: list[Block] = field(default_factory=list)
     furniture: list[Block] = field(default_factory=list)
-    """What repeats on each page and is no part of the text."""
+    """Blocks that repeat on each page, and are no part of the text."""
     _document: Any = None
     _page: Any = None
     _shape: Any = None
@@ -272,7 +273,7 @@ class Canvas:
             font = self._letters.face(bold).name
             self._shape.insert_text((x, y), text, fontname=font, fontsize=size)
             return
-        # "left" is where a line begins, to MuPDF: with `rtl`, that is to the right.
+        # To MuPDF, "left" is where a line begins, which is on the right with `rtl`.
         style = f"margin:0;text-align:left;font-size:{size}px;font-weight:{700 if bold else 400}"
         box = pymupdf().Rect(x - 2, y - size * 1.2, x + width, y + size)
         self._page.insert_htmlbox(box, f'<p dir="rtl" style="{style}">{html.escape(text)}</p>')
@@ -283,7 +284,7 @@ class Canvas:
         """Return the document, all of it drawn."""
         self._end_page()
         self._shape = None
-        # Dates would make other bytes, and so another document, of each run.
+        # No dates: with them, each run would make other bytes, and so another document.
         self._document.set_metadata({"title": title, "author": author})
         self._document.subset_fonts()
         return self._document

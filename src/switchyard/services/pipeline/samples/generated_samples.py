@@ -1,7 +1,7 @@
-"""Sample PDFs of many kinds and languages, made up; the same for the same seed.
+"""Make up sample PDFs of many kinds and languages, the same for the same seed.
 
-Each is told apart from all others by its number: number 7 of a seed is the same document whether
-ten or a thousand are made.
+A sample depends on its seed and number alone: number 7 of a seed is the same document whether ten
+or a thousand are made.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GeneratedSample:
     content: bytes
     page_count: int
     blocks: tuple[Block, ...]
-    """What its text is, in reading order."""
+    """The blocks of its text, in reading order."""
     furniture: tuple[Block, ...]
     """Running heads and page numbers, which are no part of the text."""
 
@@ -68,10 +68,11 @@ def generate(
     kinds: Sequence[str] | None = None,
     languages: Sequence[str] | None = None,
 ) -> Iterator[GeneratedSample]:
-    """Make `count` documents, one after the other; of all kinds and languages where none are named.
+    """Yield `count` documents, of all kinds and languages where none are named.
 
-    They are drawn as they are asked for: each takes some hundredths of a second, in Hebrew up to
-    some seconds. Raises UnknownSample before the first one, SamplesNeedPyMuPDF with it.
+    Each is drawn when it is taken from the iterator, which takes some hundredths of a second, in
+    Hebrew up to some seconds. Raises UnknownSample at the call, SamplesNeedPyMuPDF with the first
+    document.
     """
     chosen_kinds, chosen_languages = check_wanted(kinds, languages)
     return (_sample(seed, number, chosen_kinds, chosen_languages) for number in range(count))
@@ -80,7 +81,7 @@ def generate(
 def check_wanted(
     chosen_kinds: Sequence[str] | None, chosen_languages: Sequence[str] | None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the kinds and languages, all of them where none are named. Raises UnknownSample."""
+    """Return the kinds and languages to use, all where none are named. Raises UnknownSample."""
     return (
         _check_known("kind", chosen_kinds, tuple(KINDS)),
         _check_known("language", chosen_languages, languages()),
@@ -97,7 +98,7 @@ def _check_known(what: str, names: Sequence[str] | None, known: Sequence[str]) -
 def _sample(
     seed: int, number: int, chosen_kinds: Sequence[str], chosen_languages: Sequence[str]
 ) -> GeneratedSample:
-    # In turn, so that a few have as many kinds as possible; the languages change slower.
+    # Kinds in turn, so that a few samples have as many kinds as possible; languages change slower.
     name = chosen_kinds[number % len(chosen_kinds)]
     random = Random(f"{seed}/{number}")
     language = chosen_languages[(number // len(chosen_kinds) + number) % len(chosen_languages)]

@@ -1,4 +1,4 @@
-"""What generated documents say, in several languages: made of lists, and the same for a seed."""
+"""Generate the text of sample documents, in several languages, from lists; the same for a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FakeCitation:
 
 
 class TextGenerator:
-    """Sentences of one language on one subject, drawn with one generator."""
+    """Generates sentences in one language on one subject, with one random generator."""
 
     def __init__(self, random: Random, language: str) -> None:
         phrases = _phrases()
@@ -99,7 +99,7 @@ class TextGenerator:
 
 
 def languages() -> tuple[str, ...]:
-    """Return the languages that documents can be made in."""
+    """Return the languages in which documents can be made."""
     return tuple(name for name in _phrases() if name != "names")
 
 

@@ -20,10 +20,10 @@ class SampleKind:
     columns: int = 1
     has_running_head: bool = False
     is_scan: bool = False
-    """Its pages are pictures alone."""
+    """Whether its pages are pictures without text."""
     size: float = 10.5
     is_photo: bool = False
-    """A picture alone, as a camera or a scanner makes it: a JPEG."""
+    """Whether it is a picture as a camera makes it: a JPEG instead of a PDF."""
 
 
 def _text(canvas: Canvas, title: str) -> None:
@@ -79,7 +79,7 @@ def _tables(canvas: Canvas, title: str) -> None:
     for number in range(1, random.randint(2, 3) + 1):
         canvas.paragraph(prose.paragraph(2, 4))
         years = [str(2018 + at) for at in range(random.randint(2, 4))]
-        # One of them is longer than a page.
+        # The second table is longer than a page.
         lines = random.randint(40, 60) if number == 2 else random.randint(4, 9)
         items = prose.items()
         rows = [(prose.word("item"), *years)]

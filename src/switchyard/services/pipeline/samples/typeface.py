@@ -1,4 +1,4 @@
-"""The letters of a sample: their fonts, how wide words are, and where lines end."""
+"""The fonts of a sample: measure words and wrap lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SamplesNeedPyMuPDF(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """A font: its name on the page, its measures, and its file where the page has to bring it."""
+    """A font: its name on the page, its measures, and its file if the PDF must contain it."""
 
     name: str
     measures: Any
@@ -34,9 +34,9 @@ class Typeface:
 
     prose: TextGenerator
     faces: tuple[Face, Face]
-    """The body's, the bold one."""
+    """The body's font and the bold one."""
     _lengths: dict[tuple[str, bool], float] = field(default_factory=dict)
-    """Of words, per point of their size: measuring is slow."""
+    """Cache of the lengths of words, per point of their size, as measuring is slow."""
 
     @classmethod
     def chosen(cls, random: Random, prose: TextGenerator) -> Self:

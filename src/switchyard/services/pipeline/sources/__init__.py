@@ -1,1 +1,1 @@
-"""Servers that know papers, code and models."""
+"""Servers from which papers, code, models and web pages are taken in."""

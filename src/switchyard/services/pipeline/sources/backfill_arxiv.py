@@ -1,4 +1,4 @@
-"""The papers of arXiv as a source: what was submitted between two dates."""
+"""The papers of arXiv as a source: those that were submitted between two dates."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ArxivOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     query: str = Field(default="", max_length=2000)
-    """In arXiv's language: `cat:cs.DB AND ti:index`; everything where empty."""
+    """A query in arXiv's syntax: `cat:cs.DB AND ti:index`; all papers where empty."""
     from_: date | None = Field(default=None, alias="from")
-    """The first day of submission; the beginning where unset."""
+    """The first day of submission; arXiv's first day where unset."""
     to: date | None = None
     """The last day; the day on which the backfill starts where unset."""
     full_text: bool = False
-    """Take in the PDF; else title and abstract."""
+    """Take in the PDF, instead of title and abstract."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -69,7 +69,7 @@ class ArxivSource(Source):
 
     @property
     def _dates(self) -> tuple[datetime, datetime]:
-        """The first minute and the last."""
+        """Return the first and the last minute of submission."""
         first = self.options.from_
         begin = FIRST_DAY if first is None else datetime.combine(first, time(), UTC)
         end = datetime.combine(self._last_day, time(), UTC) + timedelta(days=1, minutes=-1)

@@ -23,7 +23,7 @@ _JSON = "application/vnd.github+json"
 
 
 class GithubOptions(BaseModel):
-    """Options of the source `github`; one of them."""
+    """Options of the source `github`: one of the three."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,7 +35,7 @@ class GithubOptions(BaseModel):
     repositories: list[Annotated[str, AfterValidator(repository_name)]] | None = Field(
         default=None, min_length=1, max_length=10_000
     )
-    """`owner/name` each."""
+    """Names of repositories, each as `owner/name`."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -124,7 +124,7 @@ class GithubBackfill(PagedSource):
 
 @dataclass(frozen=True, slots=True)
 class _RestOfSearch:
-    """Stands for the results that GitHub does not give."""
+    """Stands for the results of a search that GitHub does not return."""
 
     total: int
     """Results of the whole search."""

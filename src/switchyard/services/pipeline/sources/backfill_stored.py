@@ -1,4 +1,4 @@
-"""The documents that are stored already as a source, for reindexing and new stages."""
+"""The documents that are stored already, as a source for reindexing and new stages."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ PAGE_SIZE = 500
 
 
 class DocumentOptions(BaseModel):
-    """Options of the source `documents`: those that fit every option that is set."""
+    """Options of the source `documents`, which gives the documents that fit all of them."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     state: str | None = Field(default=None, pattern=patterns.WORD)
     """queued, extracting, …, completed or failed."""
     source: str | None = Field(default=None, max_length=2000, pattern=patterns.NO_NUL)
-    """What their source begins with: `arxiv:`."""
+    """The beginning of their source: `arxiv:`."""
     label: Annotated[str | None, BeforeValidator(checked_class)] = Field(
         default=None, alias="class", pattern=patterns.CLASS
     )
-    """What they are classified as: `privacy:public`."""
+    """Their class: `privacy:public`."""
     media_type: str | None = Field(default=None, max_length=200, pattern=patterns.NO_NUL)
     since: Moment | None = None
-    """Taken in at this time or later."""
+    """Documents that were taken in at this time or later."""
     until: Moment | None = None
-    """Taken in before this time. A day alone is its beginning, in UTC."""
+    """Documents that were taken in before this time. A day stands for its beginning, in UTC."""
 
     @field_validator("since", "until", mode="before")
     @classmethod

@@ -12,8 +12,8 @@
 
     ingest_zenodo = ingest_job(Zenodo())  # services/pipeline/workers/ingest/source_jobs.py
 
-The pace, the pauses, ETags, errors, and what is new are no concern of such a class. docs/sources.md
-has a whole one.
+Pace, pauses, ETags, errors, and finding out what has changed are no concern of such a class.
+docs/sources.md has a complete example.
 """
 
 from __future__ import annotations
@@ -32,62 +32,62 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
 
 MAX_TEXT = 2 * 1024 * 1024
-"""Characters of a document that is put together from a server's answers."""
+"""Characters, at most, of a document that is put together from a server's answers."""
 
 
 class SourceItem(BaseModel):
-    """What a job asks of a source, as the job's payload. A source of its own kind makes a subclass
-    with more fields."""
+    """The payload of a job that takes in a document of a source. A source that needs more fields
+    makes a subclass."""
 
     model_config = ConfigDict(extra="forbid")
 
     id: str = Field(min_length=1, max_length=500)
-    """Its name at the source."""
+    """Name of the thing at the source."""
     force: bool = False
-    """Run the stages again although the document is as it was."""
+    """Run the stages again although the document has not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDocument:
-    """What a source has under a name, as it is now."""
+    """The document that a source has under a name now."""
 
     id: str
-    """Its own name at the source, the same whatever it was asked for by."""
+    """Its canonical name at the source, whatever name the payload has."""
     title: str
     text: str = ""
     """Markdown."""
     data: bytes | None = field(default=None, repr=False)
     """A file (PDF, image), instead of the text."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that stands as `entry` in the document's result. It is part of what is new: leave out
-    what changes by the minute."""
+    """JSON that becomes `entry` in the document's result. A change of it renews the document, so
+    leave out values that change by the minute."""
 
 
 class DocumentSource(ABC):
     """Base of all sources of documents."""
 
     name: ClassVar[str]
-    """Names the job type (`ingest_NAME`), the documents' source (`NAME:ID`), the pace in the
+    """Names the job type (`ingest_NAME`), the documents' source (`NAME:ID`) and the leases in the
     ledger: lower-case letters, digits and `_`."""
     label: ClassVar[str]
-    """For people."""
+    """Name in messages for people."""
     base_url: ClassVar[str] = ""
     interval: ClassVar[float] = 1.0
     """Least seconds between two requests, all processes together."""
     requests: ClassVar[int] = 3
-    """How many requests one document takes at most."""
+    """Requests that one document takes at most."""
 
     def server(self, settings: Settings) -> SourceServer:
-        """Return the server: its address, and how it wants to be asked."""
+        """Return the server: its address, and the bounds of requests to it."""
         return SourceServer(
             self.name, label=self.label, base_url=self.base_url, interval=self.interval
         )
 
     @abstractmethod
     async def find(self, item: Any, client: SourceClient) -> FoundDocument:
-        """Fetch what the source has; `item` is the job's payload, of the model that the
-        annotation names. Raises the errors of services/pipeline/sources/source_errors.py: those of
-        the client pass."""
+        """Fetch the document; `item` is the job's payload, of the model that the annotation names.
+        Raises errors of services/pipeline/sources/source_errors.py; the client's errors may pass
+        through."""
 
 
 def is_prose(value: object) -> bool:

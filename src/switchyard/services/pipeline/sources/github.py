@@ -1,8 +1,9 @@
 """Repositories of GitHub: description, topics, releases and README, through its REST API.
 
-As https://docs.github.com/en/rest/using-the-rest-api/best-practices-for-using-the-rest-api asks for
-it: one request after the other, conditional ones (which are free when nothing has changed), and a
-pause when either of the rate limits is reached.
+Requests are sent as
+https://docs.github.com/en/rest/using-the-rest-api/best-practices-for-using-the-rest-api demands:
+one after the other, conditional (which is free when nothing has changed), and with a pause when one
+of the rate limits is reached.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
 
 MAX_RELEASES = 10
-"""The newest that are taken in."""
+"""Number of the newest releases that are taken in."""
 MAX_NOTES = 20_000
 """Characters of one release's notes."""
 _JSON = "application/vnd.github+json"
@@ -56,13 +57,13 @@ class IngestGithub(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     repository: Annotated[str, AfterValidator(repository_name)] = Field(max_length=300)
-    """`owner/name`, or its address."""
+    """The repository as `owner/name`, or its address."""
     force: bool = False
-    """Run the stages again although the document is as it was."""
+    """Run the stages again although the document has not changed."""
 
 
 def github_server(settings: Settings) -> SourceServer:
-    """Return the API of the settings, with their token."""
+    """Return the API's server with the address and the token of the settings."""
     headers = {"X-GitHub-Api-Version": "2022-11-28"}
     if settings.github_token is not None:
         headers["Authorization"] = f"Bearer {settings.github_token.get_secret_value()}"
@@ -76,7 +77,7 @@ def github_server(settings: Settings) -> SourceServer:
 
 
 class GithubSource(DocumentSource):
-    """One document for each repository, whatever it is called by: `github:owner/name`."""
+    """Makes one document of each repository, `github:owner/name`, by whatever name it is given."""
 
     name: ClassVar[str] = "github"
     label: ClassVar[str] = "GitHub"

@@ -1,4 +1,4 @@
-"""Models and data sets of the Hugging Face hub: the card, and what the hub says beside it."""
+"""Models and data sets of the Hugging Face hub: the card, and the hub's metadata."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class IngestHuggingface(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, AfterValidator(hub_name)] = Field(max_length=300)
-    """`owner/name`, or its address."""
+    """The model or data set as `owner/name`, or its address."""
     kind: Kind = "model"
     force: bool = False
-    """Run the stages again although the document is as it was."""
+    """Run the stages again although the document has not changed."""
 
 
 def hub_server(settings: Settings) -> SourceServer:
-    """Return the hub of the settings, with their token."""
+    """Return the hub's server with the address and the token of the settings."""
     token = settings.hf_token
     return SourceServer(
         "huggingface",
@@ -66,7 +66,7 @@ def hub_server(settings: Settings) -> SourceServer:
 
 
 class HuggingfaceSource(DocumentSource):
-    """One document for each: `huggingface:model/owner/name`."""
+    """Makes one document of each model or data set: `huggingface:model/owner/name`."""
 
     name: ClassVar[str] = "huggingface"
     label: ClassVar[str] = "Hugging Face"

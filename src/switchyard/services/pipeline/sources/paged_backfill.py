@@ -1,5 +1,4 @@
-"""Backfills from servers that list what they have in pages; and the errors of a backfill's
-source."""
+"""Backfills from servers that list their items in pages; and the errors of a backfill's source."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class PagedSource(Source):
     @property
     @abstractmethod
     def server(self) -> SourceServer:
-        """The server that has the list."""
+        """Return the server that has the list."""
 
     @abstractmethod
     def pages(self, client: SourceClient, page: Any) -> AsyncIterator[tuple[Any, object]]:
@@ -40,8 +39,8 @@ class PagedSource(Source):
 
     @abstractmethod
     def item_of(self, entry: Any, cursor: Cursor) -> Item | Unusable:
-        """Return what an entry stands for. Raises ValueError, KeyError, TypeError or AttributeError
-        for one without a name."""
+        """Return the item of an entry. Raises ValueError, KeyError, TypeError or AttributeError for
+        an entry without a name."""
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         first, done = (cursor["page"], cursor["done"]) if cursor else (self.first_page, 0)

@@ -1,7 +1,7 @@
-"""What a server's answer says of its limits: pure, so its rules are tested as a table.
+"""Read a server's rate limits from its answer. Pure, so that the rules are tested as a table.
 
-RFC 9110's `Retry-After`; the `x-ratelimit-…` headers of GitHub and those who copied it; the
-`RateLimit` header of the IETF's draft, as the Hugging Face hub has it.
+Understood are RFC 9110's `Retry-After`; the `x-ratelimit-…` headers of GitHub and those who copied
+it; and the `RateLimit` header of the IETF's draft, as the Hugging Face hub sends it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.pipeline.sources.throttle import MAX_PAUSE
 
 _EPOCH = 1_000_000_000
-"""A reset beyond this is a time, below it a number of seconds."""
+"""A reset above this is a time in seconds since the epoch, below it a number of seconds."""
 _MARGIN = 1.0
-"""Seconds after a reset: servers count whole seconds."""
+"""Seconds that are added to a reset, as servers count whole seconds."""
 _REMAINING = ("x-ratelimit-remaining", "x-rate-limit-remaining")
 _RESET = ("x-ratelimit-reset", "x-rate-limit-reset")
 
@@ -24,10 +24,11 @@ _RESET = ("x-ratelimit-reset", "x-rate-limit-reset")
 def refused_for_now(
     status: int, headers: Mapping[str, str], body: bytes, *, otherwise: float, now: float
 ) -> float | None:
-    """Return the seconds for which the server is to be left alone; None where it has refused for
-    another reason.
+    """Return the seconds of the pause that a server demands; None where it has refused the request
+    for another reason.
 
-    `otherwise` is for a server that does not say how long; `now` is in seconds since 1970.
+    `otherwise` is the pause if the server does not say how long; `now` is in seconds since the
+    epoch.
     """
     after = parse_retry_after(headers.get("retry-after", ""))
     left_alone = after if after is not None else nothing_left(headers, now=now)
@@ -43,8 +44,8 @@ def refused_for_now(
 
 
 def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return the seconds until the server answers again, when this was the last request that it
-    answers; None when there are more, or it does not say."""
+    """Return the seconds until the server's limit is reset if this request has used it up; None if
+    requests are left, or the server does not say."""
     if any(headers.get(name, "").strip() == "0" for name in _REMAINING):
         reset_text = next((headers[name] for name in _RESET if name in headers), "").strip()
         if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", reset_text):
@@ -56,7 +57,7 @@ def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
 
 
 def _server_time(headers: Mapping[str, str], now: float) -> float:
-    """Return the time of the server's clock, which its resets are by; ours may differ."""
+    """Return the time of the server's clock, to which its resets refer; ours may differ."""
     try:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -1,4 +1,4 @@
-"""XML that servers answer with: read without what could grow, or lead elsewhere."""
+"""Read XML of foreign servers, without anything that could grow without end or lead elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_ELEMENTS = 1_000_000
 
 
 def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Element:
-    """Return the elements of an answer of the server with that label; this takes time and memory in
-    proportion to the data, up to some seconds: in an event loop, use a thread. No DOCTYPE is read:
-    without one there are no entities. `charset` is what the server says it is in: it comes before
-    the XML declaration, and after a byte order mark.
+    """Return the elements of an answer. It takes time and memory in proportion to the data, up to
+    some seconds: in an event loop, call it in a thread. A DOCTYPE is refused, so that there are no
+    entities. `label` names the server in errors. `charset` is the one that the server names: it
+    takes precedence over the XML declaration, but not over a byte order mark.
 
     Raises InvalidSourceResponse.
     """

@@ -1,4 +1,4 @@
-"""What can go wrong between a job and a server that it asks for something.
+"""Errors of requests to the servers of sources.
 
 RetryableError
 ├── SourceUnavailable       can't be reached, too slow, 5xx, cut off
@@ -15,7 +15,7 @@ from switchyard.services.common.errors import PermanentError, RetryableError
 
 
 class SourceUnavailable(RetryableError):
-    """The server can't be reached, is too slow, or broke down over the request."""
+    """The server can't be reached, is too slow, or failed with an error of its own."""
 
 
 class InvalidSourceResponse(RetryableError):
@@ -27,7 +27,7 @@ class SourceBusy(RetryableError):
 
     def __init__(self, message: str, *, wait: float) -> None:
         self.wait = wait
-        """Seconds until there is a chance."""
+        """Seconds until the next request may be sent."""
         super().__init__(message, after=wait, counts=False)
 
 

@@ -1,4 +1,4 @@
-"""What a server answers, and the answers that are kept to be asked for again by their ETag."""
+"""Answers of servers, and the cache of answers with an ETag or a date."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from switchyard.services.pipeline.sources.source_errors import (
 )
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-"""Bytes of an answer that is kept; a larger one is asked for anew each time."""
+"""Bytes of an answer that is kept, at most; a larger one is fetched in full each time."""
 VALIDATORS = {"etag": "If-None-Match", "last-modified": "If-Modified-Since"}
-"""By each header that tells whether a thing has changed: the request's header that asks with it."""
+"""The header of a conditional request, by the answer's header whose value it repeats."""
 _KEPT_HEADERS = ("content-type", "link", *VALIDATORS)
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]{1,1000}")
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SourceResponse:
-    """An answer that was read to its end, whatever it says."""
+    """An answer that was read to its end, whatever its status."""
 
     label: str
     """The server's name, for people."""
@@ -43,12 +43,12 @@ class SourceResponse:
     """Names in lower case."""
     body: bytes
     unchanged: bool = False
-    """The server says that it is as it was when it was last asked."""
+    """Whether the server says that the answer is the same as the last time."""
 
     def require_success(self) -> SourceResponse:
-        """Return the answer itself, if it is the thing that was asked for.
+        """Return the answer itself if its status is a success.
 
-        Raises SourceNotFound, SourceRefused (do not ask again), SourceUnavailable (try again).
+        Raises SourceNotFound, SourceRefused (do not try again), SourceUnavailable (try again).
         """
         status, label = self.status, self.label
         if 200 <= status < 300:
@@ -79,7 +79,7 @@ class SourceResponse:
 
     @property
     def charset(self) -> Charset | None:
-        """What the server says that the body is in; None where it does not."""
+        """The charset of the body that the server names; None where it names none."""
         return charset_of(self.headers.get("content-type"))
 
     def _error_message(self) -> str:
@@ -97,8 +97,8 @@ class SourceResponse:
 
 @dataclass(frozen=True, slots=True)
 class SourceResponseCache:
-    """The last answer of each address that has an ETag or a date, below `sources/` in the storage.
-    They can be removed at any time: the server is asked in full then."""
+    """Keeps the last answer of each address, if it has an ETag or a date, below `sources/` in the
+    storage. Answers can be deleted at any time: then they are fetched in full."""
 
     storage: Storage
     server: str
@@ -114,12 +114,13 @@ class SourceResponseCache:
         head, _, body = raw.partition(b"\n")
         try:
             return SourceResponse(**json.loads(head), body=body, unchanged=True)
-        except (ValueError, TypeError) as error:  # somebody's hand
+        except (ValueError, TypeError) as error:  # changed by hand
             _log.warning("stored response unreadable: %s: %s", self.server, error)
             return None
 
     async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:
-        """Keep an answer, if the server can tell later whether it has changed."""
+        """Keep an answer if it has an ETag or a date, by which the server can tell whether it has
+        changed."""
         headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
         if not VALIDATORS.keys() & headers or len(answer.body) > MAX_KEPT_BYTES:
             return
@@ -132,7 +133,7 @@ class SourceResponseCache:
 
 
 def conditions(headers: Mapping[str, object]) -> dict[str, str]:
-    """Return the headers that ask for what has changed since an answer with these headers."""
+    """Return the headers of a request for changes since an answer with these headers."""
     values = {asks: headers.get(name) for name, asks in VALIDATORS.items()}
     return {
         asks: value

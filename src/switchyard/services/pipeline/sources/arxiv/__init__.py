@@ -1,1 +1,1 @@
-"""arXiv: its API, asked politely."""
+"""A client of arXiv's API, within the limits that arXiv asks for."""

@@ -5,8 +5,8 @@
         async for page in arxiv.pages("cat:cs.DB", from_date=a, to_date=b):
             ...  # page.entries; keep page.cursor to go on from there
 
-arXiv is asked as every server is (services/pipeline/sources/source_client.py). No request is
-repeated here but for a page that comes empty without reason: the job's retries do the rest.
+Requests are sent by services/pipeline/sources/source_client.py, as to every server. Only a page
+that is empty without reason is requested again here; otherwise the job is retried.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ SortBy = Literal["relevance", "submittedDate", "lastUpdatedDate"]
 Order = Literal["ascending", "descending"]
 
 MAX_PAGE = 2000
-"""Entries in one answer; arXiv's limit."""
+"""Entries in one answer at most: arXiv's limit."""
 MAX_SEARCH_RESULTS = 10_000
-"""How far into a query's results pages are asked for. The manual says 30,000, but arXiv's search
-does not answer reliably beyond this."""
+"""Results of a query that are read at most. The manual says 30,000, but arXiv's search does not
+answer reliably beyond this."""
 PAGE_SIZE = 100
 EMPTY_TRIES = 3
-"""How often a page is asked for that comes empty although there is more."""
+"""Requests, at most, for a page that is empty although there are more results."""
 THROTTLED_PAUSE = 30.0
 """Seconds of pause after a 429 without Retry-After."""
 ATOM = "application/atom+xml"
 FIRST_DAY = datetime(1991, 8, 1, tzinfo=UTC)
-"""Nothing on arXiv is older."""
+"""The day of the oldest paper on arXiv."""
 _MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ListingCursor:
-    """Where the next page of a listing begins: an offset into a window of dates. Text that
-    `parse` reads again, so it can be kept anywhere."""
+    """Where the next page of a listing begins: an offset into a window of dates. `str` makes text
+    of it that `parse` reads."""
 
     since: datetime
     until: datetime
@@ -76,7 +76,7 @@ class FeedPage:
     """A piece of a listing, oldest submission first."""
 
     entries: tuple[Entry, ...]
-    """May be fewer than arXiv sent: damaged records are left out."""
+    """The entries of the page, without damaged records of arXiv."""
     cursor: ListingCursor | None
     """Where the next page begins; None after the last."""
     total: int
@@ -86,7 +86,7 @@ class FeedPage:
 
 
 class ArxivClient:
-    """Asks arXiv. Open it with `ArxivClient.connect`."""
+    """Sends requests to arXiv. Open it with `ArxivClient.connect`."""
 
     def __init__(self, client: SourceClient) -> None:
         self.client = client
@@ -96,7 +96,7 @@ class ArxivClient:
     async def connect(
         cls, settings: Settings, ledger: Ledger | None = None, *, max_wait: float | None = None
     ) -> AsyncIterator[ArxivClient]:
-        """Open a client for the address and the interval of the settings; the rest is as in
+        """Open a client for the address and the interval of the settings. Parameters are as in
         `SourceClient.connect`."""
         server = SourceServer(
             "arxiv",
@@ -141,8 +141,8 @@ class ArxivClient:
         sort_by: SortBy = "submittedDate",
         order: Order = "descending",
     ) -> Feed:
-        """Return one page of a query in arXiv's language (`cat:cs.DB AND ti:index`). With `since`
-        or `until`, only what was submitted, or updated, in between, to the minute.
+        """Return one page of a query in arXiv's syntax (`cat:cs.DB AND ti:index`). With `since` or
+        `until`, only papers that were submitted, or updated, in between, to the minute.
 
         Raises ValueError for numbers that arXiv does not take, SourceBusy, SourceUnavailable and
         InvalidSourceResponse (try again later), SourceRefused (do not).
@@ -207,7 +207,7 @@ class ArxivClient:
         if is_xml and 400 <= answer.status < 500:
             await asyncio.to_thread(
                 parse_feed, answer.body, answer.charset
-            )  # raises what arXiv says
+            )  # raises SourceRefused with arXiv's message
         answer.require_success()
         if not is_xml:
             kind = answer.headers.get("content-type", "no content type")[:100]
@@ -216,8 +216,9 @@ class ArxivClient:
 
 
 def payload_of(entry: Entry, **options: Any) -> dict[str, Any]:
-    """Return the payload of the `ingest_arxiv` job of an entry that is at hand. A few papers have
-    thousands of authors: their job asks arXiv again, so that no message is large."""
+    """Return the payload of the `ingest_arxiv` job for an entry. It contains the entry, so that
+    arXiv is not asked again, unless it is too large for a message: a few papers have thousands of
+    authors."""
     payload: dict[str, Any] = {"id": str(entry.arxiv_id), **options}
     if len(entry.model_dump_json()) <= MAX_ENTRY_BYTES:
         payload["entry"] = entry.model_dump(mode="json", exclude_none=True)
@@ -260,5 +261,5 @@ def _next_cursor(at: ListingCursor, feed: Feed, end: datetime) -> ListingCursor 
     since = at.until + _MINUTE
     if since > end:
         return None
-    # As long as the window before, which fitted, and as much again.
+    # Twice as long as the window before, whose entries fitted.
     return ListingCursor(since, min(end, since + 2 * (at.until - at.since + _MINUTE) - _MINUTE))

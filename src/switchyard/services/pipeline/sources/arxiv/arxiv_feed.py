@@ -1,4 +1,4 @@
-"""What arXiv's answers are made of: identifiers, entries, and the Atom feed that holds them.
+"""Read arXiv's answers: identifiers, entries, and the Atom feed that contains them.
 
 The forms are those of https://info.arxiv.org/help/arxiv_identifier.html and of the API's manual,
 https://info.arxiv.org/help/api/user-manual.html.
@@ -42,11 +42,11 @@ _WITHDRAWN = re.compile(r"\b(?:been|is|was|are) withdrawn\b|^withdrawn\b", re.IG
 
 @dataclass(frozen=True, slots=True)
 class ArxivId:
-    """`base` names a paper, all its versions: `1605.08386`, `math/0309136`."""
+    """An id of arXiv. `base` names a paper with all its versions: `1605.08386`, `math/0309136`."""
 
     base: str
     version: int | None = None
-    """None for the newest."""
+    """None for the newest version."""
 
     def __str__(self) -> str:
         return self.base if self.version is None else f"{self.base}v{self.version}"
@@ -68,7 +68,7 @@ class ArxivId:
                 "math/0309136"
             )
         old = match["number"] is not None
-        # The subject class was never part of what makes an id unique.
+        # Without the subject class, as ids are unique without it.
         base = f"{match['archive']}/{match['number']}" if old else match["base"]
         return cls(base, int(match["version"]) if match["version"] else None)
 
@@ -79,7 +79,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1, max_length=64)
-    """Without the version, normalised."""
+    """The paper's id without the version, normalised."""
     version: int = Field(ge=1)
     title: str = Field(min_length=1)
     abstract: str = ""
@@ -87,9 +87,9 @@ class Entry(BaseModel):
     primary_category: str | None = None
     categories: tuple[str, ...] = ()
     published: Moment
-    """When the first version was submitted."""
+    """The time at which the first version was submitted."""
     updated: Moment
-    """When this version was."""
+    """The time at which this version was submitted."""
     comment: str | None = None
     journal_ref: str | None = None
     doi: str | None = None
@@ -102,7 +102,7 @@ class Entry(BaseModel):
 
     @property
     def withdrawn(self) -> bool:
-        """The authors took the paper back: there is no PDF of this version."""
+        """Whether the authors have withdrawn the paper: there is no PDF of this version."""
         return bool(
             _WITHDRAWN.search(self.comment or "")
             or _WITHDRAWN.search(self.abstract[:200] if len(self.abstract) < 400 else "")
@@ -115,17 +115,17 @@ class Feed:
 
     entries: tuple[Entry, ...]
     count: int
-    """Entries that the answer had; more than `entries` when some could not be read."""
+    """Number of entries in the answer, with those that could not be read."""
     start: int
     total: int
-    """Entries that the query has in all, as arXiv says."""
+    """Number of all results of the query, as arXiv gives it."""
 
 
 def parse_feed(data: bytes, charset: Charset | None = None) -> Feed:
     """Read an answer of the API.
 
-    Raises InvalidSourceResponse when it is no Atom feed, and SourceRefused when it is arXiv's way
-    to say that the request was wrong.
+    Raises InvalidSourceResponse when it is no Atom feed, and SourceRefused when it contains arXiv's
+    message that the request was wrong.
     """
     root = xml_tree(data, "arXiv", charset)
     if root.tag != f"{_ATOM}feed":
@@ -148,7 +148,7 @@ def _entries(elements: list[ET.Element]) -> Iterator[Entry]:
         try:
             yield _entry(each)
         except ValueError as error:
-            # Some records of arXiv are damaged, and come as little more than an id.
+            # Some records of arXiv are damaged, and have little more than an id.
             _log.warning("arXiv entry %r can't be read: %s", _text(each, f"{_ATOM}id"), error)
 
 

@@ -1,1 +1,1 @@
-"""Web pages of anybody, fetched politely."""
+"""Fetch web pages, within the rules of their robots.txt."""

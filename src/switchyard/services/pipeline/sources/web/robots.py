@@ -1,25 +1,25 @@
-"""What a site's robots.txt says (RFC 9309), read by Protego in a process that can be killed: a
-pattern with many wildcards takes a regular expression very long."""
+"""Read a site's robots.txt (RFC 9309) with Protego, in a process that can be killed: matching a
+pattern with many wildcards takes very long."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 AGENT = "switchyard"
-"""The name that robots.txt knows us by."""
+"""Our name in a robots.txt."""
 MAX_BYTES = 500 * 1024
-"""Of a robots.txt; what is behind that is not read, as the RFC says."""
+"""Bytes of a robots.txt that are read, as the RFC says."""
 MAX_DELAY = 60.0
-"""Seconds of a `Crawl-delay` that is kept."""
+"""Seconds between requests at most; a longer `Crawl-delay` counts as this."""
 
 
 @dataclass(frozen=True, slots=True)
 class RobotsVerdict:
-    """What a robots.txt says of one address."""
+    """Whether a robots.txt allows an address, and at which interval."""
 
     allowed: bool
     delay: float = 0.0
-    """Seconds that it wants between two requests."""
+    """Seconds between two requests, at least."""
 
 
 def judge(robots: str, url: str) -> RobotsVerdict:

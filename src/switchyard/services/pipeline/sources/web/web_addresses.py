@@ -1,4 +1,4 @@
-"""Addresses of web pages: one form for each, so that a page is one document. Pure."""
+"""Normalise addresses of web pages, so that a page is one document. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from urllib.parse import urldefrag, urljoin, urlsplit, urlunsplit
 
 MAX_LENGTH = 2000
-"""Characters of an address."""
+"""Characters of an address at most."""
 
 
 def page_address(text: str) -> str:
-    """Return an address as it names its document: scheme and host in lower case, without the
-    scheme's own port, a fragment, a user. Raises ValueError with what is wrong."""
+    """Return an address in normal form: scheme and host in lower case, without the scheme's default
+    port and without a fragment. Raises ValueError, which says what is wrong."""
     import httpx
 
     try:
@@ -21,7 +21,7 @@ def page_address(text: str) -> str:
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError(f"{text[:200]!r} is no web address: it begins with http:// or https://")
     if url.userinfo:
-        raise ValueError("an address with a user or password is not taken")
+        raise ValueError("an address must not contain a user or password")
     if url.port is not None and not 0 < url.port < 65_536:
         raise ValueError(f"there is no port {url.port}")
     parts = urlsplit(str(url))
@@ -32,7 +32,7 @@ def page_address(text: str) -> str:
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port, without a slash: what robots.txt is for."""
+    """Return scheme, host and port, without a slash: the site that a robots.txt is for."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
