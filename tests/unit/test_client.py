@@ -77,7 +77,7 @@ def test_each_listing_has_its_single_pages_beside_it() -> None:
 )
 def test_events_are_read_from_lines(lines: list[str], found: tuple | None) -> None:
     reader = EventReader()
-    events = [event for event in map(reader.line, lines) if event is not None]
+    events = [event for event in map(reader.feed, lines) if event is not None]
     assert [(each.name, each.data, each.id) for each in events] == ([found] if found else [])
 
 

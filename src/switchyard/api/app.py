@@ -1,4 +1,4 @@
-"""The HTTP API: the application, put together. Start here.
+"""Put the application of the HTTP API together. Start reading here.
 
 uvicorn --factory switchyard.api.app:create_app        # or `jobctl api`, which also stops well
 """
@@ -71,7 +71,7 @@ ROUTERS = (
 )
 
 PROBE_RATE, PROBE_BURST = 50.0, 200
-"""Requests for `/health…` of one address, a second and at once."""
+"""Requests for `/health…` of one address: per second, and at once."""
 DESCRIPTION = """Jobs in, status and results out.
 
 Send an API key as `Authorization: Bearer KEY` or as `X-API-Key: KEY`. Errors are problem details

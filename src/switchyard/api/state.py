@@ -1,4 +1,4 @@
-"""What the handlers of requests work with; made at the start, closed at the end."""
+"""The objects that the handlers of requests share; made at the start, closed at the end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 
 @dataclass(frozen=True, slots=True)
 class BrokerSide:
-    """What needs a broker."""
+    """The parts that need a broker."""
 
     publisher: TimeBoundedPublisher
     jobs: JobPublisher
@@ -68,9 +68,9 @@ class ApiState:
     keys: ApiKeyStore
     key_limiter: RateLimiter
     metrics: Metrics
-    """What this process has counted."""
+    """Metrics of this process."""
     system_metrics: Metrics
-    """What every process would show alike."""
+    """Metrics of the whole system, which every process would show alike."""
     siblings: Siblings | None
     """The processes that share this one's port; None when it is alone."""
     webhooks: WebhookSources
@@ -79,7 +79,7 @@ class ApiState:
     direct: LLMQueue | None
     """Asks language models from this process; None without JOBS_LLM_DIRECT."""
     streams: Shares
-    """The places of event streams and of requests that wait."""
+    """The slots of event streams and of requests that wait."""
 
     async def scrape(self) -> bytes:
         """Return all metrics in Prometheus' text format: those of the system, and those of this
@@ -97,7 +97,7 @@ class ApiState:
 
 
 def _purse(settings: Settings, ledger: Ledger) -> EmbeddingBudget:
-    """Return the budget that notes what the vectors of searches cost."""
+    """Return the budget that records the cost of the vectors of searches."""
     return EmbeddingBudget(
         BudgetAccount.from_settings(settings, ledger), Requester(source="search")
     )
@@ -109,12 +109,12 @@ async def open_state(
     stop: Callable[[], None] = lambda: None,
     siblings: Siblings | None = None,
 ) -> AsyncIterator[ApiState]:
-    """Open ledger and broker. `stop` is called when the service must not go on: storage or index
-    were away, and are another system's.
+    """Open ledger and broker. `stop` is called when the service must not go on, as storage or index
+    did not answer at first, and prove to be another system's.
 
-    Raises LedgerError when the ledger's tables are not right or nobody is let in, WrongSystem,
-    WrongStorage, RegistryError, and InvalidWebhooks. A broker or ledger that is away is looked for
-    again later.
+    Raises LedgerError when the ledger's tables are not right or its login is refused, WrongSystem,
+    WrongStorage, RegistryError, and InvalidWebhooks. A broker or ledger that does not answer is
+    tried again later.
     """
     registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
     configured = configured_keys(
@@ -174,9 +174,9 @@ async def _open_direct(
 async def _checking_ledger(
     settings: Settings, ledger: Ledger, stop: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Check the ledger, and claim storage and index for its system. One that is away is looked for
-    beside the requests, which are answered 503 meanwhile. Raises LedgerError for one that somebody
-    has to mend, WrongStorage."""
+    """Check the ledger, and claim storage and index for its system. If one of them does not answer,
+    it is tried again in the background, and requests are answered 503 meanwhile. Raises LedgerError
+    for a ledger that an operator has to repair, WrongStorage."""
     looking: list[asyncio.Task[None]] = []
     try:
         await ledger.check()
@@ -205,7 +205,7 @@ async def _open_broker(
     if settings.amqp_url is None:
         yield None
         return
-    # Checked at the start, if the broker is there, and with each connection: it may come later.
+    # Checked at the start, if the broker answers, and with each new connection.
     try:
         await require_same_system(settings, ledger)
     except WrongSystem:
@@ -217,11 +217,11 @@ async def _open_broker(
     feed = EventFeed(settings)
     background = TaskSupervisor(structlog.get_logger("api"))
     background.start("event feed", feed.run)
-    # Now, and not with the first request: that is to be answered within two seconds.
+    # Started now, and not with the first request, which must be answered within two seconds.
     background.start("publisher", publisher.keep_connected)
     pressure.start()
     try:
-        # Remote: whatever an endpoint publishes, it has not written the payload itself.
+        # Remote, as payloads that endpoints publish come from clients.
         jobs = JobPublisher(
             registry,
             ledger,
@@ -249,4 +249,5 @@ async def _state(request: Request) -> ApiState:
 
 
 Shared = Annotated[ApiState, Depends(_state)]
-"""`async def handler(state: Shared)`: not to be taken for a job's `State`."""
+"""The state as a parameter: `async def handler(state: Shared)`. A job's `State` is another
+thing."""

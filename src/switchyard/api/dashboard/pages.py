@@ -34,7 +34,7 @@ from switchyard.api.http.errors import problem_of
 from switchyard.api.http.event_stream import MEDIA_TYPE, EventStream
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import GuardedRoute, Routes
-from switchyard.api.middleware.access import ANYBODY, Place, may
+from switchyard.api.middleware.access import ANYBODY, StreamSlot, may
 from switchyard.api.state import state_of
 from switchyard.broker.errors import BrokerError
 from switchyard.services.common.errors import SwitchyardError
@@ -293,7 +293,7 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
 
     key = (principal.scopes, str(request.url))
     mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())
-    place = Place(request)
+    slot = StreamSlot(request)
 
     async def frames() -> AsyncGenerator[bytes, None]:
         known = dashboard.regions(shared, first)
@@ -301,7 +301,7 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
             async for each in following:
                 yield each.replace(mark, token)
 
-    return EventStream(frames(), closing=place.leave)
+    return EventStream(frames(), closing=slot.leave)
 
 
 class Pages(Routes):

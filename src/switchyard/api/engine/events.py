@@ -17,7 +17,7 @@ from switchyard.api.http.event_stream import (
 )
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
-from switchyard.api.middleware.access import Place, needs
+from switchyard.api.middleware.access import StreamSlot, needs
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.api.views.jobs import view_job_status
 from switchyard.broker import patterns
@@ -76,7 +76,7 @@ async def follow(
 
     broker = state.require_broker()
     frames = _all(state, broker, matches, last_event_id)
-    return EventStream(frames, closing=Place(request).leave)
+    return EventStream(frames, closing=StreamSlot(request).leave)
 
 
 @router.get(
@@ -97,7 +97,7 @@ async def follow_job(
     broker = state.require_broker()
     await state.ledger.job_reads.require(job_id)
     frames = _one(state, broker, job_id, last_event_id)
-    return EventStream(frames, closing=Place(request).leave)
+    return EventStream(frames, closing=StreamSlot(request).leave)
 
 
 async def _all(

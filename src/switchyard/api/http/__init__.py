@@ -1,1 +1,1 @@
-"""How HTTP is spoken: problems, OpenAPI, event streams."""
+"""The forms of HTTP: problems, OpenAPI, event streams, routes."""

@@ -1,4 +1,5 @@
-"""What can go wrong with documents: the kinds of problems, and what one without a result says."""
+"""Problems of requests for documents: which an operation may answer with, and what a document
+without a result is answered with."""
 
 from __future__ import annotations
 
@@ -32,14 +33,15 @@ SEARCH_PROBLEMS = responses("invalid", "ledger-away", "search-away")
 
 
 def unfinished(error: NotFinished | ExtractionNotFinished) -> Problem:
-    """There is no result yet, or never will be."""
+    """Make the problem of a document or text that has no result yet, or will never have one."""
     if isinstance(error, NotFinished):
         return _without_result(error.status)
     return _without_text(error)
 
 
 def unreadable(error: NotFinished | ExtractionNotFinished) -> Problem:
-    """For an upload that was worked at once, and failed: it is the request that is at fault."""
+    """Make the problem of an upload that was processed at once and failed: the request is at
+    fault."""
     problem = unfinished(error)
     return Problem("document-unreadable", problem.text, **problem.extra)
 

@@ -1,4 +1,4 @@
-"""How each error is answered: those of the layers beneath, and of the framework, as problems."""
+"""Answer errors as problems: those of the layers beneath, and those of the framework."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
     Misconfigured: "internal-error",
     PermanentFailure: "internal-error",
 }
-"""The kind of problem that each kind of error is, where `problem_of` has no better one for it."""
+"""The kind of problem for each kind of error, unless `problem_of` has a more specific one."""
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return the problem that an error of the layers beneath, or of the framework, stands for.
+    """Return the problem for an error of the layers beneath, or of the framework.
 
-    Texts that may name hosts or statements stay in the log.
+    Texts that may name hosts or SQL statements are only logged.
     """
     match error:
         case Problem():
             return error
-        case ClientDisconnect():  # nobody reads the answer; it is no defect
+        case ClientDisconnect():  # nobody reads the answer; this is no defect
             return Problem("malformed-request", "the sender broke off")
         case RequestValidationError():
             return _invalid_request(error.errors())
@@ -182,9 +182,9 @@ def _answer_kind(error: SwitchyardError) -> Problem:
 
 
 def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
-    """Return all methods of a path: the framework names those of the first route alone.
+    """Return all methods of a path, of which the framework only names those of the first route.
 
-    `/backfills/preview` also looks like `/backfills/{id}`, whose methods it does not have.
+    `/backfills/preview` also matches `/backfills/{id}`, whose methods it does not have.
     """
     matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
     exact = [route for route in matching if getattr(route, "path", None) == scope["path"]]

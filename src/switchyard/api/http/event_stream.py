@@ -1,7 +1,7 @@
-"""Server-sent events as an answer that ends with its client, and with its client's key.
+"""Send server-sent events until the client goes away, or its key is revoked.
 
 Starlette notices only at the next write that a client has gone; here both are watched at once. A
-client that does not read is cut off by its connection.
+client that does not read is cut off by its connection (middleware/connections.py).
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from switchyard.services.common.errors import SwitchyardError
 
 MEDIA_TYPE = "text/event-stream"
 ADMISSION_INTERVAL = 0.75
-"""Seconds between looks whether its key still lets the client in. With what is remembered of a key,
-a revoked one is noticed within two."""
+"""Seconds between checks whether the key still lets the client in. As keys are cached, a revoked
+one is noticed within two seconds."""
 HEARTBEAT = b": still here\n\n"
 
 
 class StreamAdmission(Protocol):
-    """Whether a request that was let in would be let in again."""
+    """Checks whether a request that was let in would be let in again."""
 
     async def check(self) -> None:
-        """Raises Problem where it would not be, SwitchyardError where that can't be known."""
+        """Raise Problem if the request would not be let in, SwitchyardError if that can't be
+        checked."""
 
 
 def admission_of(scope: Scope) -> StreamAdmission | None:
-    """Return what let this request in; None where nothing was asked for."""
+    """Return the check that let this request in; None where nothing was checked."""
     admission: StreamAdmission | None = scope.get("state", {}).get("admission")
     return admission
 
 
 def frame(event: str, data: Any, *, event_id: str | None = None) -> bytes:
-    """Write one event. Data is JSON in one line."""
+    """Encode one event. Its data is JSON in one line."""
     head = f"id: {event_id}\n" if event_id is not None else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, default=str)}\n\n".encode()
 
 
 class EventStream(Response):
-    """Sends what a generator yields, until it ends, or its client goes away or may not go on."""
+    """Sends the frames of a generator until it ends, its client goes away, or the key is no longer
+    valid."""
 
     media_type = MEDIA_TYPE
 
@@ -77,7 +79,7 @@ class EventStream(Response):
             if error is not None and not isinstance(error, OSError):
                 raise error
         if sending.cancelled() and self._begun:
-            # Not cut off, for whom that would be a reason to come again at once.
+            # Ended in order, as a client that is cut off would reconnect at once.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send) -> None:
@@ -97,7 +99,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def _wait_for_refusal(admission: StreamAdmission | None) -> None:
-    """Return when the client would be let in no longer."""
+    """Return when the client would no longer be let in."""
     while True:
         await asyncio.sleep(ADMISSION_INTERVAL)
         if admission is None:

@@ -1,5 +1,5 @@
-"""Descriptions of fields and parameters that mean the same wherever they stand: said once, and
-put into the OpenAPI document where a model says nothing of its own.
+"""Descriptions of fields and parameters that mean the same in all models: written once, and put
+into the OpenAPI document where a model has no description of its own.
 
 Times are ISO 8601 in UTC everywhere; ranges stand in the schema beside the description.
 """
@@ -196,7 +196,7 @@ ANYWHERE: Final[Mapping[str, str]] = MappingProxyType(
         "include": "`text`: also the text by page.",
     }
 )
-"""By the field's name."""
+"""Descriptions by the field's name."""
 
 OF_MODEL: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -231,11 +231,11 @@ OF_MODEL: Final[Mapping[str, str]] = MappingProxyType(
         "PressureView.lanes": "Most urgent first.",
     }
 )
-"""Where the name alone would mislead: `Model.field`."""
+"""Descriptions by `Model.field`, where the field's name alone would mislead."""
 
 
 def fill_in(document: dict[str, Any]) -> None:
-    """Describe each field and parameter that has no description by what its name means."""
+    """Add the description of its name to each field and parameter that has none."""
     for model, schema in document["components"]["schemas"].items():
         for name, field in schema.get("properties", {}).items():
             words = OF_MODEL.get(f"{model}.{name}") or ANYWHERE.get(name)

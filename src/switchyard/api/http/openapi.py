@@ -1,4 +1,4 @@
-"""The OpenAPI document, completed: what every operation may answer is said once, here."""
+"""Complete the OpenAPI document: the answers that every operation may give are added here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from switchyard.api.models.openai import OpenAiError, OpenAiErrorDetails
 from switchyard.api.models.problems import FieldError, ProblemDetails
 
 PIECE_BYTES = 32 * 1024
-"""The document is sent in such pieces of what all requests share: it needs no key."""
+"""The document is sent in such pieces of one shared copy, as everyone can fetch it, without a
+key."""
 WITH_KEY = (
     "unauthorized",
     "forbidden",
@@ -36,7 +37,7 @@ REF = "#/components/schemas/"
 
 
 def operation_id(route: APIRoute) -> str:
-    """Name an operation in the document: `jobs-publish`, of its tag and its function."""
+    """Return the name of an operation in the document, made of tag and function: `jobs-publish`."""
     tag = route.tags[0] if route.tags else "api"
     return f"{tag}-{route.name}"
 
@@ -108,7 +109,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _is_default(answer: dict[str, Any] | None) -> bool:
-    """Tell whether FastAPI has put it there: its own errors are never sent."""
+    """Return whether FastAPI has added this answer: its own errors are never sent."""
     return answer is not None and "application/json" in answer.get("content", {})
 
 

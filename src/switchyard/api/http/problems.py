@@ -1,5 +1,5 @@
-"""Answers as JSON, and problems (RFC 9457): raised, rendered and documented. The kinds of problems:
-`api.models.problems`."""
+"""Answer with JSON; raise, render and document problems (RFC 9457). `api.models.problems` has the
+kinds of problems."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ MEDIA_TYPE = "application/problem+json"
 OPENAI_PREFIX = "/v1/"
 """Below it, requests, answers and errors have the form of OpenAI's API."""
 RETRY_AFTER = 5
-"""Seconds after which a client should come again when something is away or full."""
+"""Seconds after which a client should try again when a dependency does not answer, or a lane is
+full."""
 POLL_AFTER = {"Retry-After": "1"}
-"""The header, in seconds, of an answer whose result is not there yet."""
+"""The header, in seconds, of an answer without a result yet."""
 
 
 class JsonResponse(JSONResponse):
-    """JSON, also of values that JSON has no form for: half of a surrogate pair is escaped; NaN and
-    infinity become null. So one odd value that a handler stored does not hide a whole listing."""
+    """An answer in JSON, also for values that JSON can't express: half of a surrogate pair is
+    escaped; NaN and infinity become null. So one odd value that a job stored does not break a whole
+    listing."""
 
     def render(self, content: Any) -> bytes:
         text = to_json(content, separators=(",", ":"))
@@ -57,7 +59,7 @@ class Problem(HTTPException):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The problem as it is written."""
+        """The problem as a JSON object."""
         content = {
             "type": TYPE_BASE + self.kind.name,
             "title": self.kind.title,
@@ -69,7 +71,8 @@ class Problem(HTTPException):
 
 
 def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
-    """Make the problem of a request with invalid fields, which stand in that part of it."""
+    """Make the problem of a request with invalid fields; `place` is the part of the request that
+    they are in."""
     error_list = [{"location": [place, *each.at], "message": each.message} for each in errors]
     text = "; ".join(
         at_place((place, *each.at), each.message) if each.at else each.message
@@ -79,18 +82,18 @@ def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
 
 
 def at_place(location: Iterable[str | int], message: str) -> str:
-    """Say what is wrong, behind where in the request it is."""
+    """Return the message behind the place in the request to which it refers."""
     return f"{'.'.join(map(str, location))}: {message}"
 
 
 def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:
-    """Make the problem of something that is away or full, with `Retry-After`."""
+    """Make a problem that may pass, with `Retry-After`."""
     return Problem(name, detail, retry_after=RETRY_AFTER, **extra)
 
 
 def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
-    """Make the problem of a full lane: nothing was done, or the job is a dead letter now, which the
-    answer names by `job_id`."""
+    """Make the problem of a full lane: nothing was done; or, with `job_id`, the job is a dead
+    letter now, which the answer names."""
     full = f"the lane {lane_of(error.routing_key)} is full (routing key {error.routing_key})"
     if not error.dead_lettered:
         return try_later("lane-full", f"{full}: nothing was done; try again later")
@@ -99,7 +102,7 @@ def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
 
 
 def render(problem: Problem, request_id: str | None) -> Response:
-    """Write the answer to a request that ended so."""
+    """Return the answer with this problem."""
     content = problem.content
     if request_id is not None:
         content["request_id"] = request_id
@@ -109,7 +112,7 @@ def render(problem: Problem, request_id: str | None) -> Response:
 
 
 def responses(*names: str) -> dict[int | str, dict[str, Any]]:
-    """Document problems that an operation may answer with."""
+    """Return the documentation of the problems that an operation may answer with."""
     documented: dict[int | str, dict[str, Any]] = {}
     for status, kinds in _by_status(names):
         documented[status] = {

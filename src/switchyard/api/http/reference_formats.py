@@ -1,4 +1,4 @@
-"""Lists of references in the format that a client asks for."""
+"""Answer with lists of references in the format that a client requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def _format_of(
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> ReferenceFormat:
-    """The format of the query, else the first that `Accept` names, else JSON."""
+    """Return the format in the query, else the first that `Accept` names, else JSON."""
     if named is not None:
         return named
     accepted = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
@@ -45,6 +45,6 @@ FormatOf = Annotated[ReferenceFormat, Depends(_format_of)]
 def in_format(
     references: Sequence[Mapping[str, Any]], reference_format: ReferenceFormat
 ) -> Response:
-    """References as jobs keep them, as the answer to a request."""
+    """Return the answer with stored references in a format."""
     export = export_references(references, reference_format)
     return Response(export.content, media_type=export.media_type)

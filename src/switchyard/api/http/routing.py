@@ -1,4 +1,4 @@
-"""Routes as the application takes them."""
+"""Routes that check keys before they read bodies, and that are complete when they are imported."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
 """Where a page begins: `next_cursor` of the one before."""
 CHECK_LENGTH = "check_length"
-"""In the state of a request: refuses it where it says that its body is too long."""
+"""Key in the state of a request: a function that refuses it if its header says that the body is too
+long."""
 LONG_WAIT = 1.0
-"""Seconds: whoever is answered later is looked at again, because its key may be revoked."""
+"""Seconds; the key of a request that takes longer is checked again, as it may be revoked."""
 
 
 async def check_length(request: Request) -> None:
@@ -34,31 +35,31 @@ async def check_length(request: Request) -> None:
 
 
 class BodyBound:
-    """A dependency that says how many bytes a route takes, where that is less than others take:
-    what is read for whoever has no key yet."""
+    """A dependency that sets how many bytes a route accepts, where these are fewer than usual: for
+    bodies that are read before the key is known."""
 
     def __init__(self, most: int) -> None:
         self.most = most
 
     async def __call__(self) -> None:
-        """Nothing is left to be asked: `middleware.bodies` has counted."""
+        """Do nothing, as `middleware.bodies` enforces the limit."""
 
 
 @runtime_checkable
 class RouteGuard(Protocol):
-    """A dependency that knows without the body whether a request is let in."""
+    """A dependency that decides without the body whether a request is let in."""
 
     async def admit(self, request: Request) -> None:
-        """Raises Problem."""
+        """Raise Problem if the request is not let in."""
 
 
 class GuardedRoute(APIRoute):
-    """A route that asks its guards before it reads a body: the framework reads it first, into the
-    memory of whoever has not been asked for a key."""
+    """A route that calls its guards before it reads a body. The framework reads the body first, so
+    that clients without a key could fill the memory."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        guards = self.guards  # found once: each request would look through all dependencies
+        guards = self.guards  # once, as it searches all dependencies
 
         async def guarded(request: Request) -> Response:
             for each in guards:
@@ -81,7 +82,7 @@ class GuardedRoute(APIRoute):
 
     @cached_property
     def max_body(self) -> int | None:
-        """Bytes that it takes, where it takes less than other routes."""
+        """Bytes that it accepts, where these are fewer than for other routes; otherwise None."""
         dependencies = [each.dependency for each in self.dependencies]
         return min(
             (each.most for each in dependencies if isinstance(each, BodyBound)), default=None
@@ -89,15 +90,15 @@ class GuardedRoute(APIRoute):
 
     @cached_property
     def takes_files(self) -> bool:
-        """Whether it reads files, piece by piece; others are sent JSON, read as a whole."""
+        """Whether it reads files piece by piece; other routes read JSON as a whole."""
         body = (self.openapi_extra or {}).get("requestBody", {})
         return "multipart/form-data" in body.get("content", {})
 
 
 class Routes(APIRouter):
-    """Routes that are complete when their module is imported: the application lists them as they
-    are. `include_router` would build each of them again, for every application, while its first
-    request waits: a tenth of a second."""
+    """Routes that are complete when their module is imported, and that the application lists as
+    they are. `include_router` would build each of them again for every application, which takes a
+    tenth of a second, while its first request waits."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from switchyard.api.engine.jobs import JobIdInPath
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses
 from switchyard.api.http.routing import Routes
-from switchyard.api.middleware.access import Place, needs, own_key, source_of
+from switchyard.api.middleware.access import StreamSlot, needs, own_key, source_of
 from switchyard.api.models import llm as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.llm import view_answer, view_spending
@@ -112,8 +112,8 @@ async def ask(
     idempotency_key = own_key(request, idempotency_key)
     body = body.model_copy(update={"wait": max(body.wait, wait)})
     if stream or MEDIA_TYPE in (accept or ""):
-        return await _open_stream(body, state, Place(request), source, idempotency_key)
-    with Place(request) if body.wait else nullcontext():
+        return await _open_stream(body, state, StreamSlot(request), source, idempotency_key)
+    with StreamSlot(request) if body.wait else nullcontext():
         if state.direct is not None:
             return await _ask_directly(body, state.direct, response, source, idempotency_key)
         return await _ask(body, state, response, source, idempotency_key)
@@ -176,7 +176,7 @@ async def answer(
 ) -> models.AnswerOfModel:
     """Get the answer to an earlier request; with `wait`, wait for it."""
     record = await state.ledger.job_reads.require(job_id)
-    with Place(request) if wait else nullcontext():
+    with StreamSlot(request) if wait else nullcontext():
         if wait and state.direct is not None:
             return _answer_or_accepted(await state.direct.result(job_id, timeout=wait), response)
         if wait:
@@ -188,18 +188,18 @@ async def answer(
 async def _open_stream(
     body: models.QuestionToModel,
     state: ApiState,
-    place: Place,
+    slot: StreamSlot,
     source: str,
     idempotency_key: str | None,
 ) -> EventStream:
     with ExitStack() as leaving:
-        leaving.enter_context(place)
+        leaving.enter_context(slot)
         written, queue = await _opened_stream(body, state, source, idempotency_key)
         leaving.pop_all()
 
     def close() -> None:
         written.close()
-        place.leave()
+        slot.leave()
 
     frames = _frames(state, queue, written, body.expires_in or MAX_STREAM_DURATION)
     return EventStream(frames, closing=close)

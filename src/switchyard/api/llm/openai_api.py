@@ -38,7 +38,7 @@ from switchyard.api.llm.openai_requests import (
     start_stream,
     wishes_of,
 )
-from switchyard.api.middleware.access import Place, needs
+from switchyard.api.middleware.access import StreamSlot, needs
 from switchyard.api.models import openai as models
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
@@ -119,9 +119,9 @@ async def create_chat_completion(
     chat = {"messages": body.messages}
     admission = await admit_request(body, chat, state, request)
     payload = payload_of(CHATS_URL, body, chat, wishes)
-    place = Place(request)
+    slot = StreamSlot(request)
     with ExitStack() as leaving:
-        leaving.callback(place.leave)
+        leaving.callback(slot.leave)
         if not body.stream:
             result = await run_request(
                 "chat_completion", payload, wishes, state, request, admission
@@ -131,7 +131,7 @@ async def create_chat_completion(
             headers = answer_headers(result, state.settings)
             return JsonResponse(completion_of(result), headers=headers)
         stream = await start_stream(
-            payload, wishes, state, request, place, admission, shows_usage=shows_usage_of(body)
+            payload, wishes, state, request, slot, admission, shows_usage=shows_usage_of(body)
         )
         if stream is None:
             return Response()  # nobody reads it

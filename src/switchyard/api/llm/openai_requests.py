@@ -29,7 +29,7 @@ from switchyard.api.llm.key_limits import (
 )
 from switchyard.api.llm.llm import refusals, request_queue
 from switchyard.api.llm.openai_chunks import ChunkWriter
-from switchyard.api.middleware.access import Place, own_key, source_of
+from switchyard.api.middleware.access import StreamSlot, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState
 from switchyard.broker.message import MAX_PRIORITY
@@ -161,7 +161,7 @@ async def run_endpoint_request(
     """Run a request whose job asks another endpoint than that of chats. As `run_request`."""
     admission = await admit_request(body, texts, state, request, embeds=url == EMBEDDINGS_URL)
     payload = payload_of(url, body, texts, wishes)
-    with Place(request):
+    with StreamSlot(request):
         return await run_request(
             ENDPOINTS[url].job_type, payload, wishes, state, request, admission
         )
@@ -266,7 +266,7 @@ async def start_stream(
     wishes: RequestWishes,
     state: ApiState,
     request: Request,
-    place: Place,
+    slot: StreamSlot,
     admission: AdmittedRequest,
     *,
     shows_usage: bool,
@@ -295,7 +295,7 @@ async def start_stream(
 
     def close() -> None:
         written.close()
-        place.leave()
+        slot.leave()
 
     return EventStream(frames, closing=close)
 

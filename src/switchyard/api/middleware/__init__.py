@@ -1,1 +1,1 @@
-"""What stands before every endpoint: keys, rates, limits, bodies."""
+"""Checks and limits before every endpoint: keys, rates, connections, bodies."""

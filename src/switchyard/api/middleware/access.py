@@ -27,20 +27,20 @@ HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, scheme_name="header", description="An API key."
 )
 RECEIPT = frozenset({"id", "document_id", "job_id", "state", "duplicate"})
-"""What an answer tells anyone who may publish."""
+"""Fields of an answer that everyone who may publish can see."""
 V = TypeVar("V", bound=BaseModel)
 ANYBODY = Principal("anybody", frozenset(Scope))
 """Everyone on this machine, as long as there are no keys."""
 MAX_UNCONFIRMED_SECONDS = 60.0
-"""For so long a stream goes on while the ledger, which knows the keys, is away."""
+"""Seconds for which a stream goes on while the ledger, which has the keys, does not answer."""
 
 
 class KeysMissing(Misconfigured):
-    """The service was to listen beyond this machine, and nobody has a key."""
+    """The service would listen beyond this machine, although there are no keys."""
 
 
 async def check_keys(state: ApiState) -> None:
-    """Refuse to start where everybody could get in. Raises KeysMissing."""
+    """Raise KeysMissing where everybody could use the service."""
     host = state.settings.api_host
     if not is_loopback(host) and not await _somebody_has_a_key(state):
         raise KeysMissing(
@@ -53,8 +53,8 @@ async def _somebody_has_a_key(state: ApiState) -> bool:
     try:
         return await state.keys.has_usable_keys()
     except LedgerUnavailable:
-        # It need not be known now: without the ledger nobody gets in, and without keys nobody
-        # from beyond this machine (`identify`).
+        # The answer is not needed now: without the ledger, nobody is let in, and without keys,
+        # nobody from beyond this machine (`identify`).
         return True
 
 
@@ -71,7 +71,8 @@ PrincipalOf = Annotated[Principal, Depends(documented_principal)]
 
 
 async def identify(request: Request) -> Principal:
-    """Who makes this request; found out once. Raises Problem (401, 403, 429), LedgerError."""
+    """Return who makes this request; found out once. Raises Problem (401, 403, 429),
+    LedgerError."""
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
@@ -86,7 +87,7 @@ async def identify(request: Request) -> Principal:
 
 
 def admit_principal(request: Request, principal: Principal, admission: StreamAdmission) -> None:
-    """Note who makes this request, and what lets it in. Raises Problem (403, 429)."""
+    """Record in the request who makes it, and what lets it in. Raises Problem (403, 429)."""
     if principal.limits is not None and not request.url.path.startswith(OPENAI_PREFIX):
         raise Problem("forbidden", f"this key has limits, and is for {OPENAI_PREFIX} alone")
     request.state.principal_id = principal.id
@@ -97,8 +98,8 @@ def admit_principal(request: Request, principal: Principal, admission: StreamAdm
 
 
 def must_send_key(path: str) -> bool:
-    """Return whether the clients of a path send a key in any case, as those of OpenAI do. Where
-    nobody needs one, theirs means nothing."""
+    """Return whether the clients of a path always send a key, as OpenAI's clients do. Where no key
+    is needed, theirs is ignored."""
     return path.startswith(OPENAI_PREFIX)
 
 
@@ -117,8 +118,8 @@ async def _principal_of(keys: ApiKeyStore, key: str | None) -> Principal:
 
 
 class KeyAdmission:
-    """Whether a request that was let in would be let in again: its key may be revoked while it is
-    answered, or the first key be made."""
+    """Checks whether a request that was let in would be let in again: while it is answered, its key
+    may be revoked, or the first key be made."""
 
     def __init__(self, keys: ApiKeyStore, key: str | None) -> None:
         self._keys = keys
@@ -126,7 +127,8 @@ class KeyAdmission:
         self._confirmed_at = time.monotonic()
 
     async def check(self) -> None:
-        """Raises Problem (401), and LedgerError where that has not been known for a minute."""
+        """Raise Problem (401) if the request would not be let in, LedgerError if that could not be
+        checked for a minute."""
         try:
             await _principal_of(self._keys, self._key)
         except LedgerError:
@@ -136,11 +138,11 @@ class KeyAdmission:
             self._confirmed_at = time.monotonic()
 
 
-class Place:
-    """One of the places for streams and waiting requests, held until `leave`."""
+class StreamSlot:
+    """One of the slots for streams and waiting requests, held until `leave`."""
 
     def __init__(self, request: Request) -> None:
-        """Raises Problem (503) where none is left for this key."""
+        """Take a slot. Raises Problem (503) where none is left for this key."""
         self._streams = state_of(request).streams
         self._principal_id: str = request.state.principal_id
         if not self._streams.take(self._principal_id, 1):
@@ -160,8 +162,8 @@ class Place:
 
 
 def source_of(request: Request, requested: str | None) -> str:
-    """Who asks, for jobs: as the request says, or each API key for itself. Raises InvalidRequest
-    for what is another's."""
+    """Return the source of a request's jobs: the requested one, or that of the API key. Raises
+    InvalidRequest for the source of another key."""
     principal_id: str = request.state.principal_id
     if principal_id == ANYBODY.id:
         return requested or "api"
@@ -172,8 +174,8 @@ def source_of(request: Request, requested: str | None) -> str:
 
 
 def own_key(request: Request, idempotency_key: str | None) -> str | None:
-    """Return the idempotency key in the space of the API key that sends it. Without API keys, all
-    who are served have the ledger, and share the space of its programs."""
+    """Return the idempotency key in the namespace of the API key that sends it. Without API keys,
+    all clients can also use the ledger, and share the namespace of its programs."""
     principal_id = request.state.principal_id
     if idempotency_key is None or principal_id == ANYBODY.id:
         return idempotency_key
@@ -192,16 +194,16 @@ def may(request: Request, scope: Scope) -> bool:
 
 
 def may_be_told(request: Request, *, is_own: bool) -> bool:
-    """Return whether the answer may have content: the rule for all that a key may change.
+    """Return whether the answer may have content: the rule for everything that a key may change.
 
-    A key without the scope `read` sees what it has handed in itself, and what was made of that
-    alone; `is_own` says that it is so. Of all else it gets a `receipt`.
+    A key without the scope `read` only sees what it has sent itself, and what was made of that,
+    which `is_own` says. Of everything else it gets a `receipt`.
     """
     return is_own or may(request, Scope.READ)
 
 
 def receipt(request: Request, view: V, *, is_own: bool) -> V:
-    """Return the view as the request's key may see it: whole, or ids and state alone."""
+    """Return the view as the request's key may see it: complete, or only ids and state."""
     if may_be_told(request, is_own=is_own):
         return view
     fields = type(view).model_fields
@@ -214,7 +216,7 @@ def receipt(request: Request, view: V, *, is_own: bool) -> V:
 
 
 def _empty_value(annotation: Any, value: Any) -> Any:
-    """Return what stands for a value that is not told, of the same type."""
+    """Return an empty value of the same type, in place of a hidden one."""
     if value is None or type(None) in get_args(annotation):
         return None
     return type(value)() if isinstance(value, (str, int, float, list, dict)) else value
@@ -223,8 +225,8 @@ def _empty_value(annotation: Any, value: Any) -> Any:
 def key_in(request: Request) -> str | None:
     """Return the key that was sent, in either header; None when neither was.
 
-    Raises Problem (401) for one that is not of this form: a key that was sent and can't be right
-    is never overlooked, also where nobody needs one.
+    Raises Problem (401) for a key of another form: a key that can't be right is never ignored, even
+    where none is needed.
     """
     headers = request.headers
     if "authorization" in headers:
@@ -238,7 +240,7 @@ def key_in(request: Request) -> str | None:
 
 
 def limit(request: Request, allowance: Allowance) -> None:
-    """Note what the client has left. Raises Problem (429) when that is nothing."""
+    """Record the rest of the client's allowance. Raises Problem (429) when it is used up."""
     request.state.allowance = allowance
     if not allowance.allowed:
         raise rate_limited(allowance)
@@ -249,7 +251,7 @@ def rate_limited(allowance: Allowance) -> Problem:
 
 
 def needs(*scopes: Scope) -> Any:
-    """A dependency: the request's key has one of these scopes, or `admin`."""
+    """Return a dependency that requires a key with one of these scopes, or `admin`."""
     return Depends(_KeyGuard(scopes))
 
 
@@ -260,8 +262,8 @@ def require_scope(principal: Principal, *scopes: Scope) -> None:
 
 
 class _KeyGuard:
-    """Lets in requests whose key has one of some scopes. A dependency, so that OpenAPI knows that a
-    key is sent; `Routes` asks it before the body of a request is read."""
+    """Lets in requests whose key has one of some scopes. A dependency, so that the OpenAPI document
+    names the key; `Routes` calls `admit` before the body of a request is read."""
 
     def __init__(self, scopes: tuple[Scope, ...]) -> None:
         self._scopes = scopes
@@ -281,9 +283,9 @@ def _unauthorized_problem(detail: str) -> Problem:
 
 
 def require_this_machine(request: Request) -> None:
-    """Without keys, only programs on this machine come in: whatever address the server was
-    bound to, no web page that has its own name resolve to loopback, and none that has the
-    browser send a form here: with its `Origin`, which is `null` where it hides it."""
+    """Raise Problem (403) for a request without keys from elsewhere than a program on this machine,
+    whatever address the server is bound to. So a web page is refused whose own name resolves to
+    loopback, or that lets the browser send a form here (by its `Origin`, also if it is `null`)."""
     client = request.client.host if request.client is not None else ""
     if not is_loopback(client) or not is_loopback(request.url.hostname or ""):
         raise Problem("forbidden", "without API keys only this machine is served, by its own name")

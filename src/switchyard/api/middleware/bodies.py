@@ -1,8 +1,8 @@
-"""Limits on what is sent to the service, and on what it answers: how many bytes, how slowly, and
-how much memory all of that takes at once.
+"""Limits for bodies of requests and answers: how many bytes, how slowly, and how much memory all of
+them take at once.
 
-Counted as it comes in, so that a body without a length is held to the same limit. What is read is
-read for a request that was let in: `http.routing` asks for the key before.
+Bytes are counted as they come in, so that a body without a length has the same limit. A body is
+only read for a request that was let in: `http.routing` checks the key before.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.shares import Shares
 
 STREAMED_TYPES = frozenset({"multipart/form-data", "text/plain"})
-"""What routes for files read piece by piece. All else is read into memory as a whole."""
+"""Bodies that routes for files read piece by piece. Others are read into memory as a whole."""
 MULTIPART_OVERHEAD = 1024 * 1024
 """Bytes for the form around a file."""
 MIN_UPLOAD_RATE = 64 * 1024
-"""Bytes a second: an upload gets the time that its limit takes at this speed."""
+"""Bytes per second: an upload gets the time that a body as large as its limit takes at this
+speed."""
 DRAIN_BYTES, DRAIN_SECONDS = 32 * 1024 * 1024, 3.0
-"""What is read of a body that was refused already, at most."""
+"""How much of a refused body is still read, and for how long, at most."""
 PIECE_BYTES = 32 * 1024
-"""Answers are given to the connection in such pieces, each when the one before has left. Those of
+"""Answers are given to the connection in such pieces, each when the one before was sent. Answers of
 one piece are not counted."""
 JSON_MARKS = (b",", b"[", b"{", b":")
 BYTES_PER_BYTE, BYTES_PER_MARK = 2, 64
-"""Memory that JSON takes while it is processed: its text, and for each value an object with its
-place in a list or table. `[[],[],…` takes the most: 64 bytes for 3 bytes of text."""
+"""Memory that JSON takes while it is processed: for its text, and for each value an object and its
+place in a list or dict. `[[],[],…` takes the most: 64 bytes for 3 bytes of text."""
 
 
 class BodyMemory:
-    """What bodies and answers in flight take of a process, shared between clients."""
+    """The memory of a process for bodies and answers in flight, shared between clients."""
 
     def __init__(self, most: int) -> None:
         self.all = Shares(most)
         self.without_key = Shares(max(1, most // 2), parent=self.all, name="without a key")
-        """Whoever sends webhooks is known by nothing but the body. All together are one client."""
+        """Senders of webhooks are only known by the body, so all of them count as one client."""
 
     def hold(self, scope: Scope) -> Held:
         """Begin to count for the client that makes this request."""
@@ -74,8 +75,8 @@ class Held:
 
 
 class BodyLimits:
-    """Refuses bodies that are too large, come too slowly or are too many, and answers that are too
-    many."""
+    """Refuses bodies that are too large or too slow, and bodies and answers that take too much
+    memory together."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -115,7 +116,7 @@ class _LimitedBody:
             return await self._receive()
         held = self._begin()
         if self._is_streamed:
-            held.release()  # the part before has been written
+            held.release()  # the part before was processed
         timeout = min(self._settings.api_idle_timeout, self._deadline - time.monotonic())
         try:
             async with asyncio.timeout(max(0.0, timeout)):
@@ -135,7 +136,7 @@ class _LimitedBody:
         return message
 
     async def check_length(self) -> None:
-        """Raises Problem (413) where its header says that it is too long."""
+        """Raise Problem (413) where the header says that the body is too long."""
         self._begin()
         headers = Headers(scope=self._scope)
         length = headers.get("content-length", "")
@@ -145,8 +146,8 @@ class _LimitedBody:
             raise _too_large(self._most)
 
     def _begin(self) -> Held:
-        """Set this body's limits, and begin to count it: by now its route and its client are
-        known."""
+        """Set this body's limits, and begin to count it, as its route and its client are known
+        now."""
         if self._held is not None:
             return self._held
         headers = Headers(scope=self._scope)
@@ -180,7 +181,8 @@ class _LimitedAnswer:
         self._memory = memory
         self._held: Held | None = None
         self._head: Message | None = None
-        """Sent with the first part of its body: until then, another answer is possible."""
+        """The head, which is sent with the first part of the body: until then, another answer is
+        possible."""
         self._refused = False
 
     async def __call__(self, message: Message) -> None:
@@ -222,7 +224,8 @@ def _size_in_memory(part: bytes) -> int:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read on for a while: a client that is cut off while it sends does not see the answer."""
+    """Read the body for a while, as a client that is cut off while it sends does not see the
+    answer."""
     size = 0
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
@@ -232,7 +235,7 @@ async def _drain(receive: Receive) -> None:
                 if not message.get("more_body", False):
                     return
     except TimeoutError:
-        return  # long enough: it is cut off
+        return  # after that, the client is cut off
 
 
 def _too_large(most: int) -> Problem:

@@ -3,7 +3,7 @@ requests may wait in it, and how long its client may take to read an answer.
 
 uvicorn with httptools reads a header of any length, for as long as its sender likes, goes on
 reading a body whose request was answered already, and waits for ever for a client that does not
-read. All of that belongs to whoever can open a connection, before any key is asked for.
+read. Everyone who can open a connection could use that, before any key is checked.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ MIN_READ_RATE = 1024
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. Made by `bounded_http`, which knows how many there are."""
+    """One connection. `bounded_http` makes the class of a server, which counts its connections."""
 
     max_connections: int | None = None
-    """MAX_CONNECTIONS where nothing is said."""
+    """None stands for MAX_CONNECTIONS."""
     proxies = _TrustedHosts([])
     from_client: Counter[str]
     """Connections from each client's address."""
     _in_header = True
     """Whether the next byte belongs to a header, or comes before one."""
     _unparsed = 0
-    """Bytes since the parser last brought something to an end: a header, or a part of a body."""
+    """Bytes since the parser last completed a header or a part of a body."""
     _header_timer: TimerHandle | None = None
     _running: RequestResponseCycle | None = None
-    """The request that is being answered, or was last."""
+    """The request that is being answered, or was answered last."""
     _lingering: int | None = None
-    """Bytes that are still read and thrown away; None while requests are read."""
+    """Bytes that are still read and discarded; None while requests are read."""
 
     _given = 0
     """Bytes of answers that were given to the transport."""
@@ -99,7 +99,7 @@ class BoundedHttp(HttpToolsProtocol):
             if not self.from_client[self._client]:
                 del self.from_client[self._client]
         super().connection_lost(exc)
-        # uvicorn tells the request that came last, which waits behind the one that runs.
+        # uvicorn only tells the last request, which waits behind the one that runs.
         self.pipeline.clear()
         if self._running is not None:
             self._running.disconnected = True
@@ -214,8 +214,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     @property
     def is_body_pending(self) -> bool:
-        """Whether the body of the request that is being answered has not come whole."""
-        # With others in the pipeline, what is being read belongs to the last of these.
+        """Whether a part of the body of the current request has not come yet."""
+        # With others in the pipeline, the bytes that come belong to the last of them.
         return not self._in_header and not self.pipeline
 
     def on_response_complete(self) -> None:

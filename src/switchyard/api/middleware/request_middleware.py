@@ -1,6 +1,7 @@
-"""What every request goes through: an id, the limit for its address, headers, the access log.
+"""Give every request an id, check the limit for its address, add headers, write the access log.
 
-Plain ASGI, and the outermost layer, so that also a defect is answered as a problem.
+Plain ASGI, outside of all other layers but `openai_form`, so that a defect is answered as a
+problem, too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SECURITY_HEADERS = {
 
 
 class RequestMiddleware:
-    """The outermost layer. Bodies, queries and keys never reach the log."""
+    """The layer around all requests. Bodies, queries and keys never reach the log."""
 
     def __init__(
         self, app: ASGIApp, limiter: RateLimiter, probes: RateLimiter, tracer: object = None

@@ -1,7 +1,7 @@
-"""Reading a `multipart/form-data` upload as it comes in: fields in memory, the file never.
+"""Read a `multipart/form-data` upload as it comes in: fields are kept in memory, the file never is.
 
 FastAPI's own form parser writes the whole file to a temporary one before the handler sees it, so
-a limit could only be checked too late. Here the handler pulls the file's parts from the socket.
+a limit would be checked too late. Here the handler pulls the file's parts from the socket.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from switchyard.api.http.problems import Problem
 from switchyard.services.common.files.charsets import Charset, charset_of
 
 MAX_FIELD_BYTES = 64 * 1024
-"""Of all fields together."""
+"""Bytes of all fields together, at most."""
 MAX_FIELDS = 32
 MAX_HEADER_BYTES = 16 * 1024
-"""Of one part of the form."""
+"""Bytes of the headers of one part of the form, at most."""
 FILE_FIELD = "file"
 
 
@@ -45,7 +45,7 @@ class _Part:
 
 
 class UploadForm:
-    """One upload: first `file()`, to its end, then `rest()`; then `fields` are complete."""
+    """An upload. Read `file()` to its end, then call `rest()`; then `fields` is complete."""
 
     def __init__(self, request: Request) -> None:
         kind, options = parse_options_header(request.headers.get("content-type"))
@@ -55,7 +55,7 @@ class UploadForm:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.charset: Charset | None = None
-        """What the file's own Content-Type says that its text is in."""
+        """The charset in the Content-Type of the file's part."""
         self._chunks = request.stream()
         self._part = _Part()
         self._values: dict[str, bytearray] = {}
@@ -81,8 +81,8 @@ class UploadForm:
             raise InvalidUpload(f"not a valid form: {error}") from error
 
     async def file(self) -> AsyncIterator[bytes]:
-        """The file, in the parts in which it comes. Raises InvalidUpload when there is none, or
-        the form breaks off in the middle of it, and what the connection raises."""
+        """Yield the file in the parts in which it comes. Raises InvalidUpload when there is no
+        file, or the form ends in the middle of it, and what the connection raises."""
         while True:
             while self._data:
                 yield self._data.popleft()
@@ -96,7 +96,7 @@ class UploadForm:
                 )
 
     async def rest(self) -> None:
-        """Read what follows the file. Raises InvalidUpload."""
+        """Read the parts behind the file. Raises InvalidUpload."""
         while await self._read():
             pass
         if not self._ended:
@@ -107,7 +107,7 @@ class UploadForm:
             raise InvalidUpload("the form's fields must be UTF-8") from error
 
     async def _read(self) -> bool:
-        """Feed the parser with what comes next. False at the end of the request."""
+        """Feed the parser with the next bytes. Returns False at the end of the request."""
         try:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:

@@ -1,1 +1,1 @@
-"""What all commands share: options, output, errors, waiting."""
+"""The parts that all commands share: options, output, errors, waiting."""

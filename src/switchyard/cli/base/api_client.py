@@ -1,4 +1,4 @@
-"""The HTTP API as commands call it: which one, with which key, and what to say when it fails."""
+"""Call the HTTP API from commands: which one, with which key, and what to print when it fails."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
 
 SHORT_PAUSE = 1.0
-"""Seconds up to which nobody is told that a call is made again."""
+"""A repeated call is only announced if the pause before it is longer than these seconds."""
 
 
 @contextmanager
 def api_client(*, retries: int = 2) -> Iterator[Client]:
-    """Open a client of the API at JOBS_API_URL, which asks again so often, and says so. Its errors,
-    and those of files, become CommandFailed."""
+    """Open a client of the API at JOBS_API_URL, which repeats a call up to `retries` times, and
+    says so. Its errors, and those of files, become CommandFailed."""
     _start_light()
     from switchyard.api.client import ApiError, Client
 
@@ -47,16 +47,16 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
 
 
 def _start_light() -> None:
-    """Spare a command that makes one call what its libraries do for longer programs: a quarter of
-    the time that it takes to start."""
+    """Leave out what libraries do for longer programs: for a command that makes one call, it is a
+    quarter of the time to start."""
     # pydantic looks for plugins in the metadata of all packages; no model of ours uses one.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # Hardly anything that is imported is garbage: it is looked for less often.
+    # Imports make hardly any garbage, so collect it less often.
     gc.set_threshold(20_000)
 
 
 def advice(error: ApiError) -> str:
-    """Say what went wrong, and what to do."""
+    """Return the error's text, with what to do."""
     from switchyard.api.client import ApiUnavailable, Unauthorized
 
     if isinstance(error, ApiUnavailable):

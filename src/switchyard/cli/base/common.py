@@ -1,4 +1,4 @@
-"""The one place where commands get their settings, job types, ledger and broker from."""
+"""Open settings, job types, ledger and broker for all commands, in one place."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MetricsHostOption = Annotated[
 
 
 def with_metrics_at(settings: Settings, host: str | None, port: int | None) -> Settings:
-    """Return the settings, with these in the place of their own where they are given."""
+    """Return the settings, with host and port of the metrics replaced where they are given."""
     changes = {"metrics_host": host, "metrics_port": port}
     return settings.model_copy(
         update={name: value for name, value in changes.items() if value is not None}
@@ -86,7 +86,7 @@ def load_settings() -> Settings:
 
 
 def _unreadable(error: Exception) -> str:
-    """Return what pydantic says of a variable that is no JSON, with the variable's name."""
+    """Return pydantic's message for a variable that is no JSON, with the variable's name."""
     field = str(error).partition('"')[2].partition('"')[0]
     return (
         f"JOBS_{field.upper()}: it is not valid JSON ({error.__cause__})" if field else str(error)
@@ -137,9 +137,9 @@ def require_broker(settings: Settings) -> str:
 async def open_ledger(
     settings: Settings, registry: Registry | None = None, *, wait: bool = False
 ) -> AsyncIterator[Ledger]:
-    """Open the ledger, its tables checked; with `wait`, once it is there. Without, whoever typed
-    the command is told that it waits for a ledger that is frozen, locked or busy. The registry
-    gets to know the job types that workers have registered.
+    """Open the ledger, and check its tables. With `wait`, wait until it answers; without, the
+    command says when it waits for a ledger that is frozen, locked or busy. The registry learns the
+    job types that workers have registered.
 
     Raises LedgerError, which says `jobctl db upgrade`.
     """
@@ -167,14 +167,14 @@ def _say_what_is_waited_for(ledger: str) -> None:
 
 
 def quiet_logs(level: str = "error") -> None:
-    """Keep the logs of what runs beneath a command off its output: it says itself what failed."""
+    """Keep logs of the layers beneath off a command's output, as it reports failures itself."""
     from switchyard.services.common.logs import configure
 
     configure(level)
 
 
 def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
-    """Run a command's coroutine to its end. What it opens says by which clock `age` measures.
+    """Run a command's coroutine to its end. `age` uses the clock of the ledger that it opens.
 
     `endures_exits`: see `stopping.run_enduring`.
     """
@@ -199,7 +199,7 @@ def current_user() -> str:
 
 
 async def require_queues(url: str, names: Iterable[str]) -> None:
-    """Raise CommandFailed naming the queues that are not there, BrokerUnavailable."""
+    """Raise CommandFailed, which names missing queues, or BrokerUnavailable."""
     from switchyard.broker.wire.depths import ask_queues
 
     depths = await ask_queues(url, names)

@@ -1,4 +1,4 @@
-"""Durations and moments, as a user writes and reads them."""
+"""Read and write durations and times as users do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DURATION_HELP"]
 
 @dataclass(slots=True)
 class _Reading:
-    """What a command's ages are measured by: this host's clock, until it opens the ledger."""
+    """The clock by which a command measures ages: this host's, until it opens the ledger."""
 
     clock: Callable[[], float] = time.time
 
@@ -25,19 +25,19 @@ _reading: Final[ContextVar[_Reading | None]] = ContextVar("reading", default=Non
 
 
 def begin_reading() -> None:
-    """Begin to read in a command, which knows no other clock yet than this host's."""
+    """Reset the clock at the start of a command to this host's."""
     _reading.set(_Reading())
 
 
 def measure_by(clock: Callable[[], float]) -> None:
-    """From here on this command's ages are by that clock: the ledger's, which made the times."""
+    """Measure this command's ages by that clock from now on: the ledger's, whose times they are."""
     reading = _reading.get()
     if reading is not None:
         reading.clock = clock
 
 
 def now() -> float:
-    """Return the seconds since the epoch, by the clock that what is shown was recorded by."""
+    """Return the seconds since the epoch, by the clock of the times that are shown."""
     reading = _reading.get()
     return time.time() if reading is None else reading.clock()
 
@@ -51,7 +51,7 @@ def parse_duration(text: str) -> float:
 
 
 def optional_duration(text: str | None) -> float | None:
-    """`parse_duration`, of an option that need not be given."""
+    """Do as `parse_duration`; return None for an option that was not given."""
     return None if text is None else parse_duration(text)
 
 
@@ -65,8 +65,7 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: float | None) -> str:
-    """Say how long ago a moment of the ledger was, or `in …` where it is to come; empty for
-    none."""
+    """Return how long ago a time of the ledger was, or `in …` for a future one; empty for None."""
     if moment is None:
         return ""
     seconds = now() - moment

@@ -1,4 +1,4 @@
-"""What a command says when it can't do what it was asked: one line, and an exit code.
+"""Errors of commands: what they print, mostly one line, and their exit codes.
 
 0 done · 1 tried and failed · 2 the command line itself is wrong · 130 interrupted
 """
@@ -21,18 +21,18 @@ class CommandFailed(Exception):
     """The command was tried and failed. The text says what is wrong and what to do."""
 
     keeps_lines = False
-    """The text has lines of its own, and is shown as it is."""
+    """Whether the text has several lines, and is shown unchanged."""
 
 
 class WrongUsage(CommandFailed):
-    """What was typed can't be right, whatever the state of broker and ledger."""
+    """The command line can't be right, whatever the state of broker and ledger."""
 
 
 EXIT_CODES: Mapping[type[Exception], int] = {
     WrongUsage: USAGE,
     CommandFailed: FAILED,
     BrokerError: FAILED,
-    # Not USAGE: what is invalid or unknown may be so by what broker and ledger have.
+    # Not USAGE: whether a value is invalid or unknown may depend on broker and ledger.
     errors.InvalidInput: FAILED,
     errors.NotFoundError: FAILED,
     errors.ConflictError: FAILED,
@@ -40,11 +40,11 @@ EXIT_CODES: Mapping[type[Exception], int] = {
     errors.Misconfigured: FAILED,
     errors.PermanentFailure: FAILED,
 }
-"""The first that an error is of counts. Any other error is a bug of ours."""
+"""The first class that an error is of counts. Any other error is a bug of ours."""
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """Return what a command that failed so exits with; None for a bug of ours."""
+    """Return the exit code of a command that failed with this error; None for a bug of ours."""
     if isinstance(error, ModuleNotFoundError) and missing_extra_hint(error):
         return FAILED
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)

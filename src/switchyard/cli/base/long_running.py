@@ -1,4 +1,4 @@
-"""What a process that runs for long does about its memory, and how it shows its metrics."""
+"""Save memory in long-running processes, and serve their metrics."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from switchyard.services.engine.monitoring.metrics import Metrics
 
 ALLOCATIONS: Final = 50_000
-"""Objects that are made before Python looks for cycles of dead ones. Its own 700 suits small
-programs: a worker makes as many for a few jobs, all of which go by themselves, and spends a fifth
-of its time in looking."""
+"""New objects after which Python searches for cycles of garbage. Its default of 700 suits small
+programs: a worker makes as many for a few jobs, all of which are freed without that, and would
+spend a fifth of its time searching."""
 
 _M_ARENA_MAX: Final = -8
-"""Of mallopt(3)."""
+"""M_ARENA_MAX of mallopt(3)."""
 
 
 def settle_memory() -> None:
-    """Call once everything is imported, and before threads start."""
-    if not gc.get_freeze_count():  # else it was forked from a process that has seen to it
+    """Tune memory use. Call it when everything is imported, before threads start."""
+    if not gc.get_freeze_count():  # otherwise the parent process has done it before the fork
         gc.collect()
     gc.freeze()  # what is there now is not looked at again
     gc.set_threshold(ALLOCATIONS, 20, 50)
@@ -32,9 +32,10 @@ def settle_memory() -> None:
 
 
 def _share_one_heap() -> None:
-    """The C library of GNU gives every thread a heap of its own, and keeps what was freed in each:
-    25 MB in a backfill of 300,000 jobs on SQLite, with its five threads. Of Python's threads one
-    runs at a time, so one heap will do. Other C libraries have no such setting."""
+    """Let all threads share one heap. glibc gives every thread a heap of its own, and keeps freed
+    memory in each: 25 MB in a backfill of 300,000 jobs on SQLite, with its five threads. As only
+    one of Python's threads runs at a time, one heap is enough. Other C libraries have no such
+    setting."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -45,14 +46,14 @@ def _share_one_heap() -> None:
 async def showing_metrics(
     metrics: Metrics | None, settings: Settings, is_ready: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Show these metrics where the settings say, for as long as the context lasts; None: nowhere.
+    """Serve metrics at the address of the settings while the context is open; None serves nothing.
 
     Raises PortTaken.
     """
     if metrics is None:
         yield
         return
-    # The server of it is loaded only where it is wanted.
+    # Imported only if it is needed.
     from switchyard.api.metrics_server import showing
 
     async with showing(metrics, settings.metrics_host, settings.metrics_port, is_ready):

@@ -1,4 +1,4 @@
-"""Printing: results to stdout, everything else to stderr, and the two shapes of a listing.
+"""Print results to stdout and everything else to stderr; listings as a table or as JSON.
 
 A table is for people; `--json` is for programs: it prints models of `api/models/`, made in
 `api/views/`. Commands print by nothing but what is here, so whatever they print has passed
@@ -29,7 +29,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 _LINE_END = re.compile(" +\n")
 PIPE_WIDTH = 10_000
-"""Columns of a table that goes to a file or a pipe: nothing is cut off there."""
+"""Width of a table, in columns, that goes to a file or a pipe, where nothing is cut off."""
 
 STATE_STYLES = {
     "succeeded": "green",
@@ -67,7 +67,7 @@ def console(*, stderr: bool = False) -> Console:
 
 @cache
 def _safe_console() -> type[Console]:
-    """Made when it is needed: to import rich takes a while."""
+    """Return the class of consoles; made when it is needed, as importing rich takes a while."""
     from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251
     from rich.segment import Segment
     from rich.text import Text
@@ -77,7 +77,7 @@ def _safe_console() -> type[Console]:
         line ends in the spaces with which rich fills columns."""
 
         def render_str(self, text: str, *args: Any, **options: Any) -> Text:
-            # Before it is measured: a table has room for what is shown in its place.
+            # Before it is measured, so that a table has room for the printable form.
             return super().render_str(printable(text), *args, **options)
 
         def render(
@@ -85,7 +85,7 @@ def _safe_console() -> type[Console]:
         ) -> Iterator[Segment]:
             held: list[Segment] = []  # spaces that may be the end of a line
             for segment in super().render(renderable, options):
-                if segment.control:  # rich's own: they move the cursor of a live display
+                if segment.control:  # rich's control codes, for the cursor of a live display
                     yield segment
                     continue
                 text = _LINE_END.sub("\n", printable(segment.text))
@@ -104,12 +104,12 @@ def _safe_console() -> type[Console]:
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text as it is, but for what would steer the terminal."""
+    """Print text, with control characters made harmless."""
     typer.echo(printable(text), err=err, nl=nl)  # noqa: TID251
 
 
 def say(text: str) -> None:
-    """Tell the user something that is not the result."""
+    """Print a message to stderr, which is not the result."""
     echo(text, err=True)
 
 

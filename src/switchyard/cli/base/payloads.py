@@ -1,4 +1,4 @@
-"""Where `jobctl publish` takes payloads from: the command line, a file, or standard input."""
+"""Read the payloads of `jobctl publish`: from the command line, a file, or standard input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchyard.services.common.file_errors import unreadable
 
 READ_BYTES = 1 << 20
 POLL_SECONDS = 0.2
-"""How long a read waits for input, so that Ctrl-C is heard while there is none."""
+"""Seconds that a read waits for input, so that Ctrl-C works while there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class InputLine:
     """One line of JSON Lines."""
 
     number: int
-    """From 1, empty lines counted."""
+    """Number of the line, from 1; empty lines count."""
     payload: dict[str, Any] | None
     error: str = ""
     """Why there is no payload."""
@@ -53,7 +53,7 @@ def read_argument(text: str) -> dict[str, Any]:
 
 
 class StandardInput:
-    """Lines of standard input, in batches, as they come: a slow writer is not waited for."""
+    """Reads lines of standard input in batches, as they come, without waiting for a slow writer."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
@@ -62,9 +62,9 @@ class StandardInput:
         self.at_end = False
 
     def read(self, limit: int) -> list[tuple[int, str]]:
-        """At most `limit` lines with their numbers; none when nothing has come for a moment.
+        """Return at most `limit` lines with their numbers; none when no line came for a moment.
 
-        Blocks for a fraction of a second: call it in a thread. `at_end` tells when that was all.
+        Blocks for a fraction of a second: call it in a thread. `at_end` is set when all was read.
         """
         line_end = self._cut(limit)
         while not self.at_end and len(line_end) < limit:
@@ -99,7 +99,7 @@ class StandardInput:
 
 
 def parse_lines(lines: list[tuple[int, str]]) -> Iterator[InputLine]:
-    """Parse lines as payloads; empty ones are passed over."""
+    """Parse lines as payloads; empty lines are skipped."""
     for number, text in lines:
         if not text.strip():
             continue
@@ -129,7 +129,7 @@ def _numbered_lines(text: str) -> list[tuple[int, str]]:
 
 
 def numbered_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
-    """Return what was read and the rest, as numbered lines."""
+    """Return the lines read so far and those of the rest, with numbers."""
     return _numbered_lines("\n".join([line for _, line in first] + [rest]))
 
 

@@ -1,5 +1,5 @@
-"""Options and arguments that several commands have, declared once, and how their values are read.
-Some are handed to each as one value."""
+"""Options and arguments of several commands, and the reading of their values. Some groups of
+options become one argument of a command (`with_options`)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ DocumentIdArgument = Annotated[
 
 
 def seconds_to_wait(timeout: str | None, *, waits: bool) -> float | None:
-    """Read a TimeoutOption beside a `--wait`. Raises WrongUsage for one that is no duration, or has
-    nothing to wait for."""
+    """Read a TimeoutOption. Raises WrongUsage if it is no duration, or was given without
+    `--wait`."""
     if timeout is None:
         return None
     if not waits:
@@ -128,15 +128,15 @@ def known_lane(name: str | None) -> str | None:
 
 
 async def full_job_id(ledger: Ledger, id_or_start: str) -> str:
-    """Return the id of the job that is meant; see `full_id`. Raises AmbiguousId."""
+    """Return the full id of a job from its beginning; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
     return await ledger.short_ids.full_id(Among.JOBS, id_or_start)
 
 
 def refuse_id(file: Path, instead: str) -> None:
-    """Refuse a document's id that was given as a file. Raises WrongUsage, naming the command that
-    takes ids."""
+    """Raise WrongUsage for a document's id that was given as a file, naming the command that takes
+    ids."""
     try:
         document_id = str(UUID(str(file)))
     except ValueError:

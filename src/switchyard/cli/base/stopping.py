@@ -1,4 +1,4 @@
-"""Signals of a process that works until it is told to stop."""
+"""Handle the signals of a process that works until it is told to stop."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RETIRE_SIGNAL = signal.SIGUSR1
-"""To a worker: take no more jobs, and end when those that run have ended."""
+"""Signal to a worker: take no more jobs, and end when the running ones have ended."""
 SIGNAL_DEBOUNCE = 0.5
-"""Seconds in which a repeated signal is the first one again: `timeout` signals its command and then
-the group that it is in, so that each of its signals comes twice."""
+"""Seconds in which a repeated signal counts as the first one: `timeout` signals its command and
+then the command's group, so that each signal comes twice."""
 
 
 def run_enduring(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that has foreign code in its tasks to its end, as `asyncio.run` does.
+    """Run a coroutine with foreign code in its tasks to its end, as `asyncio.run` does.
 
-    A task that raises SystemExit or KeyboardInterrupt ends its event loop, and with it what all
-    others are at, even where somebody awaits that task. Once signals come by `stop_on_signals`, no
-    such exception is a signal: the loop goes on, and whoever awaits the task gets the exception.
+    Normally, a task that raises SystemExit or KeyboardInterrupt ends its event loop, and with it
+    all other tasks, even if the task is awaited. With `stop_on_signals`, no such exception comes
+    from a signal, so here the loop goes on, and the task's awaiter gets the exception.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -52,12 +52,12 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 def retire_on_signal(retire: Callable[[], None]) -> None:
-    """Call `retire` at RETIRE_SIGNAL. It stays harmless afterwards."""
+    """Call `retire` at the first RETIRE_SIGNAL; further ones do nothing."""
     asyncio.get_running_loop().add_signal_handler(RETIRE_SIGNAL, retire)
 
 
 def stop_by_interrupt() -> None:
-    """Make SIGTERM and a closed terminal end this process as Ctrl-C does: in good order."""
+    """Make SIGTERM and a closed terminal end this process in order, as Ctrl-C does."""
     # A shell starts its background jobs with SIGINT ignored: then nothing would end us.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):

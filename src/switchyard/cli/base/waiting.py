@@ -1,4 +1,4 @@
-"""Waiting for jobs to end, by looking at the ledger gently."""
+"""Wait for the end of jobs, by polling the ledger at growing intervals."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.states import State
 
 FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.05, 1.0
-"""Seconds between looks: half as many again each time, from the first to the last."""
+"""Seconds between polls: each interval is half as long again as the one before."""
 BATCH_SIZE = 500
-"""Ids asked for at once."""
+"""Ids read at once."""
 PIPELINE_BATCH_SIZE = 100
-"""Pipelines asked for at once."""
+"""Pipelines read at once."""
 
 
 async def wait_for_end(
@@ -31,8 +31,8 @@ async def wait_for_end(
     on_change: Callable[[str, State], None] = lambda job_id, state: None,
     on_progress: Callable[[str, ProgressRecord], None] | None = None,
 ) -> dict[str, State]:
-    """Return the states in which jobs have ended. `on_change` is told of every state that is seen,
-    `on_progress` of all that the jobs say of how far they are.
+    """Return the states in which jobs have ended. `on_change` is called for every new state,
+    `on_progress` for every progress that a job reports.
 
     Raises CommandFailed after `timeout` seconds.
     """
@@ -45,7 +45,7 @@ async def wait_for_end(
         open_ids = [job_id for job_id in job_ids if seen.get(job_id) not in FINISHED]
         for start in range(0, len(open_ids), BATCH_SIZE):
             chunk = open_ids[start : start + BATCH_SIZE]
-            # Before the states, as a job's last word comes before its end.
+            # Before the states, as a job reports its last progress before its end.
             reports = await ledger.progress.progress(chunk) if on_progress is not None else {}
             states = await ledger.job_reads.states(chunk)
             for job_id, state in states.items():
