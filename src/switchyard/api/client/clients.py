@@ -139,7 +139,7 @@ class Client(ClientBase):
 
     @streams("llm-ask")
     def stream_llm(
-        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.StreamOptions]
+        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskStreamOptions]
     ) -> Generator[Event, None, None]:
         """Ask a language model, and yield its events: `accepted` (with `job_id`), `text` (a part of
         the answer, with its `offset`), `end` (the whole answer, as `ask` returns it). A stream that
@@ -299,7 +299,7 @@ class AsyncClient(ClientBase):
 
     @streams("llm-ask")
     async def stream_llm(
-        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.StreamOptions]
+        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskStreamOptions]
     ) -> AsyncGenerator[Event, None]:
         """As Client.stream_llm."""
         call = calls.llm.ask.call(payload, **asked)

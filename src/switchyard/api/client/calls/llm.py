@@ -14,7 +14,7 @@ _TRANSFER_TIMEOUT = 30.0
 """Seconds beyond its wait that an answer may take."""
 
 
-class StreamOptions(TypedDict, total=False):
+class AskStreamOptions(TypedDict, total=False):
     """The keyword arguments of `ask`, without `wait`, for a streamed answer."""
 
     type: str | None
