@@ -207,7 +207,9 @@ async def list_jobs(
 async def show_job(job_id: JobIdInPath, state: Shared, readings: ReadingsOf) -> DashboardPage:
     """Show everything that is known of a job, and the jobs of its run."""
     reads = state.ledger.job_reads
-    head = (await reads.run_heads([job_id])).get(job_id)  # before all that it stands for
+    head = (await reads.run_heads([job_id])).get(
+        job_id
+    )  # first, so that changes during the reads below are noticed
     record = await reads.require(job_id)
     record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
     run = await reads.pipeline(record.pipeline or job_id)
@@ -292,7 +294,7 @@ def run_time(job: JobSummary, now: float) -> float | None:
 
 
 def wait_time(job: JobSummary, now: float) -> float | None:
-    """Return the seconds from when a job was published until it was begun, or until now."""
+    """Return the seconds from when a job entered its queue until it was begun, or until now."""
     begin = job.queued_at or job.created_at
     if job.started_at is not None:
         return max(0.0, job.started_at - begin)
@@ -355,7 +357,7 @@ def pretty(value: Any) -> str:
 
 
 def commands(job: JobRecord) -> dict[str, str]:
-    """Return how to publish the same job elsewhere, by the name of the tool."""
+    """Return commands that publish the same job elsewhere, and one that shows it, by captions."""
     payload = json.dumps(job.payload, ensure_ascii=True)
     body = json.dumps({"routing_key": job.routing_key, "payload": job.payload}, ensure_ascii=True)
     return {
@@ -373,9 +375,9 @@ def commands(job: JobRecord) -> dict[str, str]:
 async def _counts(
     state: ApiState, job_filter: JobFilter, found: Sequence[JobSummary] | None
 ) -> tuple[Mapping[State, int], int | None]:
-    """Count the jobs that fit by state, whichever state is asked for; and return of how many of the
-    newest these are, None for all. Of a lane or of everything: those that have not ended, all of
-    them. `found` are all that fit, where these are known."""
+    """Return the matching jobs by state, ignoring the filter's own state, and the number of newest
+    jobs to which the count was limited (None: all were counted). With no filter but a lane, only
+    jobs that have not ended are counted. `found` are all matching jobs, if the caller has them."""
     reads = state.ledger.job_reads
     if replace(job_filter, state=None, lane=None).is_empty:
         return await reads.open_by_state(job_filter.lane), None

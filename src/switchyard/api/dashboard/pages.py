@@ -46,7 +46,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    # The browser names the origin of a form only where it names the page to ourselves.
+    # With `no-referrer`, browsers would send `Origin: null` with forms, which is refused.
     "Referrer-Policy": "same-origin",
     "Vary": "Accept, Cookie",
 }
@@ -54,10 +54,10 @@ NOTICE = "switchyard_notice"
 """A cookie: what the last form has done, shown once."""
 MAX_NOTICE = 500
 PRESETS = (1, 5, 20, 100)
-"""Letters or jobs to begin with, before all of many are sent: for forms."""
+"""Sizes of a first batch that forms offer before all letters or jobs are sent."""
 MAX_PAGE_AGE = 30.0
-"""Seconds after which a page is read again although its head is the same: what is of others, such
-as the traceback of a dead letter, is no part of that."""
+"""Seconds after which a page is read again even if its head is unchanged: the head does not cover
+data from elsewhere, such as the traceback of a dead letter."""
 READ_AT_ONCE = 6
 """Pages that are read at once in a process; more wait. They would take all its connections to the
 ledger, and whoever publishes jobs meanwhile would be told that it is away."""
@@ -73,7 +73,8 @@ class DashboardView:
     path: str
     scope: Scope = Scope.READ
     is_shown: Callable[[Request], bool] = field(default=lambda _: True)
-    """Whether there is anything to see: the view of a wing without settings is left out."""
+    """Whether there is anything to see: a view whose part of the system is not configured (such as
+    LLM servers) is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Assets:
         return f"{PATH}/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
 
     def response(self, name: str) -> Response:
-        """Return a file, for good. Raises Problem (404)."""
+        """Return a file, which browsers may keep for ever. Raises Problem (404)."""
         if name not in self._files:
             raise Problem("not-found", "there is no such file")
         return Response(
@@ -274,7 +275,7 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
     dashboard = dashboard_of(request)
 
     principal = request.state.principal
-    # Of nobody in particular: it goes on for others when whoever asked first has gone.
+    # A request of its own, as the reading goes on for others when the first reader has gone.
     state = {"principal": principal, "principal_id": principal.id}
     shared = Request({**request.scope, "state": state}, request.receive)
 

@@ -1,4 +1,4 @@
-"""Running heads, footers and page numbers: what stands at the edge of page after page.
+"""Leave out running heads, footers and page numbers, which repeat at the edge of every page.
 
 A row is left out only where it repeats: the same words in the same place on several pages, and
 numbers that are the same on several of them or that grow with the pages. A number that does
@@ -16,11 +16,11 @@ from typing import Protocol
 from switchyard.services.pipeline.text.layout import Line, rows_of
 
 _EDGE = 0.12
-"""Part of a page's height, above and below, in which running heads and page numbers stand."""
+"""Part of a page's height, at its upper and its lower edge, in which running heads are."""
 _RUNNING = 3
-"""Pages, at least, on which a running head stands; and a quarter of all."""
+"""A running head is on at least this many pages, and on a quarter of all."""
 _PLACES = 50
-"""Heights into which a page is divided: what repeats stands at the same one."""
+"""Bands into which a page's height is divided: a row repeats if it is in the same band."""
 _NUMBER = re.compile(
     r"[-–—·|\s]*(?:(?:page|seite|página|p\.|s\.)\s*)?(?:\d{1,4}|[ivxlc]{1,7})"
     r"(?:\s*(?:/|of|von|de|sur)\s*\d{1,4})?[-–—·|.\s]*",
@@ -30,11 +30,11 @@ _DIGITS = re.compile(r"\d+")
 _ROMAN = re.compile(r"\b[ivxlc]{1,7}\b", re.IGNORECASE)
 _ROMAN_DIGITS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 _MAX_NUMBER_DIGITS = 9
-"""Digits up to which a number may be one that grows with the pages."""
+"""A number that grows with the pages has at most so many digits."""
 
 
 class RunningPage(Protocol):
-    """What is needed to know of a page."""
+    """The lines and the height of a page."""
 
     @property
     def height(self) -> float: ...
@@ -50,8 +50,8 @@ class _Row:
     page: int
     lines: Sequence[Line]
     form: str
-    """What it has in common with such rows of other pages: its words and its place, without its
-    numbers; of a page number alone, nothing else."""
+    """The words and the band of the row, without its numbers: equal for rows that repeat. For a row
+    that is only a page number, a constant."""
     numbers: tuple[str, ...]
     is_number: bool
 
@@ -76,8 +76,8 @@ def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
 
 
 def _candidates(page: RunningPage, number: int) -> Iterator[_Row]:
-    """Yield two rows of the upper and two of the lower edge, and a number alone that is the first
-    or the last on the page, wherever that is."""
+    """Yield two rows of the upper and two of the lower edge, and a row with only a number that is
+    the first or the last of the page, wherever it is."""
     top, bottom = page.height * _EDGE, page.height * (1 - _EDGE)
     above = rows_of([line for line in page.lines if line.y1 < top])[:2]
     below = rows_of([line for line in page.lines if line.y0 > bottom])[-2:]
@@ -106,7 +106,8 @@ def _row(page: RunningPage, number: int, lines: Sequence[Line], edge: str) -> _R
 
 
 def _repeated_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
-    """Yield those of one form whose numbers are the same as on other pages, or grow with them."""
+    """Yield the rows of one form whose numbers are the same on other pages, or grow with the
+    pages."""
     same: Counter[tuple[int, str]] = Counter()
     grown: Counter[tuple[int, int]] = Counter()
     for row in rows:
@@ -124,7 +125,7 @@ def _repeated_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
 
 
 def _offsets(row: _Row) -> Iterator[tuple[int, int]]:
-    """Yield how far ahead of its page's own number each of a row's numbers is."""
+    """Yield the differences of a row's numbers and the number of its page."""
     for at, value in enumerate(row.numbers):
         if len(value) <= _MAX_NUMBER_DIGITS:
             yield at, int(value) - row.page

@@ -1,4 +1,4 @@
-"""Cut a long text to what a model can take, without losing whole parts of it.
+"""Cut a long text to the length that a model accepts, without losing whole parts of it.
 
 Cutting at the end would drop the conclusions. Instead every section keeps its beginning: short
 sections whole, and what they leave over goes to the long ones.
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from switchyard.services.pipeline.text.plain_text import paragraphs, sentences, shorten
 
 GAP = "[…]"
-"""Stands where text was left out."""
+"""Mark for text that was left out."""
 
 _HEADING = re.compile(r"^#{1,6} ")
 _MIN_SHARE = 200
-"""Characters below which a section's beginning says nothing."""
+"""Characters of a section's beginning, at least, to be of use."""
 
 
 def sections_of(pages: Sequence[str]) -> list[str]:
@@ -59,8 +59,7 @@ def _spread(sections: Sequence[str], most: int) -> list[str]:
 
 
 def _fair_share(sizes: Sequence[int], budget: int) -> int:
-    """Return the largest size to which the large ones may be cut so that all together fit the
-    budget."""
+    """Return the largest size to which larger sections may be cut so that all fit the budget."""
     left, share = budget, 0
     ascending = sorted(sizes)
     for index, size in enumerate(ascending):
@@ -72,7 +71,7 @@ def _fair_share(sizes: Sequence[int], budget: int) -> int:
 
 
 def _first_sentences(section: str, limit: int) -> str:
-    """Return the first sentences of a section, at most `limit` characters and the gap's mark."""
+    """Return the first sentences of a section, at most `limit` characters, and GAP."""
     if len(section) <= limit:
         return section
     beginning = ""

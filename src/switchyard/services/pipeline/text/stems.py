@@ -1,8 +1,8 @@
 """The stems of words, by which a search for `wing` finds `wings`.
 
-A text is stemmed in its own language where its stop words tell which that is; else as English,
-which changes nothing but the endings of Latin words. Few queries tell, so each word of the others
-stands for its stems in all languages: whatever a text was stemmed as, the same word finds it.
+A text is stemmed in its own language if its stop words tell the language; otherwise as English,
+which only changes the endings of Latin words. Few queries tell their language, so each word of
+other queries stands for its stems in all languages: it finds the same word in every text.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from switchyard.services.pipeline.text.stopwords import (
 
 _FALLBACK = "english"
 _MIN_STOP_WORDS = 0.1
-"""Part of a text's words that its language's stop words are at least; of most languages they are
+"""Part of a text's words, at least, that are stop words of its language; in most languages they are
 a third and more."""
 _MAX_STEMMED_CHARACTERS = 40
-"""Longer runs of letters are no words that a language inflects."""
+"""Longer runs of letters are not stemmed, as no language inflects them."""
 _KNOWN_STEMS = 100_000
-"""Words and languages of which the stem is kept."""
+"""Pairs of word and language whose stems are cached."""
 
 
 def language_of(text: str) -> str | None:
@@ -47,14 +47,14 @@ def language_of(text: str) -> str | None:
 
 
 def stems(text: str) -> list[str]:
-    """Cut a text into words as `words` does, and give the stem of each in the text's language."""
+    """Cut a text into words as `words` does, and return their stems in the text's language."""
     language = language_of(text) or _FALLBACK
     return [_stem(word, language) for word in accented_words(text)]
 
 
 def stemmed(text: str) -> str:
-    """Return a text with the stem of each word in its place, for an index that tells words apart
-    itself. Chinese, Japanese and scripts that write vowels as marks stay as they are."""
+    """Return a text with each word replaced by its stem, for an index that cuts it into words
+    itself. Chinese, Japanese and scripts that write vowels as marks are unchanged."""
     language = language_of(text) or _FALLBACK
     plain = normalised(text)
     if has_combining_marks(plain):
@@ -70,8 +70,8 @@ def stemmed(text: str) -> str:
 
 
 def forms(word: str) -> tuple[str, ...]:
-    """Give the different stems that a word has, in one language or another; for Chinese and
-    Japanese, those of its pairs."""
+    """Return the different stems that a word has in all languages; for Chinese and Japanese, the
+    stems of its pairs of characters."""
     if has_cjk(word):
         return tuple(dict.fromkeys(words(word)))
     return _forms(word)
@@ -108,8 +108,8 @@ def _forms_in(word: str, language: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=_KNOWN_STEMS)
 def _stem(word: str, language: str) -> str:
-    """Stem a folded word; without accents, since many are written without. A stemmer keeps the word
-    it is at, so no two threads may share one."""
+    """Stem a folded word, without accents, as many words are written without. A stemmer has a
+    state, so threads must not share one."""
     from Stemmer import Stemmer
 
     if len(word) > _MAX_STEMMED_CHARACTERS:

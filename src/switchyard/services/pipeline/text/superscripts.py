@@ -1,4 +1,4 @@
-"""Numbers that stand raised on a page, as exponents, footnotes and citations do: ¹², ³,⁵–⁷, ⁻³.
+"""Write raised numbers of a page (exponents, footnotes, citations) as superscripts: ¹², ³,⁵–⁷, ⁻³.
 
 Extractors see it by size and baseline; in the text they are Unicode's superscripts, so that
 `10⁵` is not read as 105, and `day.¹²` does not lose its marker.
@@ -10,25 +10,24 @@ import re
 
 SIGNS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 SMALLER = 0.85
-"""Size of a raised number, as a part of its line's, at most."""
+"""Size of a raised number, at most, as a part of its line's size."""
 HIGHER = 0.15
-"""By how much its baseline is above its line's at least, in sizes of the line."""
+"""Height of a raised number's baseline above its line's, at least, in sizes of the line."""
 _RAISED = str.maketrans("0123456789-\u2212\u2010", SIGNS + "⁻⁻⁻")
 _LOWERED = str.maketrans(SIGNS + "⁻", "0123456789-")
 _NUMBERS = re.compile(r"(?=.*\d)[\d\s,;–\u2212\u2010-]{1,60}", re.DOTALL)
 
 
 def raised(text: str) -> str:
-    """Return a raised span of text: its digits as superscripts, where it has nothing but
-    numbers."""
+    """Return a raised span of text, with its digits as superscripts if it has only numbers."""
     return text.translate(_RAISED) if _NUMBERS.fullmatch(text) else text
 
 
 def lowered(text: str) -> str:
-    """Return superscripts as the digits that they stand for."""
+    """Return the text with superscripts replaced by digits."""
     return text.translate(_LOWERED)
 
 
 def is_raised(size: float, baseline: float, line_size: float, line_baseline: float) -> bool:
-    """Return whether letters of that size and baseline (from above) stand raised in a line."""
+    """Return whether letters are raised in a line, by their size and baseline (from the top)."""
     return size <= SMALLER * line_size and line_baseline - baseline >= HIGHER * line_size

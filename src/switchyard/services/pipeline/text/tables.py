@@ -10,17 +10,17 @@ from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
 _MIN_ROWS = 3
 _MAX_COLUMNS = 40
 _CELL = 28
-"""Letters of a cell, on average, from which on what stands side by side is columns of text."""
+"""Lines side by side with at least so many letters, on average, are columns of text."""
 _SHORT_CELL = 16
-"""Letters of a cell, on average, up to which what stands side by side is a table."""
+"""Lines side by side with at most so many letters, on average, are cells of a table."""
 _JUSTIFIED = 0.75
-"""Part of the rows of justified text that reach from its left to its right edge."""
+"""Part of the rows of justified text, at least, that reach from its left to its right edge."""
 _MOST_ALIGNED = 0.7
-"""Part of the cells of a table, at least, that stand below others."""
+"""Part of a table's cells, at least, that are aligned with others."""
 _ALIGNED = 0.15
-"""Sizes of a letter up to which two cells stand below one another."""
+"""Two cells are aligned if their edges differ by at most so many sizes of a letter."""
 _FILLED = 0.5
-"""Part of the cells of a table that are not empty."""
+"""Part of the cells of a table, at least, that are not empty."""
 
 
 def with_tables(lines: Sequence[Line]) -> list[Line]:
@@ -40,7 +40,7 @@ def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
 
 
 def _replace_tables(rows: list[list[Line]]) -> list[Line]:
-    """Return the lines, with each table as one of them; none where there is no table."""
+    """Return the lines, with each table as one line; an empty list where there is no table."""
     lines: list[Line] = []
     run: list[list[Line]] = []
     tables = 0
@@ -74,8 +74,8 @@ def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
 
 
 def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> bool:
-    """Return whether rows are columns of text: their lines are long, or not short and most of them
-    as wide as their column."""
+    """Return whether rows are columns of text: their lines are long, or of medium length and most
+    of them as wide as their column."""
     letters = sum(len(line.text) for line in lines) / len(lines)
     if not _SHORT_CELL < letters < _CELL:
         return letters >= _CELL
@@ -85,8 +85,8 @@ def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> 
 
 
 def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
-    """Return whether rows are words that were set apart to fill their rows: all rows begin and end
-    alike, and in between no word stands below another, as cells do."""
+    """Return whether rows are justified text, whose words were moved apart: all rows begin and end
+    alike, and the words in between are not aligned, as cells would be."""
     size = rows[0][0].size
     left = min(row[0].x0 for row in rows)
     right = max(row[-1].x1 for row in rows)
@@ -107,8 +107,8 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
 
 
 def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
-    """Return left and right edge of the columns, by the rows with the most cells: cells of others
-    may reach over several."""
+    """Return left and right edge of the columns, by the rows with the most cells, as a cell of
+    other rows may reach over several columns."""
     most = max(len(row) for row in rows)
     columns: list[tuple[float, float]] = []
     fullest = [line for row in rows if len(row) == most for line in row]
@@ -128,7 +128,7 @@ def _table(
         cells = [""] * len(columns)
         at = 0
         for line in row:
-            # Numbers that stand to the right begin before their column does.
+            # Numbers that are aligned to the right may begin before their column does.
             while at < len(columns) - 1 and line.x0 >= columns[at][1]:
                 at += 1
             cell_text = line.text.strip().replace("|", "\\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Chinese and Japanese that is written from top to bottom, in columns from right to left."""
+"""Turn Chinese and Japanese that is written from top to bottom, in columns from right to left."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from switchyard.services.pipeline.text.layout import Line
 
 _EAST_ASIAN = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f]")
 _MAX_SIDE_BY_SIDE = 3
-"""Characters that may stand side by side in a column: digits do."""
+"""Characters side by side in a column at most, as digits are."""
 _MIN_COLUMN_LENGTH = 5
-"""Characters from which on a column is taken for text, and not for a column of a table."""
+"""A column with at least so many characters is text, and not a column of a table."""
 _NEAR = 0.7
-"""Heights of a letter between two of a column."""
+"""Distance of two letters of a column, at most, in heights of a letter."""
 
 
 def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
     """Turn the lines of a page that is written from top to bottom to the left, so that its columns
-    are lines one below the other. None where the page, that wide, is written level."""
+    become lines below one another. None where the page is written level. `width` is the page's."""
     if 2 * sum(_may_stand(line) for line in lines) <= len(lines):
         return None
     columns = _columns(lines)
@@ -34,7 +34,7 @@ def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
 
 
 def _columns(lines: Sequence[Line]) -> list[list[Line]]:
-    """Join each line with those that follow right below it."""
+    """Join each line with the lines directly below it."""
     columns: list[list[Line]] = []
     for line in lines:
         if columns and _may_stand(line) and _is_below(columns[-1][-1], line):

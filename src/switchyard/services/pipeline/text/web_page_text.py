@@ -1,4 +1,4 @@
-"""The readable text of a web page, by trafilatura.
+"""Extract the readable text of a web page with trafilatura.
 
 Pages are foreign: this runs in a process that is killed at its limits (`JobContext.in_process`).
 """
@@ -13,16 +13,16 @@ from switchyard.services.common.files.charsets import WINDOWS_1252, charset_in, 
 
 TIMEOUT = 60.0
 MEMORY_MB = 1536
-"""Address space for reading one page."""
+"""Address space for reading one page, in MiB."""
 MAX_LINKS = 1000
-"""Links of one page that are looked at."""
+"""Links of one page that are read at most."""
 MAX_TEXT = 2 * 1024 * 1024
-"""Characters of a page's text."""
+"""Characters of a page's text at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebText:
-    """What a page says."""
+    """The text of a page, with metadata and links."""
 
     title: str
     text: str
@@ -31,14 +31,14 @@ class WebText:
     date: str | None = None
     language: str | None = None
     links: tuple[str, ...] = field(default=())
-    """As they stand in the page, relative ones too; none where the page says `nofollow`."""
+    """Links as they are in the page, also relative ones; none where the page says `nofollow`."""
     indexed: bool = True
     """False where the page says `noindex`."""
 
 
 def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
-    """Read a web page, `charset` being the label that its server gives; never raises for what it
-    says."""
+    """Read a web page; `charset` is the label that its server gives. No content of the page makes
+    it raise."""
     from lxml import etree
     from lxml import html as lxml_html
     from trafilatura import extract, extract_metadata
@@ -77,7 +77,7 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
 
 
 def _directives(tree: object) -> set[str]:
-    """Return the directives of `<meta name="robots">` and of the one for us."""
+    """Return the directives of `<meta name="robots">` and of the element with our name."""
     directives: set[str] = set()
     for each in tree.xpath("//meta[@name and @content]")[:200]:  # type: ignore[attr-defined]
         if each.get("name", "").strip().lower() in ("robots", "switchyard"):

@@ -1,4 +1,4 @@
-"""The text of an XFA form: a form in XML inside of a PDF, whose pages only say "Please wait".
+"""Read the text of an XFA form: a form in XML within a PDF, whose pages only say "Please wait".
 
 Adobe's own programs alone draw such forms, which ISO 32000-2 has left out. What the form says (its
 template) and what was entered (its data) is in XML all the same, and is read from there.
@@ -14,18 +14,18 @@ from switchyard.services.common.files.errors import CorruptDocument, Unsupported
 from switchyard.services.pipeline.text.plain_text import clean, has_words
 
 MAX_PACKET_BYTES = 32 * 1024 * 1024
-"""Of each of the parts that are read."""
+"""Bytes of each part that is read, at most."""
 _MAX_DEPTH = 200
 _TEXT_ELEMENTS = frozenset(("text", "exData"))
-"""Elements with text, of what is drawn and of the captions of fields."""
+"""Elements with the text of drawings and of the captions of fields."""
 _SHOWN_ELEMENTS = frozenset(("draw", "caption"))
 _NOT_SHOWN = frozenset(("extras", "items", "assist", "event", "desc"))
 _UNSEEN = frozenset(("hidden", "inactive", "invisible"))
 
 
 def text_of_form(packets: Mapping[str, bytes]) -> str:
-    """Return what a form says and what was entered into it, in Markdown, of the parts `template`
-    and `datasets`. Raises UnsupportedDocument where neither can be read."""
+    """Return the text of a form (from its part `template`) and the values that were entered into it
+    (from `datasets`), in Markdown. Raises UnsupportedDocument where neither can be read."""
     texts = list(_read(packets.get("template", b""), _Template()))
     entered = list(_read(packets.get("datasets", b""), _Data()))
     text = "\n\n".join(texts + entered)
@@ -65,10 +65,10 @@ class _Reader:
             self._text.append(text)
 
     def begin(self) -> None:
-        """Called behind the start of an element."""
+        """Handle the start of an element; called by `start`."""
 
     def finish(self) -> None:
-        """Called before the end of an element."""
+        """Handle the end of an element; called by `end`."""
 
     def take(self) -> str:
         """Return the text since the last call, as one line."""
@@ -103,7 +103,7 @@ class _Data(_Reader):
 
 
 def _read(content: bytes, reader: _Reader) -> Iterator[str]:
-    """Yield the paragraphs of a part, as far as it can be read."""
+    """Yield the paragraphs of a part, up to a damage."""
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
