@@ -25,7 +25,7 @@ SECONDS_FOR_EACH = 0.1
 """Where many different pages are looked at, each is read less often: 50 of them every 5 s or so."""
 HEARTBEAT_INTERVAL = 15.0
 Read = Callable[[], Awaitable[dict[str, str]]]
-_COUNTED = re.compile(r"(?<=data-ago>)[^<]*|(?<=data-since>)[^<]*")
+_COUNTED = re.compile(r"data-(?:ago|since)>[^<]*")
 """How long ago something was, and for how long it has been so (`formats.ago`, `formats.since`): the
 page's script keeps that up to date."""
 
