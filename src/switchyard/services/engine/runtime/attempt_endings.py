@@ -51,7 +51,7 @@ OUTCOMES = (SUCCEEDED, "retried", "snoozed", "dead", "cancelled")
 
 
 def outcome_of(ending: Ending) -> str:
-    """Return which one of OUTCOMES an ending counts as."""
+    """Return the one of OUTCOMES as which an ending is counted."""
     match ending:
         case Succeeded():
             return SUCCEEDED
@@ -64,7 +64,7 @@ def outcome_of(ending: Ending) -> str:
 
 
 def without_secrets(registry: Registry, message: JobMessage, answer: Any) -> Any:
-    """Return what a handler has answered, or its Failure without quotes of the secrets of the job's
+    """Return the handler's outcome, or its Failure without quotes of the secrets of the job's
     payload."""
     if not isinstance(answer, Failure):
         return answer
@@ -84,15 +84,15 @@ def classify(
     ids: JobIds,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
-    """Decide what becomes of a job whose handler has answered, or failed, with `ended`, and which
+    """Decide how the attempt ends whose handler returned or failed with `ended`, and which
     jobs follow from it.
 
-    `now` is the ledger's time; `max_result_bytes`: of a result that is kept, as JSON; `ids` makes
-    those of the jobs that follow; `crashes`: workers that have died with the job in them. Raises
-    what the values that a handler answers with raise, where they have a mind of their own.
+    `now` is the ledger's time; `max_result_bytes` limits a result as JSON; `ids` makes
+    the ids of the jobs that follow; `crashes`: workers that have died with the job in them. Raises
+    whatever foreign values in the handler's outcome raise when they are used.
     """
     metadata = message.metadata
-    # With a process of its own, it was not in the one that died.
+    # A job with a process of its own did not run in the worker process that died.
     was_there = crashes and registry.get(message.job_type).isolation == "task"
     decision = decide(
         ended,
@@ -115,7 +115,7 @@ def classify(
 
 
 def _check_result(result: Any, max_bytes: int) -> None:
-    """Raise RowRejected for a result that is no JSON, or is larger than whoever shows it reads."""
+    """Raise RowRejected for a result that is no JSON, or larger than JOBS_MAX_RESULT_BYTES."""
     if (size := len(to_json(result))) > max_bytes:
         raise RowRejected(
             f"the result has {size:,} bytes, more than JOBS_MAX_RESULT_BYTES allows "
@@ -124,15 +124,15 @@ def _check_result(result: Any, max_bytes: int) -> None:
 
 
 def invalid_outcome(message: JobMessage, error: Exception) -> Died:
-    """End a job whose handler's answer can't be carried out: a defect of the handler, which no
-    attempt can mend."""
+    """End a job whose handler's outcome can't be carried out: a defect of the handler, which no
+    further attempt removes."""
     failure = Failure(INVALID_OUTCOME, str(error), permanent=True)
     return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
 
 
 def unwritable(message: JobMessage, ending: object, error: BaseException) -> Died:
     """End a job whose attempt has ended in a way that can't be published or recorded: another
-    attempt would do, and pay for, the same again. `ending` is what the handler answered, or its
+    attempt would do, and pay for, the same again. `ending` is the handler's outcome, or its
     Failure."""
     failure = Failure.from_error(error)
     was = f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
@@ -150,7 +150,7 @@ def unwritable(message: JobMessage, ending: object, error: BaseException) -> Die
 
 
 def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
-    """End a job that is to be tried again, but whose message the broker does not take any more: it
+    """End a job that should be retried, but whose message the broker no longer takes: it
     has grown beyond the broker's limit, or the limit has become less."""
     failure = replace(
         delayed.failure,
@@ -197,7 +197,8 @@ def inherit_join(join_id: str | None, following: Sequence[NewJob]) -> list[NewJo
 
 
 def joined_died(message: JobMessage, join: JoinRecord | None) -> Died | None:
-    """End a job that was not to run without all jobs that it has waited for; None: it may run."""
+    """End a job that must not run unless all jobs that it waited for have succeeded; None: it may
+    run."""
     if join is None or join.when_dead != "fail" or not join.dead + join.cancelled:
         return None
     failure = Failure(

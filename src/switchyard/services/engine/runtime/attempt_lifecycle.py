@@ -2,9 +2,9 @@
 
 run the handler → classify its answer → publish what follows → record
 
-What follows from an attempt is safe before the ledger says how the attempt has ended: a crash in
-between repeats work and loses none. Where follow-up jobs go is decided by the `FollowUps` that is
-given; where jobs come from, and when a delivery is acknowledged, by whoever calls `run`.
+What follows from an attempt is published before the ledger records the attempt's end: a crash in
+between repeats work and loses none. The given `FollowUps` decides where follow-up jobs go;
+the caller of `run` decides where jobs come from and when a delivery is acknowledged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FollowUps(Protocol[J_contra]):
 
     policy: RetryPolicy
     keeps_letters: bool
-    """Dead letters are kept outside of the ledger too; their index tells the ledger of them
+    """Whether dead letters are also stored outside of the ledger; their index records them there
     later."""
 
     async def publish(self, job: J_contra, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
@@ -73,7 +73,7 @@ class FollowUps(Protocol[J_contra]):
 
 @dataclass
 class AttemptLifecycle(Generic[J]):
-    """Runs claimed jobs, an attempt each."""
+    """Runs one attempt of each claimed job."""
 
     settings: Settings
     registry: Registry
@@ -91,20 +91,20 @@ class AttemptLifecycle(Generic[J]):
     async def run(
         self, job: J, task: Task | None, confirm: Callable[[], Awaitable[None]] | None = None
     ) -> tuple[Ending, list[str]]:
-        """Run a claimed job once, unless it has its verdict; publish what follows, and record how
+        """Run a claimed job once, unless it has a verdict; publish what follows, and record how
         the attempt has ended.
 
-        `task` is what to run, None for a job that has its verdict. `confirm` is awaited first and
-        may give one; what it raises fails the attempt. Returns the end and the ids of the jobs that
-        are due now. Raises ClaimLost, and LEDGER_AWAY.
+        `task` is what to run, None for a job that has a verdict. `confirm` is awaited first and
+        may give the job a verdict; an error of it fails the attempt. Returns the ending and the ids
+        of the jobs that are due now. Raises ClaimLost, and LEDGER_AWAY.
         """
         return await self._conclude(job, await self._attempt(job, task, confirm))
 
     async def _attempt(
         self, job: J, task: Task | None, confirm: Callable[[], Awaitable[None]] | None
     ) -> Any:
-        """Return the handler's answer, or a Failure of the handler or of what comes before it. None
-        for a job that has its verdict."""
+        """Return the handler's outcome, or a Failure of the handler or of `confirm`. None
+        for a job that has a verdict."""
         try:
             if confirm is not None:
                 await confirm()
@@ -169,12 +169,12 @@ class AttemptLifecycle(Generic[J]):
         announce = partial(self.reporter.announce_progress, job)
         async with self._progress.buffer_for(job.message, job.claim_id, announce) as buffer:
             ctx = self._context(job, checkpoint, buffer)
-            # Only the handler may be cancelled: what follows from it must be seen through.
+            # Only the handler may be cancelled: publishing and recording must be completed.
             job.handler = asyncio.current_task()
             try:
                 return await self.executor.run(job_type, payload, ctx, suspect=job.crashes > 0)
             except asyncio.CancelledError:
-                if not job.called_off:
+                if not job.cancel_requested:
                     raise
                 if job.handler is not None:
                     job.handler.uncancel()
@@ -192,7 +192,7 @@ class AttemptLifecycle(Generic[J]):
             settings=self.settings,
             ledger=self.ledger,
             shared=self.shared,
-            is_cancelled=lambda: job.called_off,
+            is_cancelled=lambda: job.cancel_requested,
             compute=self.executor.compute,
             in_process=self.executor.in_process,
             last_checkpoint=last_checkpoint,
@@ -203,7 +203,7 @@ class AttemptLifecycle(Generic[J]):
 
 
 def log_failure(event: str, failure: Failure) -> None:
-    """Log as text: an exception may be one that can't be shown."""
+    """Log a failure as text: an exception itself may be one that can't be shown."""
     structlog.get_logger("worker").error(
         event,
         error_type=failure.error_type,

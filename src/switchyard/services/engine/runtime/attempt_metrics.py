@@ -161,7 +161,7 @@ class CountersLike(Protocol):
     def malformed(self) -> int: ...
 
 
-class ShareLike(Protocol):
+class PlanLike(Protocol):
     """Slots and queues of a worker."""
 
     @property
@@ -177,25 +177,25 @@ class WorkerGauges:
     """A worker's present state, as gauges."""
 
     worker_id: str
-    shares: Sequence[ShareLike]
+    plans: Sequence[PlanLike]
     consumers: Sequence[LaneConsumer]
     counters: CountersLike
 
     def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         """Return the metrics, as a source of `Metrics.add_source`."""
-        each = list(zip(self.shares, self.consumers, strict=True))
+        each = list(zip(self.plans, self.consumers, strict=True))
         counters = self.counters
-        asking = [uses.running for share, uses in each if share.kind == LLM]
+        asking = [uses.running for plan, uses in each if plan.kind == LLM]
         return [
-            (names.SLOTS, {(share.kind,): float(share.slots) for share in self.shares}),
-            (names.SLOTS_RESERVED, {(share.kind,): float(share.reserve) for share in self.shares}),
-            (names.SLOTS_USED, {(share.kind,): float(uses.running) for share, uses in each}),
+            (names.SLOTS, {(plan.kind,): float(plan.slots) for plan in self.plans}),
+            (names.SLOTS_RESERVED, {(plan.kind,): float(plan.reserve) for plan in self.plans}),
+            (names.SLOTS_USED, {(plan.kind,): float(uses.running) for plan, uses in each}),
             (names.LLM_CONCURRENCY, {(self.worker_id,): float(sum(asking))} if asking else {}),
             (
                 names.CONSUMING,
                 {
-                    (share.kind, queue): float(state != "away")
-                    for share, consumer in each
+                    (plan.kind, queue): float(state != "away")
+                    for plan, consumer in each
                     for queue, state in consumer.states.items()
                 },
             ),

@@ -31,15 +31,15 @@ class Recorder:
 
     ledger: Ledger
     on_ledger_away: Callable[[], None] | None = None
-    """Called when the ledger can't be reached: the worker stops taking jobs until it can. Without
-    it the error is raised at once, for a caller who waits."""
+    """Called when the ledger can't be reached: the worker then takes no jobs until it can. If None,
+    the error is raised at once, for a caller that waits."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
     async def record_end(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
-        """Record how the attempt has ended. Gives that as the ledger has it, which may know of a
-        cancel that was not heard here, and the jobs that had waited for it and are due now.
+        """Record how the attempt has ended. Returns the ending as the ledger has it, which may know
+        of a cancel that did not arrive here, and the jobs that waited for this one and are due now.
         Raises ClaimLost."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
@@ -52,8 +52,8 @@ class Recorder:
         )
 
     async def is_not_cancelled(self, job: RunningJob) -> bool:
-        """Tell whether the job, which is to be retried or dead, was not called off meanwhile. Asked
-        before that is published, which nothing could take back; the end itself the ledger checks.
+        """Tell whether the job, before it is retried or dead, was not cancelled meanwhile. Checked
+        before the publish, which can't be undone; the ledger checks the end itself.
         Raises ClaimLost when the claim does not hold any more."""
         record = await self.until_reached(lambda: self.ledger.job_reads.get(job.message.job_id))
         if record is not None and record.claim_id != job.claim_id:
@@ -61,21 +61,21 @@ class Recorder:
         return record is None or record.cancel_asked_at is None
 
     async def release(self, job: RunningJob) -> None:
-        """Give the claim up: the worker stops. Does not wait for a ledger that is away."""
+        """Release the claim, as the worker stops. Does not wait for a ledger that is away."""
         try:
             await self.release_claim(job.message, job.claim_id)
         except LedgerUnavailable as error:
-            # The claim stays; whoever gets the job next sees that this worker is silent.
+            # The claim stays; the job's next worker sees that this one is silent.
             self._log.warning("claim release not recorded", error=str(error))
 
     async def release_claim(self, message: JobMessage, claim_id: str) -> None:
-        """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
+        """Release a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
         now = self.ledger.clock.time()
         await self.ledger.jobs.finish(finish_request(message, claim_id, Released(), now=now))
 
     async def until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write to the ledger, and again for as long as it is away: the work is done, and what
-        came of it must not be lost."""
+        """Write to the ledger, and try again as long as it is away: the work is done, and its
+        result must not be lost."""
         delay = FIRST_BACKOFF
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Publishes what follows from an attempt: next stages, the retry, or the dead letter; and the dead
+"""Publish what follows from an attempt: next stages, the retry, or the dead letter; and the dead
 letter of a message that is no job at all. Each publish is confirmed on return."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LANE_FULL_PAUSE = 5.0
 
 @dataclass
 class FollowUpPublisher:
-    """Publishes for one worker, and repeats that until the broker confirms."""
+    """Publishes for one worker, and tries again until the broker confirms."""
 
     publisher: Publisher
     recorder: Recorder
@@ -91,7 +91,8 @@ class FollowUpPublisher:
         return ending
 
     async def send_back(self, job: DeliveredJob, ending: Delayed | Died) -> None:
-        """Publish the retry or the dead letter, whatever the ledger says."""
+        """Publish the retry or the dead letter, without asking the ledger whether the job was
+        cancelled."""
         if isinstance(ending, Died):
             await self._dead_letter(job, ending)
         else:
@@ -107,8 +108,8 @@ class FollowUpPublisher:
         until: datetime | None = None,
     ) -> None:
         """Send the job through a retry level, back to the queue that it came from. The time in the
-        level, or the time until `until`, counts towards the job's age in its lane only if it
-        `ages`. A job that has grown too large for the broker is sent unchanged. Raises
+        level, or the time until `until`, counts towards the job's age in its lane only with
+        `ages`. A job that has become too large for the broker is sent unchanged. Raises
         NeverTaken."""
         try:
             await self._delay(delivery, message, level, ages=ages, until=until)
@@ -185,10 +186,10 @@ class FollowUpPublisher:
         self, job: DeliveredJob, done: Succeeded, jobs: Sequence[NewJob]
     ) -> Ending:
         """Record the next stages and publish them. When a lane refuses one, this job runs again
-        later: what it has made is kept, so that is cheap, and a slot never waits for a lane. One
+        later: its output is kept, so that is cheap, and a slot never waits for a lane. A stage
         whose queue is not there, or that this worker's user may not publish, stays `pending`, for
-        the outbox: somebody has to make the queue, or allow it. One that the broker never takes is
-        dead, and so is this job: an attempt more would end the same."""
+        the outbox: an operator has to make the queue, or allow it. A stage that the broker never
+        takes is dead, and so is this job: another attempt would end the same."""
         try:
             for each in jobs:
                 self.publisher.check(each.message)
@@ -218,8 +219,8 @@ class FollowUpPublisher:
         return done
 
     async def publish_due(self, job_ids: Sequence[str]) -> None:
-        """Publish jobs whose waiting for others has ended. They are recorded as `pending`: what
-        fails here, the scheduler makes good."""
+        """Publish jobs whose wait for others has ended. They are recorded as `pending`: those that
+        fail here, the scheduler publishes."""
         if not job_ids:
             return
         ledger = self.recorder.ledger
@@ -233,7 +234,8 @@ class FollowUpPublisher:
     async def _note_published(
         self, sent: Sequence[Outgoing], results: Sequence[Result]
     ) -> Refused | None:
-        """Record what became of next stages; return the refusal of a lane that kept nothing."""
+        """Record the results of publishing next stages; return the refusal of a full lane, if
+        any."""
         accepted: list[str] = []
         full: Refused | None = None
         for stage, result in zip(sent, results, strict=True):
@@ -303,7 +305,7 @@ class FollowUpPublisher:
             worker=self.worker_id,
             dead_at=self.recorder.ledger.clock.now().isoformat(),
         )
-        for body in (None, job.delivery.body):  # as it came, the broker has taken it once
+        for body in (None, job.delivery.body):  # unchanged, the broker has accepted it once before
             try:
                 envelope = envelope_of(message, body=body)
                 await self._send_letter(envelope, certificate.routing_key, certificate)
@@ -316,7 +318,7 @@ class FollowUpPublisher:
     async def _keep_letter(
         self, job: DeliveredJob, message: JobMessage, certificate: DeadLetterInfo
     ) -> None:
-        """Keep in the ledger alone the letter that the broker does not take."""
+        """Store in the ledger alone a dead letter that the broker refuses."""
         ledger = self.recorder.ledger
         record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))
         if record is not None:
@@ -335,11 +337,11 @@ class FollowUpPublisher:
                 self._log.warning("dead letter shortened", error=str(error))
             else:
                 return
-        # Without a certificate: the message by itself has to fit.
+        # Without dead-letter headers: the message by itself has to fit.
         await self._send(DEAD_EXCHANGE, routing_key, envelope)
 
     async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
-        """Publish, and again for as long as the broker does not confirm it. Raises NeverTaken."""
+        """Publish, and try again until the broker confirms. Raises NeverTaken."""
         delay = FIRST_BACKOFF
         while True:
             try:
@@ -353,9 +355,9 @@ class FollowUpPublisher:
 
 
 async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Record the next stages, and return those that are due now, as they are recorded: not one that
-    joins others, or that a pause holds. A stage that an earlier attempt has recorded keeps its
-    payload of then: a handler may answer differently the second time, and another payload under a
+    """Record the next stages, and return those that are due now, as recorded: without those that
+    join others or are paused. A stage that an earlier attempt has recorded keeps its
+    first payload: a handler may answer differently the second time, and another payload under a
     known id is no copy of that job. Raises RowRejected."""
     ledger = recorder.ledger
     stages = [each.shifted(ledger.clock.offset) for each in jobs]
@@ -379,7 +381,7 @@ async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJ
 def _unsent_letter(
     delivery: Delivery, certificate: DeadLetterInfo, job: JobMessage | None
 ) -> DeadLetterRecord:
-    """Make the index's record of a letter that is nowhere but there."""
+    """Make the index's record of a dead letter that is in the ledger alone."""
     job_id = None if job is None else job.job_id
     return DeadLetterRecord(
         id=letter_id(job_id, delivery.body),

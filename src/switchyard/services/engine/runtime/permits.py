@@ -1,10 +1,10 @@
-"""Permits: a job gets one of each of its named limits before it is claimed.
+"""Permits: a job gets a permit of each of its named limits before it is claimed.
 
-A job that is refused one goes into the longest retry level, with no attempt used up, and grows
-older in its lane meanwhile. It keeps its place in the ledger: whoever returns a permit wakes the
-jobs that wait longest, by sending a copy of the job ahead of its queue; the scheduler does so where
-time frees a permit. The copy in the retry level comes later, and is skipped by the rules that hold
-for every copy. So a copy that gets lost costs time and no job.
+A job that is refused a permit goes into the longest retry level, with no attempt used up, and grows
+older in its lane meanwhile. It keeps its place in the ledger: the worker that returns a permit
+wakes the jobs that wait longest, by sending a copy of the job ahead of its queue; the scheduler
+does so where time frees a permit. The copy in the retry level comes later, and is skipped by the
+rules for copies. So a lost copy costs time and no job.
 
 Job types without limits run without asking the ledger.
 """
@@ -57,7 +57,7 @@ MAX_KEPT_BYTES = 64 * 1024
 """Bytes of a message that is kept to be woken; a larger job comes back by its retry level."""
 PAUSES_TTL = 1.0
 """Seconds for which the pauses are reused. A claim itself is checked against the ledger's."""
-NO_ROOM = "NoRoom"
+PERMIT_REFUSED = "NoRoom"
 """The error type of jobs that wait for a limit."""
 
 
@@ -67,7 +67,7 @@ class Permit:
 
     needs: Sequence[PermitDemand] = ()
     hold: str | None = None
-    """Id of the permits in the ledger; None where it has none."""
+    """Id of the permits in the ledger; None where the job has none."""
     refused: LimitRefused | None = None
     """Set where the job can never get a permit: the reason."""
     usage: Usage = field(default_factory=Usage)
@@ -82,7 +82,7 @@ class PermitClient:
     follow_up: FollowUpPublisher
     counters: Counters
     numbers: Mapping[str, LimitNumbers]
-    """JOBS_LIMITS."""
+    """The limits of JOBS_LIMITS, by name."""
     batcher: PermitRequestBatcher
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class PermitClient:
             return Permit()
         permit = Permit(needs, expires_at=expires_at)
         if await self._is_paused(message, delivery.queue):
-            return permit  # its claim will be refused; it is to use up no rate, nor to wait for one
+            return permit  # its claim will be refused, so it must use up no limit nor wait for one
         if not _was_woken(delivery):
             await self.batcher.wait_to_ask(needs)
         answer = await self._request(permit, message, delivery.queue, delivery.body)
@@ -153,7 +153,7 @@ class PermitClient:
                     self.follow_up.policy.levels[0],
                     job.message.metadata.attempts,
                     not_before=None,
-                    failure=Failure(NO_ROOM, str(answer)),
+                    failure=Failure(PERMIT_REFUSED, str(answer)),
                     counts=False,
                     ages=True,
                 )
@@ -169,7 +169,7 @@ class PermitClient:
             released = await self.ledger.limits.return_permits(
                 hold, permit.needs, permit.usage.tokens
             )
-        except LedgerError as error:  # it runs out by itself
+        except LedgerError as error:  # the permits expire by themselves
             self._log.warning("permits not released", error=str(error))
             return
         if not released.waited_for:
@@ -240,7 +240,7 @@ def _was_woken(delivery: Delivery) -> bool:
 
 
 async def wake(publisher: Publisher, woken: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
-    """Send jobs that may run now ahead of their queues. One that can't be sent is woken again, or
+    """Send jobs that may run now ahead of their queues. A job that can't be sent is woken again, or
     comes by its retry level."""
     for job in woken:
         envelope = replace(envelope_of(JobMessage.decode(job.body)), priority=MAX_PRIORITY)

@@ -140,9 +140,10 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             self.claims.close(job)
 
     async def _fail(self, job: DeliveredJob, error: BaseException) -> None:
-        """Send the message on by itself, one attempt older, as a retry or a dead letter.
+        """Publish the job itself, with one more attempt, as a retry or a dead letter.
 
-        The last resort, where neither the handler's end nor that of a defect could be written.
+        The last resort, where neither the attempt's ending nor a dead letter for it could be
+        written.
         """
         failure = Failure.from_error(error)
         log_failure("job failed outside of its handler", failure)
@@ -166,7 +167,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         job = self.claims.running.get(job_id)
         if job is None or job.handler is None:
             return False
-        job.called_off = True
+        job.cancel_requested = True
         job.handler.cancel()
         return True
 
@@ -186,8 +187,8 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         return JobMessage.decode(delivery.body)
 
     def _task_of(self, message: JobMessage) -> Task | Failure:
-        """Find what to run; or why only other workers can: those that know its type, or a newer
-        version of its payload. Raises InvalidPayload."""
+        """Return the job's type and payload; or a Failure that says why only other workers can run
+        it: those that know its type, or a newer version of its payload. Raises InvalidPayload."""
         worker = f"worker {self.claims.worker_id} ({self.claims.worker})"
         try:
             job_type = self.registry.get(message.job_type)
@@ -203,8 +204,8 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             return Failure(NEWER_PAYLOAD, f"{worker}: {error}")
 
     async def _confirm(self, job: DeliveredJob, permit: Permit) -> None:
-        """Check that a claimed job has its permits; give it a verdict if not. Without the ledger
-        it runs: it is claimed, and one job too many does less harm."""
+        """Check that a claimed job has its permits; give it a verdict if not. If the ledger is
+        away, the job runs: it is claimed, and one job too many does less harm."""
         job.usage = permit.usage
         try:
             await self.limits.confirm(permit, job)

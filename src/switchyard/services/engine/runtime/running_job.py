@@ -26,8 +26,8 @@ class ClaimLost(Exception):
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Tell whether an error that is being handled is the end of the running task: somebody has
-    cancelled it, or its coroutine is closed. What a handler or a library raises itself is not."""
+    """Tell whether an error that is being handled is the end of the running task: the task was
+    cancelled, or its coroutine is closed. An error that a handler or a library raises is not."""
     kind = type(error)  # the error itself may answer anything
     if not issubclass(kind, asyncio.CancelledError | GeneratorExit):
         return False
@@ -42,7 +42,7 @@ def is_from_outside(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class RunningJob:
-    """An attempt at a job, under way."""
+    """A running attempt of a job."""
 
     lane: str
     message: JobMessage
@@ -50,20 +50,20 @@ class RunningJob:
     started_at: float
     """Seconds since the epoch."""
     ids: JobIds
-    """Makes those of the jobs that follow."""
+    """Makes the ids of the jobs that follow."""
     crashes: int = 0
     """Workers that have died with the job in them."""
     has_checkpoint: bool = False
-    """An earlier attempt has kept where it was."""
+    """Whether an earlier attempt has stored a checkpoint."""
     join_id: str | None = None
-    """The job that waits for this one."""
+    """Id of the job that waits for this one."""
     verdict: Delayed | Died | CancelledWhileRunning | None = None
     """The ending, where it is decided without the handler's outcome."""
     handler: asyncio.Task[None] | None = None
     """The task in which the handler runs, while it does."""
     usage: Usage = field(default_factory=Usage)
     """Usage that the handler reported."""
-    called_off: bool = False
+    cancel_requested: bool = False
     """Whether cancelling the job was requested."""
 
     @classmethod
@@ -92,7 +92,7 @@ class RunningJob:
 
 @dataclass(slots=True)
 class DeliveredJob(RunningJob):
-    """An attempt at a job that the broker has delivered."""
+    """A running attempt of a job that the broker has delivered."""
 
     delivery: Delivery = field(kw_only=True)
     """Delivery to settle at the end; replaced when the broker delivers the job again meanwhile."""

@@ -45,13 +45,13 @@ from switchyard.services.engine.runtime.worker_commands import ControlListener
 from switchyard.services.engine.wings import missing_wings_hint
 
 FINAL_DRAIN_TIMEOUT = 2.0
-"""Seconds after the grace in which what follows from ended handlers is published and recorded."""
+"""Seconds after the grace to publish and record what follows from ended handlers."""
 UNHELD_CHECK_INTERVAL = 20.0
 """Seconds between looks for claims of this worker under which nothing runs."""
 LEDGER_PROBE_INTERVAL = 0.5
-"""Seconds between looks at a ledger that is away."""
+"""Seconds between probes of a ledger that is away."""
 MAX_HELPERS = 4
-"""Processes of a worker, on a small host, whose job types all run in its event loop."""
+"""Processes, on a small host, of a worker whose job types all run in its event loop."""
 LANE_WORKER_PRIORITY = 10
 """Consumer priority of a worker that was started for one lane of several: it gets that lane's
 jobs first, the general workers what it can't take."""
@@ -85,7 +85,7 @@ def plan_for(
     slots: int,
     reserve: int | None = None,
 ) -> WorkerPlan:
-    """Return what a worker of that kind consumes, in the lanes named or in all that it has.
+    """Return the plan of a worker of that kind, for the lanes named or for all that it has.
 
     `reserve` None means 1 where there are two slots or more. Raises UnknownWorker.
     """
@@ -112,23 +112,23 @@ def plan_for(
     )
 
 
-def _processes(share: WorkerPlan, registry: Registry) -> int:
-    """Return how many the worker may have beside itself. All are started with the first job that
+def _max_processes(plan: WorkerPlan, registry: Registry) -> int:
+    """Return how many processes the worker may start. All are started with the first job that
     needs one: jobs that only wait for servers are many more than this host could bear."""
-    if any(each.worker == share.kind and each.isolation == "process" for each in registry):
-        return share.slots
-    return min(share.slots, max(MAX_HELPERS, os.cpu_count() or 1))
+    if any(each.worker == plan.kind and each.isolation == "process" for each in registry):
+        return plan.slots
+    return min(plan.slots, max(MAX_HELPERS, os.cpu_count() or 1))
 
 
 class Worker:
-    """Consumes the shares given to it until `stop`. One instance is one start of a worker."""
+    """Consumes its plans' queues until `stop`. One instance is one start of a worker."""
 
     def __init__(
         self,
         settings: Settings,
         registry: Registry,
         ledger: Ledger,
-        shares: Iterable[WorkerPlan],
+        plans: Iterable[WorkerPlan],
         *,
         lanes: tuple[Lane, ...] = LANES,
         executor: Callable[[int], Executor] = Executor,
@@ -138,10 +138,10 @@ class Worker:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
-        self._shares = tuple(shares)
+        self._plans = tuple(plans)
         self._log = structlog.get_logger("worker").bind(worker_id=self.worker_id)
         self._stopping = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._second_signal = asyncio.Event()
         self._retires = False
         """Whether it ends without a time limit for its running jobs, until a second signal."""
         self._ledger_away = asyncio.Event()
@@ -154,7 +154,7 @@ class Worker:
         )
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
         self._shared = ProcessResources()
-        kinds = [share.kind for share in self._shares]
+        kinds = [plan.kind for plan in self._plans]
         meter = None if metrics is None else AttemptMetrics(metrics, registry, kinds)
         reporter = Reporter(
             partial(announce, self._publisher), self.worker_id, ledger.clock, meter=meter
@@ -163,9 +163,9 @@ class Worker:
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
         follow_up = FollowUpPublisher(self._publisher, recorder, policy, self.worker_id)
-        batcher = PermitRequestBatcher(min((share.slots for share in self._shares), default=1))
+        batcher = PermitRequestBatcher(min((plan.slots for plan in self._plans), default=1))
         self._limits = PermitClient(ledger, follow_up, self.counters, settings.limits, batcher)
-        self._executors = [executor(_processes(share, registry)) for share in self._shares]
+        self._executors = [executor(_max_processes(plan, registry)) for plan in self._plans]
         self._runners = [
             Runner(
                 settings=settings,
@@ -176,7 +176,7 @@ class Worker:
                     recorder=recorder,
                     follow_up=follow_up,
                     counters=self.counters,
-                    worker=share.kind,
+                    worker=plan.kind,
                     worker_id=self.worker_id,
                     takeover_after=settings.takeover_after,
                     lanes=lanes,
@@ -189,20 +189,20 @@ class Worker:
                 reporter=reporter,
                 shared=self._shared,
             )
-            for share, executor in zip(self._shares, self._executors, strict=True)
+            for plan, executor in zip(self._plans, self._executors, strict=True)
         ]
         self._consumers = [
             LaneConsumer(
                 self._reconnector,
-                share.queues,
+                plan.queues,
                 runner.handle,
                 self._log,
-                slots=share.slots,
-                reserve=share.reserve,
-                consumer_priority=share.consumer_priority,
+                slots=plan.slots,
+                reserve=plan.reserve,
+                consumer_priority=plan.consumer_priority,
                 tag=self.worker_id,
             )
-            for share, runner in zip(self._shares, self._runners, strict=True)
+            for plan, runner in zip(self._plans, self._runners, strict=True)
         ]
         self._exchange = TypeExchange(
             registry, ledger, own=self._types(), holder=self.worker_id, works=True
@@ -213,29 +213,29 @@ class Worker:
         if metrics is not None:
             metrics.add_source(self._watch.metric_samples)
             show_publishes(metrics, self._publisher.counts)
-            gauges = WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters)
+            gauges = WorkerGauges(self.worker_id, self._plans, self._consumers, self.counters)
             metrics.add_source(gauges.metric_samples)
             metrics.add_source(self._shared.metric_samples)
 
     async def run(self) -> None:
-        """Work until `stop`; then finish what runs, within the grace, and return the rest. A
+        """Work until `stop`; then finish running jobs within the grace, and return the others. A
         ledger that is away at the start is waited for.
 
         Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
-        worker can't give signs of life any more.
+        worker can't send heartbeats any more.
         """
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             async with self._watch.watching():
-                if await self._is_registered(stopping):
+                if await self._try_to_register(stopping):
                     async with self._exchange.running():
                         await self._work(stopping)
         finally:
             await end_tasks(stopping)
             await self._close()
 
-    async def _is_registered(self, stopping: asyncio.Task[bool]) -> bool:
-        """Tell whether the ledger knows this worker; not if it is stopped before the ledger is
+    async def _try_to_register(self, stopping: asyncio.Task[bool]) -> bool:
+        """Register this worker; return False if it is stopped before the ledger is
         there."""
         registering = asyncio.create_task(wait_until_available("ledger", self._register))
         await asyncio.wait((stopping, registering), return_when=asyncio.FIRST_COMPLETED)
@@ -246,7 +246,7 @@ class Worker:
         return False
 
     async def _work(self, stopping: asyncio.Task[bool]) -> None:
-        self._publisher.connect_soon()  # the first events, too, are to be heard
+        self._publisher.connect_soon()  # so that the first events are published, too
         background = TaskSupervisor(self._log)
         # Without these two, a worker looks alive and is not.
         background.start("beat", self._keep_beating, vital=True)
@@ -263,7 +263,7 @@ class Worker:
         finally:
             for consumer in self._consumers:
                 consumer.stop()
-            # That it is stopping: the next beat is seconds off.
+            # Report that it is stopping at once: the next heartbeat is seconds off.
             stop_beat = asyncio.create_task(self._beat())
             if self._retires:
                 await self._let_all_end(background.failed)
@@ -276,16 +276,16 @@ class Worker:
                 task.result()
 
     def stop(self) -> None:
-        """Take no more jobs; `run` returns when those that run have ended or their grace is
+        """Take no more jobs; `run` returns when the running ones have ended or their grace is
         over. Safe to call from a signal handler of the event loop, and more than once."""
         if not self._stopping.is_set():
             self._log.info("worker stopping", running=self.running)
-        self._hurried.set()
+        self._second_signal.set()
         self._stopping.set()
 
     def retire(self) -> None:
-        """Take no more jobs; `run` returns when those that run have ended, however long they take,
-        or as after `stop`, once that is called. Safe where `stop` is."""
+        """Take no more jobs; `run` returns when the running ones have ended, however long they
+        take, or as after `stop`, once that is called. Safe to call where `stop` is."""
         if not self._stopping.is_set():
             self._log.info("worker retiring", running=self.running)
             self._retires = True
@@ -313,26 +313,26 @@ class Worker:
     async def _register(self) -> None:
         await self._ledger.workers.register_worker(
             self.worker_id,
-            kinds=[share.kind for share in self._shares],
-            lanes=sorted({lane for share in self._shares for lane in share.lanes}),
+            kinds=[plan.kind for plan in self._plans],
+            lanes=sorted({lane for plan in self._plans for lane in plan.lanes}),
             host=socket.gethostname(),
             pid=os.getpid(),
-            concurrency=sum(share.slots for share in self._shares),
+            concurrency=sum(plan.slots for plan in self._plans),
             mark=process_mark(),
             job_types=[each.name for each in self._types()],
         )
-        for share in self._shares:
+        for plan in self._plans:
             self._log.info(
                 "worker started",
-                kind=share.kind,
-                queues=share.queues,
-                slots=share.slots,
-                reserve=share.reserve,
+                kind=plan.kind,
+                queues=plan.queues,
+                slots=plan.slots,
+                reserve=plan.reserve,
             )
 
     def _types(self) -> list[JobType]:
-        """Return the types that it can run."""
-        kinds = {share.kind for share in self._shares}
+        """Return the job types that this worker can run."""
+        kinds = {plan.kind for plan in self._plans}
         return [each for each in self._registry if each.worker in kinds]
 
     async def _drain(self) -> None:
@@ -355,11 +355,13 @@ class Worker:
             self._log.error("jobs abandoned: they do not stop", running=self.running)
 
     async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
-        """Return when nothing runs any more, or it is to hurry."""
+        """Wait until no job runs, a second signal has come, or a vital task has failed."""
         all_drained = asyncio.gather(*(consumer.drain(None) for consumer in self._consumers))
-        hurried = asyncio.create_task(self._hurried.wait())
-        await asyncio.wait((all_drained, hurried, failed), return_when=asyncio.FIRST_COMPLETED)
-        await end_tasks(hurried)
+        second_signal = asyncio.create_task(self._second_signal.wait())
+        await asyncio.wait(
+            (all_drained, second_signal, failed), return_when=asyncio.FIRST_COMPLETED
+        )
+        await end_tasks(second_signal)
         all_drained.cancel()
         await asyncio.gather(all_drained, return_exceptions=True)
 
@@ -367,7 +369,7 @@ class Worker:
         await asyncio.gather(*(executor.close() for executor in self._executors))
         await self._shared.close()
         try:
-            # Before the broker gives their jobs to others, who would count a crash.
+            # Before the broker redelivers their jobs to other workers, which would count a crash.
             await self._ledger.jobs.release_all(self.worker_id, self._ledger.clock.time())
             await self._limits.close()
             await self._ledger.workers.mark_stopped(self.worker_id)
@@ -419,7 +421,7 @@ class Worker:
         ]
         if not claims:
             return 0
-        # One that has ended since it was read is not running any more, and stays as it is.
+        # A claim that has ended since it was read is left alone.
         released = await self._ledger.jobs.release_unheld(
             self.worker_id, [claim_id for _, claim_id in claims], self._ledger.clock.time()
         )
