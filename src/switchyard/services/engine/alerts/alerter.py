@@ -1,7 +1,7 @@
-"""Run the doctor's checks at intervals, and post what is new to a webhook.
+"""Run the doctor's checks at intervals, and post new findings to a webhook.
 
-The ledger has which alerts were sent: another scheduler goes on from there, and a message that
-could not be delivered is sent after the next check.
+The ledger records which alerts were sent: another scheduler continues from there, and a message
+that could not be delivered is sent after the next check.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from switchyard.services.engine.records.errors import LedgerError
 SENT_WARNINGS = frozenset(
     {Finding.WORKERS_SILENT, Finding.DISK_LOW, Finding.DISPLACED, Finding.CONSUMER_LOST}
 )
-"""Warnings that are sent; what the doctor finds wrong is always sent."""
+"""Warnings that are sent; failures are always sent."""
 RECENT_SECONDS = 86_400.0
 """Seconds after an operation's end in which its alert may be sent, and is remembered as sent."""
 MAX_EXAMINED = 200
-"""Bulk operations that one check looks at, at most."""
+"""Bulk operations that one check reads, at most."""
 DELIVERY_TIMEOUT = 5.0
 """Seconds to deliver one message."""
 
 
 class Alerter:
-    """Runs in the scheduler that is active, where JOBS_ALERT_WEBHOOK is set."""
+    """Sends alerts from the active scheduler, where JOBS_ALERT_WEBHOOK is set."""
 
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class Alerter:
             await asyncio.sleep(self._settings.alert_interval)
 
     async def check(self) -> None:
-        """Post what is new; what was not taken is posted again by the next check. Raises
+        """Post new alerts; one that is not delivered is posted again by the next check. Raises
         LedgerError."""
         findings = {str(each.finding): each for each in await self._findings()}
         lasting = {key: check for key, check in findings.items() if key in self._previous}
@@ -93,12 +93,12 @@ class Alerter:
             self._log.info("alert sent", alert=alert.key, status=alert.status)
 
     async def _deliver(self, alert: Alert) -> bool:
-        """Post the alert; tell whether it was taken. One that is refused again and again holds up
+        """Post the alert; tell whether it was accepted. One that is refused again and again delays
         no other."""
         try:
             await self._post(alert)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Not its text: the address is a secret.
+            # Not the error's text, which has the address, a secret.
             name = type(error).__name__
             self._log.warning("alert not delivered", alert=alert.key, error=name)
             return False
@@ -112,7 +112,7 @@ class Alerter:
         headers = {"Content-Type": "application/json"}
         if secret is not None:
             headers[HEADER] = signature(body, secret.get_secret_value())
-        # Of the answer, its status is what counts: what else it says may be endless.
+        # Only the status of the answer is read: its body may be endless.
         limit = asyncio.timeout(DELIVERY_TIMEOUT)
         try:
             async with (

@@ -40,7 +40,7 @@ class Alert:
         return "\n".join(line for line in lines if line)
 
     def body(self, form: Form) -> bytes:
-        """Return what is sent: for Slack and what understands its messages the text alone."""
+        """Return the body to send: for Slack, and services with its format, the text alone."""
         if form == "slack":
             content: dict[str, object] = {"text": _plain(self.text)}
         else:
@@ -50,12 +50,13 @@ class Alert:
 
 
 def _plain(text: str) -> str:
-    """Slack gives these three a meaning: a payload's words must not mention everybody."""
+    """Escape the three characters with a meaning in Slack: text of a payload must not notify
+    everybody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Alert:
-    """Return what the doctor has found, or finds no more."""
+    """Return the alert for a finding of the doctor that begins (`firing`) or has ended."""
     return Alert(
         key=str(check.finding),
         status="firing" if firing else "resolved",

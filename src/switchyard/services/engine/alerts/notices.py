@@ -1,9 +1,9 @@
-"""The job type that tells somebody of an end: of a job with all that followed from it, or of a
+"""The job type that notifies a URL of an end: of a job with all that followed from it, or of a
 backfill (docs/notices.md).
 
-It waits as the `then` of a join does, so the transaction of that end lets it go, and from there it
-is a job as any other: retried, dead when nobody answers, redriven. Its id names the delivery. What
-ends anew after a redrive is told anew, by a job like it.
+A notice waits as the `then` of a join does, so the transaction of that end releases it; after that
+it is a job as any other: retried, dead without an answer, redriven. Its id identifies the delivery.
+An end that comes again after a redrive is notified again, by another such job.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ MAX_ATTEMPTS = 12
 MAX_SHOWN = 20
 """Failed jobs that one notice lists, at most."""
 MAX_TEXT = 500
-"""Characters of an error."""
+"""Characters of an error's text, at most."""
 MAX_CONCURRENT = 2
-"""Notices that one receiver gets at once: one that never answers leaves slots to all others."""
+"""Concurrent notices to one receiver: one that never answers leaves slots to all others."""
 SLOT_RETRY_INTERVAL = 5.0
-"""Seconds until a notice has its next turn at an address that is taken: that of many names, of
-which each for itself is another receiver."""
+"""Seconds until a notice tries again at a busy address: one with many names, of
+which each counts as another receiver."""
 LOOKUP_TIMEOUT = 2.0
 """Seconds to resolve a name: its owner controls the name server, too, which may stall."""
 RECHECK_INTERVAL = 15.0
-"""Seconds between looks whether a pipeline that was under way before has ended."""
+"""Seconds between checks whether a pipeline that was started before the notice has ended."""
 
 
 def _receiver(notice: Any) -> str:
@@ -58,7 +58,7 @@ def _receiver(notice: Any) -> str:
     have any number of names below these."""
     try:
         host = (urlsplit(notice.url).hostname or "").rstrip(".")
-    except ValueError:  # it is refused when it is asked
+    except ValueError:  # an invalid URL: the job is refused when it runs
         return ""
     labels = host.split(".")
     return ".".join(labels[-2:]) if labels[-1].isalpha() else host
@@ -68,7 +68,7 @@ RECEIVERS = Limit("notice_receivers", concurrency=MAX_CONCURRENT, key=_receiver)
 
 
 class Notice(BaseModel):
-    """Payload of `send_notice`. Who may name the address says so where a job is published."""
+    """Payload of `send_notice`. Who may set the URL is checked where the job is published."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,7 +76,7 @@ class Notice(BaseModel):
     job_id: str | None = None
     backfill_id: str | None = None
     errors: Annotated[bool, LocalOnly("it is decided by who asks")] = True
-    """Tell the errors of jobs that did not succeed."""
+    """Whether the notice lists the errors of failed jobs."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -94,7 +94,7 @@ class Notice(BaseModel):
     limits=[RECEIVERS],
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
-    """Post to a URL that a job or a backfill has ended."""
+    """Notify a URL that a job or a backfill has ended."""
     from switchyard.services.common.files.address_limiter import AddressLimiter
     from switchyard.services.common.files.webhook_sender import post
 
@@ -136,14 +136,14 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
 async def _content_of(
     payload: Notice, ctx: JobContext, ledger: Ledger
 ) -> Mapping[str, Any] | Snooze | None:
-    """Return what the notice says; Snooze before the end of what another has started, None where
-    there is nothing to tell of now."""
+    """Return the notice's content; Snooze before the end of a pipeline that was started before it,
+    None where there is nothing to notify of now."""
     if payload.backfill_id is not None:
         return await _of_backfill(payload.backfill_id, ledger)
     first = await ledger.job_reads.get(payload.job_id or "")
     if first is None:
         return None
-    # Its own, or the one that it was made anew for.
+    # The job that this notice waited for, also after a redrive.
     own = ctx.message.metadata.parent_id == first.id
     join = await ledger.joins.join(first.join_id) if own and first.join_id else None
     if join is not None:
@@ -152,7 +152,7 @@ async def _content_of(
         dead_jobs, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=MAX_SHOWN)
         counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
         return _of_job(first, counts, [_dead_job_of(each.job_id, each) for each in dead_jobs])
-    # Somebody else had started it, and this one wants to be told as well.
+    # The pipeline was started by an earlier request; this one wants to be notified as well.
     jobs = await ledger.job_reads.pipeline(first.id)
     if any(each.state not in FINISHED for each in jobs):
         return Snooze(RECHECK_INTERVAL, "it has not ended")
@@ -226,10 +226,10 @@ async def _resolve_receiver(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]
     except TimeoutError as error:
         raise FetchFailed(f"{host} was not resolved within {LOOKUP_TIMEOUT:g} s") from error
 
-    async def resolved(host: str, port: int) -> list[str]:
+    async def resolve_to_checked(host: str, port: int) -> list[str]:
         return [address]
 
-    return replace(guard, resolve=resolved), address
+    return replace(guard, resolve=resolve_to_checked), address
 
 
 def _guard(settings: Settings) -> SsrfGuard:

@@ -1,4 +1,4 @@
-"""A bulk operation while one process runs it: its lease, progress and rate, and the changes that
+"""Run a bulk operation in one process: its lease, progress and rate, and the changes that
 people make meanwhile; and the protocol of the handlers that run operations."""
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from switchyard.services.engine.records.bulk import ACTIVE, BulkOperation, BulkS
 from switchyard.services.engine.records.errors import LedgerError
 
 LEASE_SECONDS = 10.0
-"""Seconds after which an operation is taken from a process that has died."""
+"""Seconds after which other processes may take an operation of a process that has died."""
 LEASE_RENEW_INTERVAL = 0.25
-"""Seconds between renewals of the lease, each of which also reads what people have changed."""
+"""Seconds between renewals of the lease, each of which also reads people's changes."""
 LOST = "lost to another process"
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class BulkSession:
         self, ledger: Ledger, operation: BulkOperation, holder: str, lease: float = LEASE_SECONDS
     ) -> None:
         self.operation = operation
-        """The record as it was last seen."""
+        """The record as it was last read."""
         self.holder = holder
         """The id of this process's lease: the ledger refuses other processes' writes."""
         self.clock = ledger.clock
@@ -56,7 +56,7 @@ class BulkSession:
         cursor: Mapping[str, Any] | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record the progress. Ends the handler when the operation is not to go on."""
+        """Record the progress. Ends the handler when the operation must stop."""
         await self.save_progress(cursor=cursor, counts=counts)
         self.check()
 
@@ -66,11 +66,12 @@ class BulkSession:
         cursor: Mapping[str, Any] | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record the progress of what was under way when the handler was ended."""
+        """Record the progress of work that was under way when the handler was ended."""
         await self._write(cursor=cursor, counts=counts)
 
     async def move(self, state: BulkState, note: str | None = None) -> None:
-        """Show another state, or what is waited for. Ends the handler when it is not to go on."""
+        """Record another state, or what it waits for. Ends the handler when the operation must
+        stop."""
         if (self.operation.state, self.operation.note) != (state, note):
             await self._write(state=state, note=note)
         self.check()
@@ -80,14 +81,14 @@ class BulkSession:
         await self._write(state=state, note=note)
 
     def check(self) -> None:
-        """End the handler when the operation is not to go on: paused, cancelled, lost."""
+        """End the handler when the operation must stop: it is paused, cancelled or lost."""
         if self._gone is None and self.operation.state not in ACTIVE:
             self._gone = self.operation.state
         if self._gone is not None:
             raise SessionEnded(self._gone)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, or end the handler as soon as the operation is not to go on."""
+        """Sleep, but end the handler as soon as the operation must stop."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check()
@@ -100,8 +101,8 @@ class BulkSession:
         self.check()
 
     async def run_until_ended(self, work: Awaitable[T]) -> T:
-        """Await `work` and return its result, or end the handler as soon as the operation is not to
-        go on."""
+        """Await `work` and return its result, but end the handler as soon as the operation must
+        stop."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -131,7 +132,7 @@ class BulkSession:
 
     @property
     def slot_wait(self) -> float:
-        """Return the seconds until something may be published by the operation's rate, as far as is
+        """Seconds until the operation's rate allows the next job, as far as is
         known."""
         return self._slots.wait(self.operation.rate)
 
@@ -146,7 +147,7 @@ class BulkSession:
         raise SessionEnded(LOST)
 
     async def renew_lease(self) -> None:
-        """Renew the lease, and follow changes that people make, until cancelled."""
+        """Renew the lease, and read people's changes, until cancelled."""
         lost_at = time.monotonic() + self._lease
         while True:
             await asyncio.sleep(LEASE_RENEW_INTERVAL)
@@ -154,12 +155,13 @@ class BulkSession:
                 await self._write()
                 lost_at = time.monotonic() + self._lease
             except LedgerError:
-                # Somebody else may have it by then; what both do is done once all the same.
+                # Another process may have the lease by then; work of both is done only once all the
+                # same.
                 if time.monotonic() > lost_at:
                     self.end("ledger away")
 
     async def _write(self, **changes: Any) -> None:
-        async with self._writing:  # or an older answer could come last
+        async with self._writing:  # else an older answer could arrive last
             operation = await self._ledger.bulk.checkpoint_bulk(
                 self.id, self.holder, self._lease, **changes
             )
@@ -176,7 +178,7 @@ class BulkFailed(PermanentFailure):
 
 
 class TryLater(TemporarilyUnavailable):
-    """Raised by a handler: something that it needs is away for the moment."""
+    """Raised by a handler: a service that it needs is away for the moment."""
 
 
 class BulkHandler(Protocol):
@@ -186,16 +188,16 @@ class BulkHandler(Protocol):
     def kind(self) -> str: ...
 
     async def run(self, session: BulkSession) -> None:
-        """Go on from the session's cursor until all is done; then call `session.finish`.
+        """Continue from the session's cursor until all is done; then call `session.finish`.
 
-        May be cut off at any `await`: what was done since the last checkpoint is done again, and
+        May be cancelled at any `await`: work since the last checkpoint is done again, and
         must do no harm then. Raises BulkFailed, TryLater, PublishError, LedgerError.
         """
         ...
 
 
 BURST = 0.25
-"""Seconds of unused time that are kept: a rate is no average over an hour."""
+"""Seconds of unused time that may be caught up: a rate is no average over an hour."""
 
 
 @dataclass(slots=True)
@@ -226,7 +228,7 @@ class RateSlots:
         return number, 0.0
 
     def wait(self, rate: float | None) -> float:
-        """Return the seconds until something may be published, as far as is known."""
+        """Return the seconds until the next slot, as far as is known."""
         if rate is None or self._next is None:
             return 0.0
         return max(0.0, self._next + 1 / rate - time.monotonic())

@@ -1,17 +1,18 @@
-"""Jobs that the broker had taken and that are not in their lane, through nobody's fault: told apart
-wherever letters are read, from what a lane refused and from what others send astray.
+"""Recognise displaced jobs, wherever letters are read: the broker had accepted them, and they are
+no longer in their lane. They differ from jobs that a lane refused or that were sent astray.
 
 **Thrown out.** A classic queue holds more than its length while workers hold some of it
 unacknowledged. When the broker restarts, these are back, and it cuts the queue to its length before
-it knows that a full one refuses newcomers and drops nothing: the most urgent go first (measured on
-3.10 and 4.3). The letter says `maxlen`, as that of a newcomer to a hot lane does.
+it knows that a full queue refuses new messages and drops nothing: the most urgent go first
+(measured on 3.10 and 4.3). The letter says `maxlen`, as does that of a new job that a full hot lane
+refuses.
 
 **Unbound.** A job whose key no queue is bound to goes from `jobs.topic` to the dead letters, and is
-confirmed. Where the ledger has the job, and it has not ended, it was accepted and is to run. What
-nobody has recorded waits for somebody: whoever sends it astray would do so again.
+confirmed. Where the ledger has the job, and it has not ended, it was accepted and must run. A job
+without a record waits for an operator: its publisher would send it astray again.
 
-**Paused.** A job that a pause holds, and that no worker has taken out of its queue meanwhile, grows
-too old there. Nothing ages out while it is paused.
+**Paused.** A paused job that no worker has taken out of its queue meanwhile grows too old there.
+But no job expires while it is paused.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, State
 
 PAUSED = "Paused"
-"""The error type of letters of jobs that a pause held when their time in the lane was over."""
+"""The error type of letters of jobs that were paused when they grew too old for their lane."""
 _LANES = frozenset(lane.name for lane in LANES)
 _ENDS_UNROUTABLE = FINISHED | {None, State.JOINING}
-"""States in which a letter without a queue is none of a job that was accepted and is to run; None
+"""States in which a letter without a queue is not that of an accepted job that must run; None
 for a job without a record."""
 
 
 async def classify_displaced(
     ledger: Ledger, letters: Sequence[QueuedDeadLetter]
 ) -> list[QueuedDeadLetter]:
-    """Return the letters as they are to be taken: see `reclassify_collisions`, too. Raises
-    LedgerUnavailable."""
+    """Return the letters, displaced and foreign ones with their proper reason: see also
+    `reclassify_collisions`. Raises LedgerUnavailable."""
     classified = await reclassify_collisions(ledger, letters)
     thrown_out = {place for place, letter in enumerate(classified) if _may_be_thrown_out(letter)}
     astray = {place for place, letter in enumerate(classified) if _went_astray(letter)}
@@ -61,7 +62,7 @@ async def classify_displaced(
         state, redrives = generations.get(letter.id, (None, letter.redrives))
         if redrives > letter.redrives:
             continue
-        if place in thrown_out and _was_taken(letter, state):
+        if place in thrown_out and _was_confirmed(letter, state):
             classified[place] = _as_thrown_out(letter)
         elif place in aged and state not in FINISHED:
             classified[place] = _as_paused(letter)
@@ -90,7 +91,7 @@ def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
 
 
 def _grew_too_old(letter: QueuedDeadLetter) -> bool:
-    """Tell whether the broker has given up a job of ours as it was in its queue for too long."""
+    """Tell whether the broker has dead-lettered the job as it was too old for its lane."""
     certificate = letter.certificate
     return (
         certificate.error_type == BROKER
@@ -100,13 +101,13 @@ def _grew_too_old(letter: QueuedDeadLetter) -> bool:
     )
 
 
-def _was_taken(letter: QueuedDeadLetter, state: State | None) -> bool:
-    """Tell whether the broker had confirmed the job, which is in that state by now."""
+def _was_confirmed(letter: QueuedDeadLetter, state: State | None) -> bool:
+    """Tell whether the broker had confirmed the job, whose state is now `state`."""
     if state is State.DEAD:
         return False
     if state is not None and state not in UNCONFIRMED:
         return True
-    # Nothing that such a lane refuses becomes a dead letter: whoever is one was in it.
+    # Such a lane dead-letters no job that it refuses: so this one was in it.
     return not lane_named(lane_of(letter.certificate.queue)).dead_letters_overflow
 
 

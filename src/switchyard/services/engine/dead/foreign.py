@@ -1,6 +1,7 @@
-"""Letters that carry the id of a job and are another: told apart wherever letters are read.
+"""Recognise foreign letters, which carry the id of a job that they are not, wherever letters are
+read.
 
-Anybody who may publish can have brought one there, past every worker: it expired, had no queue, or
+Anybody who may publish can cause one, past every worker: it expired, had no queue, or
 was published to `jobs.dlx`. Such a letter must not stand for the job whose id it carries.
 """
 

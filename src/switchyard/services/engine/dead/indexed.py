@@ -1,9 +1,9 @@
-"""Dead letters of `jobs.dead`, read from the index: for the few of a long queue.
+"""Read dead letters of `jobs.dead` from the index, where few of a long queue are wanted.
 
-To find them in the queue, all that is in it has to be gone through. The index has their bodies, so
-it does as well, where it surely lists what the queue has. What is taken from the index stays in the
-queue as a leftover, noted in the ledger: whoever goes through the queue next takes it out
-(`LetterScan`), and the scheduler does so soon (`LeftoverRemover`).
+Finding them in the queue means scanning all of it. The index has their bodies, so it serves as
+well, where it surely lists what the queue has. A letter that is taken from the index stays in the
+queue as a leftover, recorded in the ledger: the next scan of the queue removes it (`LetterScan`),
+and the scheduler does so soon (`LeftoverRemover`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from switchyard.services.engine.ledger.dead_letters import REFUSED
 from switchyard.services.engine.ledger.leases import DEAD_SCAN, Sleep
 
 MIN_QUEUE = 5_000
-"""Messages in `jobs.dead`, at least, for which the index is asked: fewer are gone through within a
+"""Messages in `jobs.dead`, at least, for which the index is used: fewer are scanned within a
 second."""
 MAX_SHARE = 0.25
 """Largest fraction of the letters that is read from the index: beyond it, scanning the queue costs
@@ -35,7 +35,7 @@ little for each, and leaves nothing to remove."""
 PAGE = 200
 """Letters read from the index at a time."""
 REMOVAL_INTERVAL = 60.0
-"""Seconds between looks for leftovers."""
+"""Seconds between checks for leftovers."""
 PAUSE_RATIO = 20.0
 """Length of the pause after a removal, at least, as a multiple of the removal's duration: scanning
 a long queue costs the broker something."""
@@ -53,8 +53,8 @@ async def indexed_in_turn(
     *,
     limit: int | None = None,
 ) -> AsyncIterator[IndexedLetters | None]:
-    """Open the letters that match and wait, oldest first, while nobody else goes through the queue;
-    None where that must be gone through. At most `limit` will be taken. Waits and raises as
+    """Open the waiting letters that match, oldest first, while no other process scans the queue;
+    None where the queue must be scanned. At most `limit` will be taken. Waits and raises as
     `scanning_in_turn` does."""
     async with ledger.leases.holding_lease(DEAD_SCAN, wait):
         waiting = await ledger.dead_letters.count_dead(which.for_index("waiting", moment))
@@ -67,8 +67,8 @@ async def indexed_in_turn(
 
 
 async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) -> bool:
-    """Tell whether so many letters are few of many, and the index lists what the queue has: as many
-    messages, and none on its way to the index."""
+    """Tell whether `count` letters are a small part of the queue, and the index lists all of it: as
+    many messages, and none on its way to the index."""
     if count == 0:
         return False
     sizes = await ask_queues(settings.require_amqp_url(), (DEAD_QUEUE, DEAD_LOG_QUEUE))
@@ -83,7 +83,7 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
 
 async def _open_indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
     letter_filter = which.for_index("waiting", moment)
-    # The group is the one that the index has, and people see.
+    # The group is that of the index, which people see.
     others = replace(which, group=None)
     after: tuple[float, str] | None = None
     while page := await ledger.dead_letters.letters_in(
@@ -98,17 +98,17 @@ async def _open_indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -
 
 @dataclass
 class LeftoverRemover:
-    """Takes leftovers out of `jobs.dead`; part of the scheduler."""
+    """Removes leftovers from `jobs.dead`; a duty of the scheduler."""
 
     settings: BrokerSettings
     ledger: Ledger
-    rests_until: float = 0.0
+    pauses_until: float = 0.0
     """Monotonic time until which removals pause."""
 
     async def run(self) -> None:
-        """Go through the queue once, if there are any. Raises BrokerUnavailable,
+        """Scan the queue once, if there are leftovers. Raises BrokerUnavailable,
         LedgerUnavailable."""
-        if time.monotonic() < self.rests_until or not await self.ledger.redrives.count_leftovers():
+        if time.monotonic() < self.pauses_until or not await self.ledger.redrives.count_leftovers():
             return
         began = time.monotonic()
         async with scanning_in_turn(self.settings, self.ledger) as scan:
@@ -116,7 +116,7 @@ class LeftoverRemover:
             async for _ in scan.letters():
                 pass
         ended = time.monotonic()
-        self.rests_until = ended + PAUSE_RATIO * (ended - began)
+        self.pauses_until = ended + PAUSE_RATIO * (ended - began)
         structlog.get_logger("dead letters").info(
             "redriven letters removed from jobs.dead", letters=len(scan.removed)
         )

@@ -1,4 +1,4 @@
-"""Scans of `jobs.dead`, one at a time: of what one scan holds, another sees nothing."""
+"""Scan `jobs.dead`, one scan at a time: letters that one scan holds are hidden from others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from switchyard.services.engine.records.requests import LeftoverLetter
 from switchyard.services.engine.records.results import DeadLetter, JobRecord
 
 BATCH_SIZE = 200
-"""Letters compared with the ledger in one go."""
+"""Letters that are compared with the ledger at once."""
 
 
 class ScanBusy(ConflictError):
@@ -29,7 +29,7 @@ class ScanBusy(ConflictError):
 
 
 def wait_at_most(seconds: float) -> Sleep:
-    """Make a `wait` that waits for its turn so long, and then raises ScanBusy."""
+    """Make a `wait` that waits for its turn for at most `seconds`, and then raises ScanBusy."""
     deadline = time.monotonic() + seconds
 
     async def wait(pause: float) -> None:
@@ -41,7 +41,7 @@ def wait_at_most(seconds: float) -> Sleep:
 
 
 def wait_in(session: BulkSession) -> Sleep:
-    """Make a `wait` for an operation's turn, which shows in its record that it waits."""
+    """Make a `wait` for an operation's turn, which records that the operation waits."""
 
     async def wait(seconds: float) -> None:
         await session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
@@ -52,7 +52,7 @@ def wait_in(session: BulkSession) -> Sleep:
 
 class LetterScan:
     """A scan that tells apart letters of a job and foreign copies that only carry its id, merges
-    the letters of one death, recognises jobs that are displaced through nobody's fault, and takes
+    the letters of one death, recognises displaced jobs, and takes
     letters out of the queue that were redriven from the index."""
 
     def __init__(self, scan: Scan, ledger: Ledger, leftovers: Sequence[LeftoverLetter]) -> None:
@@ -64,28 +64,28 @@ class LetterScan:
         self.total = scan.total
         """Letters that waited when it began."""
         self.scanned = 0
-        """Letters that it has gone through."""
+        """Letters that were scanned so far."""
         self._deaths: dict[tuple[str, int, int], QueuedDeadLetter] = {}
 
     async def letters(self) -> AsyncGenerator[QueuedDeadLetter, None]:
-        """Yield what `Scan.letters` yields, but each death once: a further letter of the same death
-        is acknowledged, or kept, together with the first. Raises LedgerUnavailable, too."""
+        """Yield the letters of `Scan.letters`, but each death once: a further letter of the same
+        death is acknowledged, or kept, together with the first. Raises LedgerUnavailable, too."""
         batch: list[QueuedDeadLetter] = []
         async for letter in self._scan.letters():
             batch.append(letter)
             if len(batch) >= BATCH_SIZE:
                 for each in await classify_displaced(self._ledger, batch):
-                    if self._is_news(each):
+                    if self._is_first(each):
                         yield each
                 batch = []
         for each in await classify_displaced(self._ledger, batch):
-            if self._is_news(each):
+            if self._is_first(each):
                 yield each
         self._is_complete = self.scanned == self.total and self._scan.is_alone
 
     @property
     def removed(self) -> list[LeftoverLetter]:
-        """Leftovers that are not in the queue any more, once the scan has ended."""
+        """Leftovers that are no longer in the queue, once the scan has ended."""
         if self._is_complete:
             return list(self._leftovers.values())
         return [
@@ -94,7 +94,7 @@ class LetterScan:
         ]
 
     def _is_leftover(self, letter: QueuedDeadLetter) -> bool:
-        """Tell whether the letter was redriven from the index, and lies here all the same."""
+        """Tell whether the letter was redriven from the index, and is still in the queue."""
         known = self._leftovers.get(letter.id)
         return (
             known is not None
@@ -103,7 +103,7 @@ class LetterScan:
             and self._removed[letter.id] < known.copies
         )
 
-    def _is_news(self, letter: QueuedDeadLetter) -> bool:
+    def _is_first(self, letter: QueuedDeadLetter) -> bool:
         self.scanned += 1
         if self._is_leftover(letter):
             self._removed[letter.id] += 1
@@ -129,8 +129,8 @@ async def scanning_in_turn(
     ledger: Ledger,
     wait: Sleep = asyncio.sleep,
 ) -> AsyncIterator[LetterScan]:
-    """Open a scan, begun when nobody else goes through the queue, for which `wait` is awaited with
-    the seconds to the next look. Safe without a turn; but what it says would not be the whole.
+    """Open a scan once no other process scans the queue, for which `wait` is awaited with
+    the seconds until the next try. A concurrent scan would be safe, but see only a part.
 
     Raises BrokerUnavailable, LedgerUnavailable.
     """
@@ -139,7 +139,7 @@ async def scanning_in_turn(
         async with scanning(settings.require_amqp_url(), profile=settings.profile) as scan:
             letters = LetterScan(scan, ledger, leftovers)
             yield letters
-        if scan.is_settled:  # else they may be back in their places
+        if scan.is_settled:  # else acknowledged letters may be back in the queue
             await ledger.redrives.forget_leftovers(letters.removed)
 
 
@@ -149,10 +149,10 @@ class BrokerLetterIds:
 
     ids: frozenset[str]
     until: float
-    """The ledger's time before the look: what has died later may be there all the same."""
+    """The ledger's time before the scan: letters of later deaths may be missing in `ids`."""
 
     def lacks(self, record: DeadLetter | JobRecord) -> bool:
-        """Tell whether the broker surely has no letter of what the ledger knew to be dead."""
+        """Tell whether the broker surely has no letter of this dead job."""
         return record.id not in self.ids and record.updated_at <= self.until
 
 

@@ -1,6 +1,5 @@
-"""Record jobs that follow from others, and publish recorded jobs that are due, each to a queue that
-has to be there: `jobs.topic` confirms a job without a queue as well, and passes it on to the dead
-letters."""
+"""Record jobs that follow from others, and publish recorded jobs that are due. Each queue must
+exist: `jobs.topic` confirms a job without a queue as well, and passes it on to the dead letters."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ from switchyard.services.engine.records.results import JobRecord, Recorded
 from switchyard.services.engine.records.states import State
 
 LOG_REPEAT_INTERVAL = 60.0
-"""Seconds after which the log says again why jobs are refused, while that lasts."""
+"""Seconds after which the reason of refused jobs is logged again, while that lasts."""
 MAX_LISTED = 5
-"""Jobs that one line of the log names."""
+"""Jobs that one log line names, at most."""
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class RefusalLog:
 async def record_following(
     ledger: Ledger, jobs: Sequence[NewJob]
 ) -> Sequence[Recorded | IdempotencyConflict]:
-    """Record what follows from a job, in order. Raises RowRejected, LedgerUnavailable."""
+    """Record the jobs that follow from a job, in order. Raises RowRejected, LedgerUnavailable."""
     if any(job.joins is not None for job in jobs):
         return await ledger.joins.record_joined(jobs)
     return await ledger.jobs.record_many(jobs)
@@ -83,7 +82,7 @@ def refused_letter(
 def kept_letter(
     certificate: DeadLetterInfo, message: JobMessage, body: bytes, job: Destination
 ) -> DeadLetterRecord:
-    """Make the index's record of a dead letter that is nowhere but there."""
+    """Make the index's record of a dead letter that is in the ledger alone."""
     return DeadLetterRecord(
         id=message.job_id,
         job_id=message.job_id,
@@ -109,9 +108,9 @@ async def publish_recorded(
     records: Sequence[JobRecord],
     refusals: RefusalLog | None = None,
 ) -> tuple[list[str], int]:
-    """Publish recorded jobs; return those that the broker took, and how many it refused. Refused
-    jobs keep their state, except those that the broker never takes, which are dead. `refusals` are
-    those of whoever tries again and again. Raises LedgerUnavailable."""
+    """Publish recorded jobs; return those that the broker accepted, and how many it refused.
+    Refused jobs keep their state, except those that the broker never takes, which are dead.
+    `refusals` are the log of a caller that tries again and again. Raises LedgerUnavailable."""
     entered = ledger.clock.now()
     messages = [to_message(record).with_metadata(queued_at=entered) for record in records]
     results = await publisher.publish_many(
@@ -145,7 +144,7 @@ async def publish_recorded(
 
 
 async def without_paused(ledger: Ledger, records: Sequence[JobRecord]) -> list[JobRecord]:
-    """Leave out the jobs that a pause holds, which are `paused` from now on. Raises
+    """Leave out jobs that a pause holds, and mark them `paused`. Raises
     LedgerUnavailable."""
     waiting = [record.id for record in records if record.state is not State.RUNNING]
     held = await ledger.pauses.hold(waiting, ledger.clock.time())
@@ -164,7 +163,7 @@ class Destination(Protocol):
 
 
 def routed(job: Destination, message: JobMessage) -> Outgoing:
-    """Return the message with the queue that it must arrive in. Where that is known not to be
-    there, or to have no bindings yet, its publish ends as Unroutable, and nothing of it is on the
-    broker."""
+    """Return the message with the queue in which it must arrive. Where that queue is known not to
+    be there, or to have no bindings yet, its publish ends as Unroutable, and nothing of it is on
+    the broker."""
     return Outgoing(message, job.routing_key, queue_name(job.lane, job.worker))
