@@ -1,4 +1,4 @@
-"""Running a backfill: read, publish, note how far, wait for what was published.
+"""Run a backfill: read items, publish their jobs, record the progress, wait for the jobs' end.
 
 A batch is recorded, published and confirmed before the cursor passes it, and a job's id follows
 from its item. So a crash at any moment repeats at most the batches under way, and the repeat finds
@@ -45,12 +45,12 @@ IN_FLIGHT = 3
 WINDOW = 2_000
 """Items that are read ahead."""
 CLOSED_PAUSE = 0.1
-"""Seconds between checks whether the gate is open; the gate asks the broker less often."""
+"""Seconds between checks whether the gate is open; the gate reads depths less often."""
 REFUSED_PAUSE = 0.5
 """Seconds until jobs that a full lane refused are published again."""
 SAMPLE_INTERVAL = 5.0
 SAMPLE_SHARE = 0.05
-"""Share of the time that counting the jobs' states may take: of a million, that takes seconds."""
+"""Share of the time that counting the jobs' states may take: a million jobs take seconds."""
 DRAIN_PAUSE = 1.0
 """Seconds between checks whether all jobs have ended."""
 PAST_END = "its end date came before the end of the source"
@@ -127,7 +127,7 @@ class BackfillRun:
             return
         ledger, then_id = self._ledger, self._plan.then.message.job_id
         if await ledger.joins.seal(then_id, ledger.clock.time()):
-            # All had ended before; what fails here, the scheduler makes good.
+            # All had ended before. If the publish fails here, the scheduler repeats it.
             then = await ledger.job_reads.get(then_id)
             await publish_recorded(self._publisher, ledger, [then] if then else [])
 
@@ -157,7 +157,7 @@ class BackfillRun:
                             return PAST_END
                         self._launch(batch)
                         if len(batch) < BATCH:
-                            # Only this is the turn's; what follows does not keep others waiting.
+                            # Only this belongs to the turn; the rest does not keep others waiting.
                             await asyncio.wait([each.publishing for each in self._under_way])
                     if len(batch) < BATCH:
                         await self._settle_all()  # nothing is gained by overlap: show exact counts
@@ -203,7 +203,7 @@ class BackfillRun:
             refused: list[NewJob] = []
             for job, outcome in zip(jobs, outcomes, strict=True):
                 if isinstance(outcome, LaneFull):
-                    # One that its lane has dead-lettered is a job of this backfill that died.
+                    # A job that its lane has dead-lettered counts as a dead job of this backfill.
                     if not outcome.dead_lettered:
                         refused.append(job)
                 elif isinstance(outcome, NeverTaken):

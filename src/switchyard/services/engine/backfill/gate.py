@@ -15,21 +15,21 @@ from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth, Snapshot
 
 HOT_BACKLOG = 20
-"""Where more hot jobs than this wait for a worker, backfills slow down."""
+"""Number of waiting hot jobs above which backfills slow down."""
 SLOW_BATCH = 10
 MAX_QUEUE_FILL = 0.75
 """Fraction of a queue's limit beyond which no backfill may publish, whatever its share."""
 SLOW_PAUSE = 0.2
-"""Seconds between batches of `SLOW_BATCH` while hot work waits: 50 jobs a second."""
+"""Seconds between batches of `SLOW_BATCH` while hot jobs wait: 50 jobs a second."""
 DEPTHS_TTL = 0.5
-"""Seconds for which depths are used again."""
+"""Seconds for which depths are reused."""
 
 
 class Gate:
     """Closes when one of the lane's queues holds `high` messages, or when `max_open` jobs of the
-    backfill are not finished; opens again at `low`. What was let through since the last look, and
-    what was under way then, is counted as if it all still waited: no queue gets more than `high`
-    from here."""
+    backfill are not finished; opens again at `low`. Jobs let through since the last measurement,
+    and jobs under way then, are counted as if all still waited: no queue gets more than `high` from
+    here."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class Gate:
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
         self._find_hindrance = hindrance
-        """Returns what its jobs would wait for in any case, in words; None where there is none."""
+        """Returns a text of what the backfill's jobs would wait for in any case; None where
+        nothing."""
         self._share = share
         self._part = 1.0
         """Fraction of the space between the watermarks that this backfill may use; less than 1
@@ -62,7 +63,7 @@ class Gate:
         self._counted_at = float("-inf")
         self._limit = self._depth = self._let_through = self._unsure = self._open_jobs = 0
         self._scale = 1.0
-        """Factor from the fullest queue's own depth to the scale that the watermarks are in."""
+        """Factor from the fullest queue's own depth to the scale of the watermarks."""
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
@@ -71,7 +72,7 @@ class Gate:
         """Text of what the gate waits for; None while it is open."""
 
     def note_refusal(self) -> None:
-        """Measure again: the broker has refused something, so others publish, too."""
+        """Measure again at the next call: the broker has refused a job, so others publish, too."""
         self._looked_at = float("-inf")
 
     def let_through(self, number: int) -> None:
@@ -138,15 +139,15 @@ class Gate:
         snapshot = await self._pressure.snapshot()
         self._looked_at = snapshot.at
         if snapshot.at == self._taken_at:
-            return  # one that was used before: it knows nothing of what was let through since
+            return  # the same snapshot as before, without the jobs that were let through since
         self._taken_at = snapshot.at
         self._let_through, self._unsure = 0, under_way
         target = snapshot.queue(self._queue)
         if target is None or target.ready is None:
             raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
         self._limit = target.limit
-        # Also the lane's other queues: what follows from its jobs must find room there. One with
-        # half the limit counts twice: it is to be half full, too, where nothing else is wanted.
+        # Also the lane's other queues: jobs that follow must find room there. A queue with
+        # half the limit counts twice: by default it may be half full, too.
         lane = {queue.name: queue for queue in _lane(snapshot, self._lane)}
         scales = {name: self._scale_of(queue, target) for name, queue in lane.items()}
         depths = {name: ceil(queue.waiting * scales[name]) for name, queue in lane.items()}
@@ -166,7 +167,7 @@ class Gate:
         share = None if self._share is None else await self._share()
         part = 1.0 if share is None else share.part
         if part > self._part:
-            self._is_closed = False  # what has been filled is less of its share now
+            self._is_closed = False  # the jobs in the queue are a smaller fraction of its share now
         self._part = part
         if share is None:
             return depth

@@ -1,4 +1,4 @@
-"""Sends dead letters back: publish, confirm, record, and only then acknowledge."""
+"""Send dead letters back: publish, confirm, record, and only then acknowledge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from switchyard.services.engine.records.requests import (
 from switchyard.services.engine.records.states import DeadLetterState, State
 
 BATCH = 200
-"""Letters looked up, published and confirmed together."""
+"""Letters that are read, published and confirmed together."""
 MAX_NOTES = 100
 
 Depth = Callable[[str], Awaitable[int]]
@@ -49,11 +49,11 @@ class RedriveCounts:
     done: int = 0
     """Redriven: published, confirmed, acknowledged."""
     dropped: int = 0
-    """Copies of jobs that have succeeded, were cancelled or redriven meanwhile."""
+    """Letters of jobs that have succeeded, or were cancelled or redriven meanwhile."""
     invalid: int = 0
-    """Left in their place: with the change they do not validate."""
+    """Letters that stay in place, since with the change they do not validate."""
     routes: dict[str, int] = field(default_factory=dict, compare=False)
-    """Routing key → how many went there, or would go."""
+    """Number of letters that went, or would go, to each routing key."""
     notes: list[str] = field(default_factory=list)
     """One line for each letter that was dropped or invalid, or would go; at most 100."""
     differences: list[LetterDifference] = field(default_factory=list)
@@ -81,7 +81,7 @@ class RedriveMessage:
 
 
 class LetterSender:
-    """Sends letters back, changed in one way."""
+    """Sends letters back, all with the same change."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class LetterSender:
         self, batch: Sequence[DeadLetterLike], tally: RedriveCounts, *, drop: bool
     ) -> list[RedriveMessage]:
         """Make the copies of the letters that can go back. With `drop`, letters of jobs that need
-        no redrive any more are taken off their place. Raises ExpressionStopped."""
+        no redrive any more are removed from the queue. Raises ExpressionStopped."""
         generations = await self._ledger.redrives.job_generations([letter.id for letter in batch])
         over: list[DeadLetterLike] = []
         redriven: list[tuple[DeadLetterLike, int]] = []
@@ -127,7 +127,8 @@ class LetterSender:
     async def _remove_finished(
         self, over: Sequence[DeadLetterLike], redriven: Sequence[tuple[DeadLetterLike, int]]
     ) -> None:
-        """Remove letters of jobs that have ended, or were redriven so many times."""
+        """Remove letters of jobs that have ended, or were redriven since (with the job's
+        redrives)."""
         moment = self._ledger.clock.time()
         if over:
             ids = [letter.id for letter in over]
@@ -168,7 +169,7 @@ class LetterSender:
             session.fail_lost()
 
     async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
-        """Record that the broker did not take letters after all. Ends the handler where the
+        """Record that the broker did not accept letters after all. Ends the handler where the
         operation is lost."""
         if not await self._ledger.redrives.forget_planned(session.id, session.holder, letter_ids):
             session.fail_lost()
@@ -176,12 +177,12 @@ class LetterSender:
     async def send(
         self, publisher: Publisher, copies: Sequence[RedriveMessage], tally: RedriveCounts
     ) -> list[tuple[RedriveMessage, PublishError]]:
-        """Publish, record, acknowledge. Returns those that were refused, with why."""
+        """Publish, record, acknowledge. Return the refused messages with their errors."""
         results = await publisher.publish_many(
             Outgoing(copy.message, copy.routing_key) for copy in copies
         )
         sent: list[RedriveMessage] = []
-        parked: list[DeadLetterLike] = []
+        dead_lettered: list[DeadLetterLike] = []
         refused: list[tuple[RedriveMessage, PublishError]] = []
         for copy, result in zip(copies, results, strict=True):
             if isinstance(result, Accepted):
@@ -192,8 +193,8 @@ class LetterSender:
             if isinstance(result, LaneFull) and result.dead_lettered:
                 # The copy is a dead letter itself now: one of the two is enough.
                 copy.letter.ack()
-                parked.append(copy.letter)
-        await self._ledger.redrives.note_leftovers(_leftovers(parked))
+                dead_lettered.append(copy.letter)
+        await self._ledger.redrives.note_leftovers(_leftovers(dead_lettered))
         await self._ledger.redrives.note_redriven(
             [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
             self._ledger.clock.time(),
@@ -207,8 +208,8 @@ class LetterSender:
     async def _copies(
         self, letters: Sequence[DeadLetterLike], tally: RedriveCounts
     ) -> list[RedriveMessage]:
-        """Make the copies in a thread, as messages are large; what can't be made is counted."""
-        # A jq expression may take seconds for each: whoever stops waits for one only.
+        """Make the copies in a thread, as messages are large; count those that can't be made."""
+        # A jq expression may take seconds for each letter: a stop waits for one letter only.
         size = len(letters) if self._change.jq is None else 1
         copies: list[RedriveMessage] = []
         for start in range(0, len(letters), max(size, 1)):
@@ -252,7 +253,7 @@ class LetterSender:
 
 
 def _leftovers(letters: Sequence[DeadLetterLike]) -> list[LeftoverLetter]:
-    """Return what these letters leave in `jobs.dead` when they are acknowledged."""
+    """Return the leftovers of these letters in `jobs.dead` after their acknowledgement."""
     return [
         LeftoverLetter(letter.id, letter.redrives, letter.left_behind)
         for letter in letters
@@ -261,7 +262,7 @@ def _leftovers(letters: Sequence[DeadLetterLike]) -> list[LeftoverLetter]:
 
 
 class QueueCapacity:
-    """Remaining capacity of the queues, less what was sent there."""
+    """Tracks the remaining capacity of queues, less the letters sent there."""
 
     def __init__(self, lanes: tuple[Lane, ...], depth: Depth) -> None:
         self._lanes = lanes
@@ -270,7 +271,7 @@ class QueueCapacity:
 
     async def take(self, queue: str) -> bool:
         """Take a place in the queue; False when it is full. A full hot lane would make a new dead
-        letter of a copy: the old one would lose its place, and what is known of its death."""
+        letter of a copy: the old one would lose its place and its dead-letter information."""
         if queue not in self._left:
             limit = lane_named(lane_of(queue), self._lanes).max_length
             self._left[queue] = limit - await self._depth(queue)

@@ -1,4 +1,4 @@
-"""The scheduler: publishes what is due, fires schedules, heals what a crash left behind, follows
+"""The scheduler: publishes due jobs, fires schedules, repairs what a crash left behind, follows
 dead letters.
 
 One instance is active; others stand by and take over when its lease runs out.
@@ -46,7 +46,7 @@ from switchyard.services.engine.scheduler.duties import (
 
 BATCH = 500
 RESUMED_CHECK_INTERVAL = 30.0
-"""Seconds between looks for jobs whose pause has ended, while the pauses stay as they are."""
+"""Seconds between checks for jobs whose pause has ended, while the pauses do not change."""
 LAST_GENERATION_TIMEOUT = 2.0
 """Seconds for the last generation, which an ending scheduler writes: a broker that is away must not
 delay the end."""
@@ -54,7 +54,7 @@ delay the end."""
 
 @dataclass(slots=True)
 class TickResult:
-    """Counts of what one turn has published."""
+    """Counts of the jobs that one turn has published."""
 
     scheduled: int = 0
     outbox: int = 0
@@ -99,7 +99,7 @@ class Scheduler:
         self._pruned = context.pruned
         self._due = context.due.jobs
         self.bulk_due = context.due.bulk
-        """Set when there may be a bulk operation that nobody runs, for a `BulkRunner`."""
+        """Set when there may be a bulk operation that no process runs, for a `BulkRunner`."""
         self._duties = load_duties(context)
         self._refusals = RefusalLog()
         self._pauses = ActivePauses()
@@ -133,7 +133,7 @@ class Scheduler:
         ]
 
     async def run(self) -> None:
-        """Stand by for the lease, then do the work, until `stop`. Raises WrongSystem when
+        """Wait for the lease, then do the work, until `stop`. Raises WrongSystem when
         the broker has become another system's."""
         background: TaskSupervisor | None = None
         try:
@@ -159,7 +159,7 @@ class Scheduler:
             raise self._refused
 
     def _refuse(self, error: WrongSystem) -> None:
-        """Stop, as ledger and broker do not belong together any more: whatever the scheduler did
+        """Stop, as ledger and broker no longer belong together: the scheduler's work
         would be done to another system."""
         self._log.error("broker belongs to another system", error=str(error))
         self._refused = error
@@ -188,7 +188,8 @@ class Scheduler:
         await self._publisher.close()
 
     async def _turn_if_due(self) -> None:
-        """Publish what is due, if anything can be. After a turn that has, another may have more."""
+        """Make a turn if something may be due. After a turn that published jobs, another follows at
+        once."""
         now = time.monotonic()
         if not self._due.is_set() and now < self._turns_at:
             return
@@ -229,7 +230,7 @@ class Scheduler:
         self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: TickResult
     ) -> int:
         """Publish a batch of due jobs, and while a batch runs into full queues, another without
-        those queues: their jobs do not stand in the way of others."""
+        those queues, so that their jobs do not block others."""
         number = 0
         full: set[tuple[str, str]] = set()
         while True:
@@ -245,7 +246,7 @@ class Scheduler:
 
     async def _publish_resumed(self, turn: TickResult) -> int:
         """Publish jobs whose pause has ended. Those that are paused still may be many: they are
-        gone through when the pauses have changed, and now and then for a job that was paused just
+        examined when the pauses have changed, and at intervals for a job that was paused just
         as its pause ended."""
         pauses = await self._ledger.pauses.active()
         now = time.monotonic()
@@ -256,7 +257,7 @@ class Scheduler:
         released = await self._ledger.pauses.release(BATCH)
         if len(released) < BATCH:
             self._resumes_at = now + RESUMED_CHECK_INTERVAL
-        # What a full queue refuses is pending, and comes with the outbox.
+        # A job that a full queue refuses is pending, and is published with the outbox.
         return len(await self._publish(released, turn))
 
     async def _pin(self, due: list[JobRecord]) -> list[JobRecord]:
@@ -272,7 +273,7 @@ class Scheduler:
     async def _publish_silent(self, turn: TickResult) -> int:
         """Publish again the jobs of silent workers, once for each claim.
 
-        The claims stay: whoever gets a copy takes the job over by the same rules as ever, which
+        The claims stay: the worker that gets a copy takes the job over by the usual rules, which
         count the crash, and a worker that lives after all can still finish it.
         """
         silent = await self._ledger.job_reads.stale_running(self._pace.silent, BATCH)
@@ -283,8 +284,8 @@ class Scheduler:
         return len(accepted)
 
     async def _publish(self, records: list[JobRecord], turn: TickResult) -> list[str]:
-        """Publish recorded jobs, and say which the broker took. Those that it refuses keep their
-        state and come again."""
+        """Publish recorded jobs, and return the ids of those that the broker accepted. The refused
+        ones keep their state and come again."""
         if not records:
             return []
         accepted, refused = await publish_recorded(
@@ -296,7 +297,8 @@ class Scheduler:
     # --- the lease --------------------------------------------------------------------------
 
     async def _hold_lease(self) -> bool:
-        """Tell whether this instance has the lease: three times in its seconds it is renewed."""
+        """Acquire or renew the lease; tell whether this instance has it. It is renewed three times
+        within its duration."""
         now = time.monotonic()
         if self.is_active.is_set() and now < self._renews_at:
             return True
@@ -310,7 +312,7 @@ class Scheduler:
             self._log.warning("ledger unreachable", error=str(error))
             held = False
         if not held:
-            self.bulk_due.set()  # nobody looks for one here
+            self.bulk_due.set()  # a scheduler that stands by does not check for operations
         if held and not self.is_active.is_set():
             self._log.info("scheduler active")
             self.is_active.set()
@@ -328,7 +330,7 @@ class Scheduler:
             self._log.warning("scheduler lease not released", error=str(error))
 
     async def _pause(self) -> None:
-        """Rest for a turn, and for longer while nothing is due."""
+        """Sleep for a turn's interval, and longer while nothing is due."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pace.turn):
                 await self._stopping.wait()

@@ -1,9 +1,11 @@
-"""The active scheduler's part: decide about due times, and publish the jobs of those that fire.
+"""Fire schedules in the active scheduler: decide about due times, and publish the jobs of those
+that fire.
 
-In two steps, so that nothing is lost in between and nothing comes twice. A transaction moves the
-entry on to its next due time and writes a row for the one that has come: of many schedulers, one
-writes it. Then the row's job is published, under an id that is made of entry and due time, until it
-is accepted: if a scheduler dies once the row is written, the next one publishes the same job.
+This takes two steps, so that nothing is lost in between and nothing comes twice. A transaction
+moves the entry on to its next due time and writes a row for the present one: of many schedulers,
+one writes it. Then the row's job is published, under an id that is made of entry and due time,
+until it is accepted: if a scheduler dies once the row is written, the next one publishes the same
+job.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from switchyard.services.engine.schedules.rule import CATCH_UP_WINDOW, InvalidSc
 from switchyard.services.engine.schedules.service import Schedules, due_firing
 
 BATCH = 200
-"""Entries, and firings, that one turn looks at."""
+"""Entries, and firings, that one turn reads, at most."""
 CLOCK_CHECK_INTERVAL = 60.0
 """Seconds between checks whether the ledger's clock was ahead."""
 FILE_CHECK_INTERVAL = 1.0
@@ -89,7 +91,7 @@ class ScheduleRunner:
                 await self._await_due()
 
     async def _await_due(self) -> None:
-        """Return when the next turn is to be made, or it is time to look at file and clock."""
+        """Wait until the next turn is due, or it is time to check the file and the clock."""
         await asyncio.sleep(self._interval)
         if self._when_due is None:
             return
@@ -100,7 +102,8 @@ class ScheduleRunner:
         self._when_due.clear()
 
     async def turn(self) -> int:
-        """Decide about all that is due, and publish what is to be fired; how many jobs were.
+        """Decide about all due entries, and publish the jobs of those to be fired; return how many
+        jobs were published.
 
         Raises LedgerError.
         """
@@ -114,7 +117,7 @@ class ScheduleRunner:
 
     async def move_back(self) -> list[str]:
         """Bring due times back that were moved too far while the ledger's clock was ahead, and
-        return the names of those schedules. What was fired then has its rows: it is not repeated.
+        return the names of those schedules. Past firings have their rows and are not repeated.
 
         Raises LedgerError.
         """
@@ -141,7 +144,7 @@ class ScheduleRunner:
         """Load the entries of the file and the default ones: at first, and again when the file has
         changed. Raises LedgerError."""
         path = self._settings.schedules
-        # Before the file is read: what is written to it meanwhile changes the fingerprint.
+        # Before the file is read: a later write to it changes the fingerprint.
         fingerprint = None if path is None else await asyncio.to_thread(fingerprint_of, path)
         if (fingerprint,) == self._file_read:
             return
@@ -150,7 +153,7 @@ class ScheduleRunner:
         except LedgerError:
             raise
         except SwitchyardError as error:
-            # What is in the ledger is fired nevertheless.
+            # The entries in the ledger are fired nevertheless.
             self._log.error("schedule file not loaded", error=str(error))
         else:
             if changed or removed:
@@ -163,7 +166,7 @@ class ScheduleRunner:
         name = entry.name
         try:
             rule = ScheduleEntry.from_record(entry).rule()
-            # In a thread: there are thousands of due times where nobody was there for days.
+            # In a thread: there are thousands of due times where no scheduler ran for days.
             passed = await asyncio.to_thread(
                 rule.due_between,
                 entry.next_at,
@@ -172,7 +175,7 @@ class ScheduleRunner:
                 grace=entry.grace,
                 name=name,
             )
-        except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
+        except InvalidSchedule as error:  # such as a time zone that an upgrade of this host removed
             self._log_problem(name, "schedule can't be fired", str(error))
             return
         ids = await self._ledger.system.job_ids()
@@ -214,7 +217,7 @@ class ScheduleRunner:
             return False
         except (SwitchyardError, PublishError) as error:
             self._refused[key] = (now + RETRY_INTERVAL, str(error))
-            if str(error) != why:  # for whoever asks why it is late
+            if str(error) != why:  # shown to explain why the firing is late
                 note = f"was refused: {error}"
                 await self._ledger.schedules.settle_firing(
                     firing, FiringOutcome.DUE, firing.noted_at, note

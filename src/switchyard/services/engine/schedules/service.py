@@ -19,7 +19,7 @@ from switchyard.services.engine.schedules.file import read_file
 from switchyard.services.engine.schedules.rule import with_jitter
 
 MAX_SCHEDULES = 1_000
-"""Schedules that a system has at most."""
+"""Schedules of one system, at most."""
 ADDED = "added"
 FILE = "file"
 DEFAULT = "default"
@@ -35,18 +35,18 @@ class UnknownSchedule(NotFoundError):
 
 
 class ScheduleConflict(ConflictError):
-    """The name is taken, or the schedule is not to be changed here; the text says why."""
+    """The name is taken, or the schedule can't be changed here; the text says why."""
 
 
 def job_id_of(ids: JobIds, name: str, due_at: float) -> str:
-    """Return the id of the job that a due time publishes: one, however often that is tried."""
+    """Return the id of the job that a due time publishes: the same for every try."""
     return ids.derive(_NAMESPACE, f"{name}/{due_at!r}")
 
 
 def due_firing(
     ids: JobIds, name: str, due_at: float, now: float, note: str | None = None
 ) -> Firing:
-    """Return a due time that is to be fired."""
+    """Return the firing of a due time that is to be fired."""
     return Firing(name, due_at, FiringOutcome.DUE, job_id_of(ids, name, due_at), now, note=note)
 
 
@@ -63,7 +63,7 @@ class Schedules:
         await find_type(self._registry, self._ledger, entry.job.partition(".")[2])
         entry.check(self._registry, remote=remote)
         if entry.payload_version is None:
-            # What it says now is upgraded for releases to come: nobody writes it again.
+            # The payload is upgraded from this version in later releases: nobody writes it again.
             version = self._registry.described(entry.job.partition(".")[2]).version
             entry = entry.model_copy(update={"payload_version": version})
         now = await self._now()
@@ -78,14 +78,14 @@ class Schedules:
         return self._with_status(record)
 
     async def remove(self, name: str) -> None:
-        """Forget one that was added, with its history. Raises UnknownSchedule, ScheduleConflict."""
+        """Remove an added schedule with its history. Raises UnknownSchedule, ScheduleConflict."""
         record = await self._load(name)
         if record.origin != ADDED:
             raise ScheduleConflict(f"{name} can't be removed here: {_OWNERS[record.origin]}")
         await self._ledger.schedules.remove_schedule(name, ADDED)
 
     async def pause(self, name: str) -> ScheduleRecord:
-        """Let nothing be due until it is resumed. Raises UnknownSchedule."""
+        """Pause a schedule: nothing is due until it is resumed. Raises UnknownSchedule."""
         record = await self._load(name)
         if record.paused_at is None:
             now = await self._now()
@@ -94,7 +94,7 @@ class Schedules:
         return self._with_status(record)
 
     async def resume(self, name: str) -> ScheduleRecord:
-        """Go on with the next due time; what was due meanwhile is not made up for.
+        """Resume a schedule with its next due time; times that passed meanwhile are skipped.
 
         Raises UnknownSchedule, InvalidSchedule.
         """
@@ -107,7 +107,7 @@ class Schedules:
         return self._with_status(record)
 
     async def run(self, name: str, by: str) -> Firing:
-        """Fire it now, paused or not: a scheduler publishes the job within a second or so.
+        """Fire a schedule now, paused or not: a scheduler publishes the job within about a second.
 
         Raises UnknownSchedule, InvalidSchedule where its job would be refused.
         """
@@ -143,13 +143,13 @@ class Schedules:
         return record
 
     async def history(self, name: str, limit: int) -> list[Firing]:
-        """Return what became of its due times, the latest first. Raises UnknownSchedule."""
+        """Return the firings of a schedule, the latest first. Raises UnknownSchedule."""
         await self._load(name)
         return await self._ledger.schedules.firings(name, limit)
 
     async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:
-        """Make the ledger have the entries of the file and the default ones, as they are now; the
-        names of those that are new or changed, and of those that are gone.
+        """Replace the ledger's entries of the file and the default ones by the present ones; return
+        the names of those that are new or changed, and of those that are gone.
 
         Raises InvalidScheduleFile, ScheduleConflict where a name is taken.
         """
@@ -195,7 +195,7 @@ class Schedules:
         return [each.name for each in changed], removed
 
     async def _now(self) -> float:
-        """Return the ledger's time, which every host agrees on."""
+        """Return the ledger's time, the same for every host."""
         _, now = await self._ledger.schedules.due_schedules(1)
         return now
 
@@ -211,5 +211,5 @@ DEFAULTS = (
 
 
 def defaults(registry: Registry) -> list[ScheduleEntry]:
-    """Return those of which this process knows the job types."""
+    """Return the default entries whose job types this process knows."""
     return [each for each in DEFAULTS if each.job.partition(".")[2] in registry]
