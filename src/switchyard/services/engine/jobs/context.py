@@ -14,7 +14,7 @@ from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.jobs.progress_buffer import ProgressBuffer
 from switchyard.services.engine.records.joins import JoinedJob
 
-if TYPE_CHECKING:  # whoever only declares a handler needs neither
+if TYPE_CHECKING:  # a module that only declares handlers needs neither
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # whoever only declares a handler needs neither
 T = TypeVar("T")
 
 MAX_TOKENS = 10**12
-"""Tokens of one attempt that count: what is more, no ledger could hold."""
+"""Tokens of one attempt that are counted, at most: no ledger could hold more."""
 JOINED_PAGE = 20
 """Joined jobs that are read at once: each may have a megabyte of payload."""
 
@@ -41,8 +41,8 @@ class ProcessResources:
         self._opening = asyncio.Lock()
 
     async def get(self, kind: type[T], opening: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """Return the one object of that kind; `opening` makes it where there is none. Raises what
-        it raises."""
+        """Return the one object of that kind; `opening` makes it at the first call. Raises what
+        `opening` raises."""
         async with self._opening:
             if kind not in self._kept:
                 self._kept[kind] = await self._open.enter_async_context(opening())
@@ -59,7 +59,7 @@ class ProcessResources:
         ]
 
     async def close(self) -> None:
-        """Close what was opened, the last one first."""
+        """Close all resources, the last opened first."""
         self._kept.clear()
         await self._open.aclose()
 
@@ -149,28 +149,28 @@ class JobContext:
     """Buffer that `progress` and `checkpoint` write to."""
 
     output: OutputStream = field(default_factory=OutputStream, compare=False, repr=False)
-    """`ctx.output.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
-    writes, piece by piece, for handlers in the event loop: best effort, and kept nowhere."""
+    """`ctx.output.write(text)` streams the job's output to its followers (`GET /jobs/{id}/events`)
+    piece by piece, for handlers in the event loop: best effort, and not stored."""
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The job's tags: what follows from it has them, too."""
+        """The job's tags; jobs that follow from it have them, too."""
         return self.message.metadata.tags
 
     def progress(self, fraction: float | None, note: str = "") -> None:
-        """Say how far the job is: 0 to 1 of its work (None where that is not known), and a few
+        """Report the progress: 0 to 1 of the work (None where unknown), and a few
         words, of which 200 characters are kept. Costs about a microsecond and waits for nothing: of
         many reports, the last of each second is recorded and announced, and always the last of all.
 
-        Raises TypeError or ValueError for what is no number, or no text.
+        Raises TypeError or ValueError if `fraction` is no number or `note` no text.
         """
         self.progress_buffer.report(fraction, note)
 
     def checkpoint(self, data: Any) -> None:
-        """Keep where the job is, as JSON of 64 KiB at most, for the next attempt to go on from:
-        `last_checkpoint` there. Recorded as progress is, in the place of what was kept before.
+        """Store a checkpoint, as JSON of 64 KiB at most, from which the next attempt can continue:
+        it is `last_checkpoint` there. Recorded as progress is; replaces the one before.
 
-        Raises InvalidCheckpoint for what is no JSON, or too large.
+        Raises InvalidCheckpoint for data that is no JSON, or too large.
         """
         self.progress_buffer.keep(data)
 
@@ -178,9 +178,9 @@ class JobContext:
     """Jobs that `joined` yields in a test; None: it asks the ledger."""
 
     async def joined(self, *, state: str | None = None) -> AsyncIterator[JoinedJob]:
-        """The jobs that this one has waited for, as `Next.then`: those of `Next.jobs` in their
-        order, then those that followed from them; only those in a state where one is named. Read
-        in pages, so that there may be any number.
+        """Yield the jobs that this one has waited for, as `Next.then`: those of `Next.jobs` in
+        their order, then those that followed from them; only those in a state where one is named.
+        Read in pages, so that there may be any number.
 
         Raises LedgerUnavailable, and RuntimeError in a process of its own, which has no ledger.
         """
@@ -207,7 +207,7 @@ class JobContext:
     usage: Usage = field(default_factory=Usage, compare=False, repr=False)
 
     def report_usage(self, *, tokens: int) -> None:
-        """Say that so many tokens were used, each time some were: in the place of the estimate of
+        """Report tokens that were used, after each use: their sum replaces the estimate of
         the job's limits. Raises ValueError for a negative number."""
         if tokens < 0:
             raise ValueError(f"tokens must be 0 or more, not {tokens}")

@@ -1,7 +1,7 @@
 """Buffer a handler's progress and checkpoints until they are recorded.
 
-A handler may say something ten thousand times a second and from any thread: what is newer takes the
-place of what is older, and nothing waits for a ledger.
+A handler may report ten thousand times a second and from any thread: a newer report replaces
+the older one, and nothing waits for a ledger.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.records.progress import ReportedProgress
 
 MAX_NOTE = 200
-"""Characters kept of what a handler says of its progress."""
+"""Characters kept of a progress note."""
 MAX_CHECKPOINT = 64 * 1024
-"""Bytes of JSON that a check-point may have. What is larger belongs into storage, and its key into
-the check-point."""
+"""Bytes of a checkpoint's JSON, at most. Larger data belongs into storage, and its key into
+the checkpoint."""
 
 
 class InvalidCheckpoint(InvalidInput):
-    """A handler wants to keep what is too large, or not JSON: a defect of the handler."""
+    """A handler's checkpoint is too large, or no JSON: a defect of the handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PendingProgress:
 
     progress: ReportedProgress | None
     checkpoint: str | None
-    """JSON."""
+    """The checkpoint as JSON."""
 
 
 def _nobody() -> None:
@@ -43,12 +43,12 @@ def _nobody() -> None:
 
 
 class ProgressBuffer:
-    """The last progress and the last check-point of one run. Safe in any thread."""
+    """Holds the last progress and the last checkpoint of one run. Safe in any thread."""
 
     __slots__ = ("_checkpoint", "_is_announced", "_lock", "_progress", "_wake")
 
     def __init__(self, wake: Callable[[], None] = _nobody) -> None:
-        """`wake` is called when there is something to take, once until it is taken; in the
+        """`wake` is called when there is something to take, once until `take` is called; in the
         handler's thread."""
         self._wake = wake
         self._lock = threading.Lock()
@@ -57,14 +57,14 @@ class ProgressBuffer:
         self._checkpoint: str | None = None
 
     def wake_nobody(self) -> None:
-        """Who took notes takes those that are there, and no more."""
+        """Call `wake` no more: the run's writer takes what is there and ends."""
         self._wake = _nobody
 
     def report(self, fraction: float | None, note: str = "") -> None:
         """Raises TypeError or ValueError for what is no number, or no text."""
-        # Ten thousand times a second: the record is made when somebody takes it.
+        # Called up to ten thousand times a second: `take` makes the record.
         if type(fraction) is not float or not 0.0 <= fraction <= 1.0:
-            fraction = _share(fraction)
+            fraction = _clamp(fraction)
         if not isinstance(note, str):
             raise TypeError(f"a note is text, not {type(note).__name__}")
         with self._lock:
@@ -84,7 +84,7 @@ class ProgressBuffer:
             self._wake()
 
     def take(self) -> PendingProgress | None:
-        """Return what is new, which is then nobody's news any more; None where nothing is."""
+        """Remove and return what is new; None where nothing is."""
         with self._lock:
             self._is_announced = False
             if self._progress is None and self._checkpoint is None:
@@ -94,7 +94,7 @@ class ProgressBuffer:
             return pending
 
     def put_back(self, notes: PendingProgress) -> None:
-        """Notes that could not be recorded, but where newer ones have come."""
+        """Put back what could not be recorded, unless newer values have come."""
         with self._lock:
             if self._progress is None and notes.progress is not None:
                 self._progress = (notes.progress.fraction, notes.progress.note)
@@ -106,8 +106,9 @@ def _report_of(report: tuple[float | None, str] | None) -> ReportedProgress | No
     return None if report is None else ReportedProgress(report[0], writable(report[1], MAX_NOTE))
 
 
-def _share(fraction: float | None) -> float | None:
-    """Between 0 and 1: what a handler has counted wrongly is no reason to fail."""
+def _clamp(fraction: float | None) -> float | None:
+    """Return the fraction, at least 0 and at most 1: a wrong count of a handler is no reason to
+    fail."""
     if fraction is None:
         return None
     try:

@@ -1,8 +1,8 @@
 """Decide what happens after an attempt: one pure function, so its rules are tested as tables.
 
 Requirement T9 (docs/requirements.md): 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx
-answers, network errors and time-outs, processing errors, exhausted resources. Not retried: what a
-handler says is permanent.
+answers, network errors and time-outs, processing errors, exhausted resources. Not retried: failures
+that a handler declares permanent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_UNENDED_RUNS = 20
 net. High enough for a long job whose worker is stopped by each of many deployments, low enough that
 the calls it pays for are not paid without end."""
 INVALID_OUTCOME = "InvalidOutcome"
-"""The error type of jobs whose handler answers what can't be done or written."""
+"""The error type of jobs whose handler returns an outcome that can't be carried out or written."""
 
 
 _TEXTS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
@@ -54,7 +54,7 @@ _TEXTS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
 
 
 class RemoteError(Exception):
-    """An error of another process, of a class that can't be made here."""
+    """An error of another process, of a class that can't be unpickled here."""
 
     def __init__(self, error_type: str, message: str) -> None:
         super().__init__(error_type, message)
@@ -67,7 +67,7 @@ class RemoteError(Exception):
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An attempt that raised, in a form that crosses process borders and can be written anywhere:
-    its texts are cut, and free of what no encoding can say."""
+    its texts are cut, and without characters that no encoding can write."""
 
     error_type: str
     message: str
@@ -93,7 +93,7 @@ class Failure:
                 object.__setattr__(self, name, shortened)
 
     def scrubbed(self, scrubber: Scrubber) -> Failure:
-        """Return it without the secrets of a payload."""
+        """Return the failure without the secrets of a payload."""
         return replace(
             self,
             message=scrubber.scrubbed(self.message),
@@ -117,7 +117,7 @@ class Failure:
                 ages=not isinstance(error, RetryableError) or bool(error.ages),
                 expired=isinstance(error, Expired),
             )
-        except BaseException as defect:  # of an exception class with a mind of its own
+        except BaseException as defect:  # raised by the methods of a foreign exception class
             unreadable = f"{name}, which can't be read: {_name_of(type(defect))}"
             return cls(name, unreadable, _traceback_of(error))
 
@@ -147,16 +147,17 @@ class RetryPolicy:
         return next((level for level in self.levels if level >= seconds), self.levels[-1])
 
     def first_level(self, seconds: float) -> float:
-        """Return where a wait until a certain moment begins: a shorter level, from which the job is
-        sent on for the rest, where it is back sooner that way than from one that is long enough."""
+        """Return the level with which a wait of `seconds` begins: a shorter level, after which the
+        job waits again for the rest, where it is back sooner that way than after one long
+        enough."""
         return self._level_path(seconds)[0]
 
     def _level_path(self, seconds: float) -> tuple[float, float]:
-        """Return the first level, and after how many seconds the job is back."""
+        """Return the first level, and the seconds after which the job is back."""
         whole = self.level(seconds)
         shorter = max((level for level in self.levels if level <= seconds), default=whole)
         rest = seconds - shorter
-        if not 0 < rest <= shorter:  # one that is sent on again and again is no gain
+        if not 0 < rest <= shorter:  # waiting many times gains nothing
             return whole, whole
         back = shorter + self._level_path(rest)[1]
         return (shorter, back) if back < whole else (whole, whole)
@@ -167,7 +168,7 @@ class Succeeded:
     result: Mapping[str, Any]
     jobs: Sequence[Job] = ()
     then: Job | None = None
-    """Follows when all that follows from `jobs` has ended."""
+    """Job that is published when `jobs`, and all that follow from them, have ended."""
     when_dead: WhenDead = "wait"
 
 
@@ -185,7 +186,7 @@ class Delayed:
     counts: bool
     """False for a snooze, which uses up no attempt."""
     ages: bool = False
-    """The wait counts towards the job's age in its lane."""
+    """Whether the wait counts towards the job's age in its lane."""
     rest: float = 0.0
     """Seconds for which it waits again after that level."""
 
@@ -216,9 +217,9 @@ def decide(
 ) -> Decision:
     """Return what to do with a job whose attempt has ended.
 
-    `ended` is the handler's answer or its failure; `attempts` were used up before this one.
+    `ended` is the handler's outcome or its failure; `attempts` were used up before this one.
     `crashes`: how often its worker died while it ran in that worker's own process.
-    An answer that is not an `Outcome` is a defect of the handler: no attempt can mend it.
+    A value that is no `Outcome` is a defect of the handler, which no further attempt removes.
     Never raises.
     """
     used = attempts + 1
@@ -251,7 +252,7 @@ def decide(
     if not failure.counts:
         wait = bounded_delay(failure.after)
         return _delay(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
-    # A job that was in a worker that died, and then kills its own process, did both.
+    # A job that was in a dying worker, and then kills its own process, is blamed for both deaths.
     killed = used + min(crashes, 1)
     if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
         return Died(Reason.CRASHED, used, failure)
@@ -291,8 +292,8 @@ def _name_of(kind: type[BaseException]) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """Return the error's traceback as text; at least its frames, whatever the error itself
-    answers."""
+    """Return the error's traceback as text; at least its frames, where the error itself
+    can't be formatted."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:
