@@ -19,7 +19,7 @@ from benchmarks.common import resident_memory
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.pipeline.graph.descriptions import cited_works, document_of
+from switchyard.services.pipeline.graph.descriptions import citation_edges, document_of
 from switchyard.services.pipeline.graph.pagerank import Edges, Ranks, rank, read_edges
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.pipeline_tables import (
@@ -192,7 +192,7 @@ async def _tell(ledger: Ledger, keys: list[str]) -> float:
         ]
         document = document_of(f"bench-{number}-{began}", title="A paper of the benchmark")
         await PipelineLedger(ledger).graph.put_in_graph(
-            document, {EdgeKind.CITES: cited_works(known + new)}
+            document, {EdgeKind.CITES: citation_edges(known + new)}
         )
     return TOLD / (time.monotonic() - began)
 

@@ -115,14 +115,14 @@ async def _timed(index: OpenIndex, ask: Searched, row: Row) -> None:
 
 def _asking(mode: SearchMode) -> Searched:
     async def ask(index: OpenIndex, query: str) -> object:
-        async with index.searched() as (table, embedder):
+        async with index.open_active() as (table, embedder):
             return await search(table, embedder, query, 10, mode=mode)
 
     return ask
 
 
 async def _exactly(index: OpenIndex, query: str) -> object:
-    async with index.searched() as (table, embedder):
+    async with index.open_active() as (table, embedder):
         return await table.nearest((await embedder.embed([query]))[0], 10, exact=True)
 
 
@@ -131,7 +131,7 @@ async def _recall(index: OpenIndex, row: Row) -> None:
     random = Random(3)
     found = 0
     for _ in range(QUERIES):
-        async with index.searched() as (table, embedder):
+        async with index.open_active() as (table, embedder):
             vector = (await embedder.embed([" ".join(_text(random).split()[:5])]))[0]
             exact = await table.nearest(vector, _NEAREST, exact=True)
             quick = await table.nearest(vector, _NEAREST)
@@ -172,7 +172,7 @@ async def _measured(kind: str, place: Any, count: int) -> list[Row]:
             rows += [grown, peak]
             before = resident_memory()
             began = time.perf_counter()
-            async with index.searched() as (table, _):
+            async with index.open_active() as (table, _):
                 await table.compact()
             row("compacted", "s").rounds.append(time.perf_counter() - began)
             row("memory grown by that", "MB", "flat").rounds.append(resident_memory() - before)
