@@ -228,6 +228,15 @@ def test_what_is_left_is_read_from_the_headers(
     assert API.quota_wait(dict.fromkeys(headers, "soon")) == 0
 
 
+def test_a_reset_is_counted_by_the_clock_of_its_server() -> None:
+    headers = {
+        "anthropic-ratelimit-requests-remaining": "0",
+        "anthropic-ratelimit-requests-reset": "2001-01-01T00:00:40Z",
+        "date": "Mon, 01 Jan 2001 00:00:00 GMT",
+    }
+    assert API.quota_wait(headers) == 40
+
+
 def test_blocks_that_make_no_sense_are_passed_over() -> None:
     """As those of kinds that are not known are."""
     blocks: list[Any] = [

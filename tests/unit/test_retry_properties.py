@@ -1,5 +1,6 @@
 """What holds for every retry decision, whatever a handler returns or raises."""
 
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -17,6 +18,7 @@ from switchyard.services.engine.jobs.retry import (
     Succeeded,
     decide,
 )
+from switchyard.services.pipeline.sources.rate_headers import nothing_left
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -131,15 +133,37 @@ def test_backoff_never_shrinks_and_stays_within_the_levels(policy, attempt) -> N
     ],
 )
 def test_retry_after_is_read_as_seconds_or_as_a_date(value: str, expected: float | None) -> None:
-    assert parse_retry_after(value) == expected
+    assert parse_retry_after(value, date="") == expected
 
 
 def test_a_date_is_counted_from_now() -> None:
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert 57 <= (parse_retry_after(in_a_minute) or 0) <= 60
+    assert 57 <= (parse_retry_after(in_a_minute, date="today") or 0) <= 60
+
+
+@pytest.mark.parametrize("zone", ["GMT", "-0000", "+0000"])
+def test_a_date_is_counted_by_the_clock_of_the_server_that_sent_it(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a host in another zone: one that is not named is not the host's."""
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    try:
+        seconds = parse_retry_after(
+            f"Fri, 02 Jan 2099 00:01:00 {zone}", date="Fri, 02 Jan 2099 00:00:00 GMT"
+        )
+        headers = {
+            "x-ratelimit-remaining": "0",
+            "x-ratelimit-reset": "4070908859",
+            "date": f"Fri, 01 Jan 2099 00:00:00 {zone}",
+        }
+        assert (seconds, nothing_left(headers, now=0.0)) == (60.0, 60.0)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @given(st.one_of(st.text(), st.from_regex(r"\w{3}, \d+ \w{3} \d+ \d+:\d+:\d+ ?[-+\w]*")))
 def test_whatever_a_server_sends_as_retry_after_is_a_delay_or_nothing(value: str) -> None:
-    delay = parse_retry_after(value)
+    delay = parse_retry_after(value, date=value)
     assert delay is None or 0 <= delay <= MAX_RETRY_DELAY

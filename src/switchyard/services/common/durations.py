@@ -52,20 +52,31 @@ def retry_after(error: BaseException) -> float | None:
     """
     headers = getattr(getattr(error, "response", None), "headers", None)
     value = headers.get("retry-after") if headers is not None else None
-    return parse_retry_after(str(value)) if value else None
+    return parse_retry_after(str(value), date=str(headers.get("date", ""))) if value else None
 
 
-def parse_retry_after(value: str) -> float | None:
+def parse_retry_after(value: str, *, date: str) -> float | None:
     """Return the seconds of a Retry-After header; None when it is invalid. Never negative, nor
-    more than MAX_RETRY_DELAY."""
+    more than MAX_RETRY_DELAY.
+
+    `date` is the answer's Date header. Where Retry-After is a date, it is by the same clock, from
+    which this host's may differ.
+    """
     text = value.strip()
     if text.isascii() and text.isdigit():
         return bounded_delay(int(text[:12]))
+    when = parse_http_date(text)
+    if when is None:
+        return None
+    return bounded_delay((when - (parse_http_date(date) or datetime.now(UTC))).total_seconds())
+
+
+def parse_http_date(text: str) -> datetime | None:
+    """Return the moment of a header such as Date, which is UTC where it names no zone; None when
+    it is no date."""
     try:
-        when = parsedate_to_datetime(text)
-        if when.tzinfo is None:
-            when = when.replace(tzinfo=UTC)
-        return bounded_delay((when - datetime.now(UTC)).total_seconds())
+        moment = parsedate_to_datetime(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None  # errors of the standard library for invalid dates
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from switchyard.services.common.durations import parse_http_date
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmBadRequest
 from switchyard.services.llm.model_api import DEFAULT_ANSWER_TOKENS, MAX_QUOTA_WAIT, ModelApi
@@ -162,8 +163,9 @@ class AnthropicApi(ModelApi):
         return _EventReader().read
 
     def quota_wait(self, headers: Mapping[str, str]) -> float:
+        date = headers.get("date", "")
         waits = [
-            _seconds_until(headers.get(f"anthropic-ratelimit-{what}-reset", ""))
+            _seconds_until(headers.get(f"anthropic-ratelimit-{what}-reset", ""), date)
             for what in _QUOTAS
             if headers.get(f"anthropic-ratelimit-{what}-remaining", "").strip() == "0"
         ]
@@ -421,10 +423,12 @@ def _text(block: Mapping[str, Any], name: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _seconds_until(moment: str) -> float:
-    """Read a moment (RFC 3339), which is to come; 0 where it is none or past."""
+def _seconds_until(moment: str, date: str) -> float:
+    """Read a moment (RFC 3339), which is to come by the clock of the answer's Date header; 0 where
+    it is none or past."""
     try:
-        left = datetime.fromisoformat(moment.strip()[:40]) - datetime.now(UTC)
+        present = parse_http_date(date) or datetime.now(UTC)
+        left = datetime.fromisoformat(moment.strip()[:40]) - present
         return max(0.0, left.total_seconds())
     except (ValueError, TypeError):  # no moment, or one without a zone
         return 0.0

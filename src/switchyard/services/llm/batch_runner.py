@@ -174,8 +174,8 @@ class BatchRunner:
                 await self._check_remote(batch, api, server, is_past_timeout=age > BATCH_TIMEOUT)
 
     def _take_check_turn(self, batch: LlmBatch) -> bool:
-        now = self._ledger.clock.time()
-        if now - self._checked_at.get(batch.id, 0.0) < BATCH_POLL_INTERVAL:
+        now = time.monotonic()
+        if now - self._checked_at.get(batch.id, float("-inf")) < BATCH_POLL_INTERVAL:
             return False
         self._checked_at[batch.id] = now
         return True

@@ -178,7 +178,8 @@ class PolicyState:
         if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
             return cls.first(bounds, now)
         limit = bounds.within(values["limit"])  # the settings may have changed
-        return cls(limit, values["began"], Window(**values["window"]), dict(values["memory"]))
+        began = min(values["began"], now)  # later: the database's clock was set back since
+        return cls(limit, began, Window(**values["window"]), dict(values["memory"]))
 
 
 class ConcurrencyPolicy(Protocol):

@@ -48,6 +48,9 @@ from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated
 from switchyard.services.llm.records.llm_servers import (
     BRIEF_PAUSE,
+    MAX_PAUSE,
+    PAUSE_SPREAD,
+    SLOT_TTL,
     TRIAL_AFTER_FAILURES,
     LlmServerReport,
     LlmServerState,
@@ -56,16 +59,12 @@ from switchyard.services.llm.records.llm_servers import (
 )
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
-SLOT_TTL = 15.0
-"""Seconds after which the slots of a process that has died are free again."""
 SLOT_POLL_INTERVAL = 0.1
 """Mean seconds between looks for a slot that another process may have freed; varied, so that
 processes do not all look at once."""
 SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 """Seconds of the first and the longest pause of a server that does not answer; each is twice the
 one before."""
-MAX_PAUSE = 3600.0
-"""Seconds of the longest pause that a server may ask for."""
 
 NON_ADAPTIVE_START, NON_ADAPTIVE_LEAST = 16, 5
 """First and least limit of the policies `steps` and `fixed`, unless the settings have them."""
@@ -225,7 +224,7 @@ class LlmGate:
         from now on."""
         self._held.pop(admission.slot, None)
         bounds, policy = self._bounds[admission.server.name], self._policy
-        jitter = self._random.uniform(1.0, 1.1)
+        jitter = self._random.uniform(1.0, PAUSE_SPREAD)
         others_wait = bool(self._waiting)
         is_overload = False
 
@@ -400,7 +399,8 @@ def state_after_call(
     bounds: Bounds,
     jitter: float,
 ) -> LlmServerState:
-    """Return the state of a server after a call. `jitter`, from 1 to 1.1, keeps processes apart."""
+    """Return the state of a server after a call. `jitter`, from 1 to PAUSE_SPREAD, keeps processes
+    apart."""
     outcome, timing = call.outcome, call.outcome.timing or Timing(0.0, 0.0)
     sample = CallSample(
         outcome.ended,

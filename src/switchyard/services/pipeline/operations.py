@@ -19,6 +19,7 @@ from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.pipeline.classes.class_definitions import BadClasses, definitions
 from switchyard.services.pipeline.index.index_check import check_index
 from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.sources.throttle import pause_remaining
 
 LONG_SOURCE_PAUSE = 120.0
 """A pause with at least this many seconds left is reported."""
@@ -46,7 +47,7 @@ async def check_source_pauses(system: DoctorContext) -> list[Diagnostic]:
     ledger = system.need_ledger()
     checks = []
     for name in (*system.settings.link_catalogues, *_DOCUMENT_SERVERS):
-        left = await ledger.leases.source_pause(name)
+        left = await pause_remaining(ledger, name)
         if left < LONG_SOURCE_PAUSE:
             continue
         until = datetime.fromtimestamp(ledger.clock.time() + left, UTC)

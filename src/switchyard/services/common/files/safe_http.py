@@ -273,7 +273,7 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
         if response.status in (408, 425, 429) or response.status >= 500:
             raise FetchFailed(
                 reason,
-                after=parse_retry_after(header_of(response, b"retry-after")),
+                after=asked_delay(response),
                 status=response.status,
             )
         raise FetchRefused(reason, status=response.status)
@@ -282,6 +282,11 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
     announced = header_of(response, b"content-length")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
+
+
+def asked_delay(response: httpcore.Response) -> float | None:
+    """Return the seconds of an answer's Retry-After; None where it does not ask for a delay."""
+    return parse_retry_after(header_of(response, b"retry-after"), date=header_of(response, b"date"))
 
 
 async def _limited_body(response: httpcore.Response, max_bytes: int) -> AsyncIterator[bytes]:

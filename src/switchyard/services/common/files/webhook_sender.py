@@ -11,14 +11,13 @@ from collections.abc import Mapping
 
 import httpcore
 
-from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.files.safe_http import (
     FetchFailed,
     FetchRefused,
     GuardedBackend,
     SsrfGuard,
+    asked_delay,
     checked_url,
-    header_of,
 )
 
 _ACCEPTED = range(200, 300)
@@ -69,5 +68,4 @@ def _check_status(response: httpcore.Response) -> int:
         raise FetchRefused(f"{reason}, and redirects are not followed: name the address itself")
     if status == _GONE:
         raise FetchRefused(reason, status=status)
-    after = parse_retry_after(header_of(response, b"retry-after"))
-    raise FetchFailed(reason, after=after, status=status)
+    raise FetchFailed(reason, after=asked_delay(response), status=status)

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
+from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
@@ -34,11 +35,6 @@ DEAD_SCAN = "scan of jobs.dead"
 """The lease of whoever goes through `jobs.dead`, and holds its letters meanwhile."""
 LEASE_SECONDS = 6.0
 """Seconds after which the lease of a process that has died is over: who lives renews it."""
-MAX_CLOCK_SKEW = 60.0
-"""A lease that ends so many seconds later than its holder can have asked for was taken when the
-database's clock was ahead: it is over."""
-FOREVER = 1e12
-"""Seconds, as a number that every database takes."""
 LEASE_POLL_INTERVAL = 0.1
 """Seconds between looks at a lease that another holds."""
 
@@ -60,6 +56,8 @@ class LeaseRepository(Repository):
         """Take the lease for `ttl` seconds when nobody else holds it; LEASE_SECONDS when it is
         going to be kept by `keeping_lease`. The holder may take it again, which renews it.
         `longest`: what any holder asks for at most, in seconds."""
+        if ttl is None:
+            ttl = longest = LEASE_SECONDS
         now = clock(connection)
         taken = connection.execute(
             text(
@@ -74,23 +72,21 @@ class LeaseRepository(Repository):
             {
                 "name": name,
                 "holder": holder,
-                "ttl": LEASE_SECONDS if ttl is None else ttl,
-                "most": min(longest + MAX_CLOCK_SKEW, FOREVER),
+                "ttl": ttl,
+                "most": latest_end(0.0, longest),
             },
         )
         return taken.first() is not None
 
     @read
-    def lease_remaining(self, connection: Connection, name: str) -> float:
+    def lease_remaining(
+        self, connection: Connection, name: str, *, longest: float = math.inf
+    ) -> float:
         """Return the seconds until a lease runs out, by the database's clock; 0 when nobody holds
-        it."""
+        it. `longest` as in `acquire_lease`."""
         query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
-        return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
-
-    async def source_pause(self, server: str) -> float:
-        """Return the seconds for which a server is left alone by the whole fleet
-        (services/pipeline/sources/throttle.py); 0 where it is not."""
-        return await self.lease_remaining(f"{server}.pause")
+        left = float(connection.scalar(query, {"name": name}) or 0.0)
+        return left if 0.0 < left <= latest_end(0.0, longest) else 0.0
 
     @write
     def renew_lease(self, connection: Connection, name: str, holder: str, ttl: float) -> bool:
@@ -133,7 +129,7 @@ class LeaseRepository(Repository):
         """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
         with the seconds to the next one."""
         holder = new_instance_id()
-        while not await self.acquire_lease(name, holder, longest=LEASE_SECONDS):
+        while not await self.acquire_lease(name, holder):
             await wait(LEASE_POLL_INTERVAL)
         async with self.keeping_lease(name, holder):
             yield

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, TextClause, delete, select, text, tuple_, update
 
+from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.dialect import among, clock, db_now
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
@@ -56,7 +57,14 @@ class LlmAnswerRepository(Repository):
                 connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
             return CacheHit(row.created_at)
         claim = connection.execute(
-            _claim(), {"key": key, "holder": holder, "now": row.now, "until": row.now + ttl}
+            _claim(),
+            {
+                "key": key,
+                "holder": holder,
+                "now": row.now,
+                "until": row.now + ttl,
+                "latest": latest_end(row.now, ttl),
+            },
         )
         return LeaseAcquired() if claim.first() is not None else LeaseHeld()
 
@@ -184,7 +192,7 @@ def _claim() -> TextClause:
         "VALUES (:key, 0, :holder, :until) "
         "ON CONFLICT (key) DO UPDATE SET holder = excluded.holder, "
         "lease_until = excluded.lease_until WHERE llm_answers.holder IS NULL "
-        "OR llm_answers.lease_until <= :now RETURNING key"
+        "OR llm_answers.lease_until <= :now OR llm_answers.lease_until > :latest RETURNING key"
     )
 
 

@@ -27,6 +27,7 @@ from sqlalchemy import (
     update,
 )
 
+from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
@@ -212,7 +213,8 @@ class LlmBatchRepository(Repository):
         process has reserved it, or the batch is sent."""
         now = db_now(connection)
         free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
-        free &= batches.fenced_until <= now
+        until = batches.fenced_until
+        free &= (until <= now) | (until > latest_end(now, seconds))
         fence = update(llm_batches).where(free).values(fenced_until=now + seconds)
         return connection.execute(fence).rowcount > 0
 

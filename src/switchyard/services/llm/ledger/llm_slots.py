@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, select, text, update
 
 from switchyard.services.common.durations import DAY
+from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into, is_sqlite
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
@@ -22,6 +23,9 @@ from switchyard.services.llm.ledger.llm_history import note_pause
 from switchyard.services.llm.ledger.llm_spend import reserve_call, settle_call
 from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots
 from switchyard.services.llm.records.llm_servers import (
+    MAX_PAUSE,
+    PAUSE_SPREAD,
+    SLOT_TTL,
     WAIT_FOR_SERVER,
     LlmServerReport,
     LlmServerState,
@@ -73,11 +77,12 @@ class LlmSlotRepository(Repository):
         state = _lock_server(connection, server, first)
         slots = _count_slots(connection, server)
         now, in_flight = slots.now, slots.live
+        state = _state_at(state, now)
         if state.paused_until > now:
             return ServerPaused(state.paused_until - now, state.pause_reason or "paused")
         if slots.live < slots.total:
             connection.execute(
-                delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
+                delete(llm_slots).where(llm_slots.c.server == server, ~_is_live(now))
             )
         limit = state.calls(most)
         is_kept_out = not is_hot and state.hot_waits_until > now
@@ -112,7 +117,7 @@ class LlmSlotRepository(Repository):
             state = _lock_server(connection, server, 1)
             slots = _count_slots(connection, server)
             now = slots.now
-            changed = change(state, slots.total, now)
+            changed = change(_state_at(state, now), slots.total, now)
             _store(connection, server, changed, now)
             note_pause(connection, server, state, changed, now)
         elif calls:
@@ -154,12 +159,11 @@ class LlmSlotRepository(Repository):
     def llm_servers(self, connection: Connection) -> list[LlmServerReport]:
         """List the servers that were called, by name."""
         now = db_now(connection)
-        alive = llm_slots.c.expires_at > now
-        counted = select(llm_slots.c.server, func.count()).where(alive).group_by("server")
+        counted = select(llm_slots.c.server, func.count()).where(_is_live(now)).group_by("server")
         under_way = {row[0]: int(row[1]) for row in connection.execute(counted)}
         reports = []
         for row in connection.execute(select(llm_servers).order_by(llm_servers.c.name)):
-            state = _state_of(row)
+            state = _state_at(_state_of(row), now)
             pause = max(0.0, state.paused_until - now)
             reports.append(LlmServerReport(row.name, state, under_way.get(row.name, 0), pause))
         return reports
@@ -173,7 +177,7 @@ class LlmSlotRepository(Repository):
         if connection.scalar(known) is None:
             return None
         state, now = _lock_server(connection, server, 1), db_now(connection)
-        if state.paused_until <= now:
+        if _state_at(state, now).paused_until <= now:
             return PauseEnded(0.0, 0)
         changed = replace(state, paused_until=0.0)
         _store(connection, server, changed, now)
@@ -195,9 +199,11 @@ class LlmSlotRepository(Repository):
         """Count by lane the jobs of a kind of worker that went back because all these servers are
         paused. None are counted while one server is not paused, or for at most `pause` seconds
         more: then the jobs come back by themselves."""
+        now = db_now(connection)
         paused = select(func.count()).where(
             llm_servers.c.name.in_(servers),
-            llm_servers.c.paused_until > db_now(connection) + pause,
+            llm_servers.c.paused_until > now + pause,
+            llm_servers.c.paused_until <= latest_end(now, MAX_PAUSE * PAUSE_SPREAD),
         )
         if not servers or connection.scalar(paused) != len(servers):
             return {}
@@ -235,11 +241,19 @@ def _count_slots(connection: Connection, server: str) -> Row[Any]:
     server's row locked, nobody takes one meanwhile."""
     statement = text(
         "SELECT clock.now, count(id) AS total, "
-        "count(CASE WHEN expires_at > clock.now THEN 1 END) AS live "
+        "count(CASE WHEN expires_at > clock.now AND expires_at <= clock.now + :most THEN 1 END) "
+        "AS live "
         f"FROM (SELECT {clock(connection)} AS now) AS clock "
         "LEFT JOIN llm_slots ON server = :server GROUP BY clock.now"
     )
-    return connection.execute(statement, {"server": server}).one()
+    values = {"server": server, "most": latest_end(0.0, SLOT_TTL)}
+    return connection.execute(statement, values).one()
+
+
+def _is_live(now: float) -> ColumnElement[bool]:
+    """As `_count_slots` counts them: not run out."""
+    until = llm_slots.c.expires_at
+    return (until > now) & (until <= latest_end(now, SLOT_TTL))
 
 
 def _lock_server(connection: Connection, server: str, first: float) -> LlmServerState:
@@ -274,6 +288,15 @@ def _state_of(row: Row[Any]) -> LlmServerState:
 
 def _note_hot_wait(connection: Connection, server: str, until: float) -> None:
     connection.execute(_NOTE_HOT_WAIT, {"name": server, "until": until})
+
+
+def _state_at(state: LlmServerState, now: float) -> LlmServerState:
+    """Return the state without what would last longer than it ever can."""
+    if state.hot_waits_until > latest_end(now, HOT_WAIT_TTL):
+        state = replace(state, hot_waits_until=0.0)
+    if state.paused_until > latest_end(now, MAX_PAUSE * PAUSE_SPREAD):
+        state = replace(state, paused_until=0.0, pause_reason=None)
+    return state
 
 
 def _store(connection: Connection, server: str, state: LlmServerState, now: float) -> None:

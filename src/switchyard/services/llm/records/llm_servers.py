@@ -8,6 +8,12 @@ from typing import Any
 
 TRIAL_AFTER_FAILURES = 5
 """Failures in a row from which a server gets one call at a time, until one is answered."""
+SLOT_TTL = 15.0
+"""Seconds after which the slots of a process that has died are free again."""
+MAX_PAUSE = 3600.0
+"""Seconds that a server may ask to be left alone."""
+PAUSE_SPREAD = 1.1
+"""A pause is longer by a random factor of up to this, which keeps processes apart."""
 BRIEF_PAUSE = 5.0
 """Seconds of a server's pause up to which a request waits in its worker; for a longer one, its job
 goes back to its queue."""

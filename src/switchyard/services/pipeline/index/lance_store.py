@@ -10,11 +10,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from switchyard.services.common.durations import PollPauses
 from switchyard.services.common.files.errors import NotStored, StorageUnavailable, trouble
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.library_loading import load
@@ -204,8 +204,8 @@ class LanceStore:
         """Create the table of a generation, or open the one that another process has created
         first."""
         marker = f"{generation.table}.creating"
-        deadline = asyncio.get_running_loop().time() + 2 * _CREATION_TIMEOUT
-        while asyncio.get_running_loop().time() < deadline:
+        pauses = PollPauses(FIRST_RETRY_DELAY, 1.0, 2 * _CREATION_TIMEOUT)
+        while (pause := pauses.next()) is not None:
             if await self._beside.put_new_async(marker, b""):
                 try:
                     table = await _open_table(connection, generation.table)
@@ -220,7 +220,7 @@ class LanceStore:
                     return table
                 finally:
                     await self._beside.delete_async(marker)
-            await asyncio.sleep(FIRST_RETRY_DELAY)
+            await asyncio.sleep(pause)
             table = await _open_table(connection, generation.table)
             if table is not None:
                 return table
@@ -230,9 +230,19 @@ class LanceStore:
         )
 
     async def _drop_stale(self, marker: str, timeout: float) -> None:
+        """Delete a marker that nobody has renewed for `timeout` seconds, by the store's own clock:
+        this host's may differ, and a living process would lose its marker. One of the future was
+        made before that clock was set back."""
         stored = await self._beside.stat_async(marker)
-        oldest = datetime.now(UTC) - timedelta(seconds=timeout)
-        if stored is not None and stored.modified < oldest:
+        if stored is None:
+            return
+        clock = f"{marker}.clock"
+        await self._beside.put_async(clock, b"")
+        present = await self._beside.stat_async(clock)
+        await self._beside.delete_async(clock)
+        if present is None:  # another process asks at the same time
+            return
+        if abs((present.modified - stored.modified).total_seconds()) > timeout:
             await self._beside.delete_async(marker)
 
 

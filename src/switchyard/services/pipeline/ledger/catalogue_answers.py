@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
+from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
@@ -62,7 +63,8 @@ class CatalogueAnswerRepository(Repository):
         answers = _stored_answers(connection, keys, now - max_age)
         claimed: list[str] = []
         claim = {"holder": holder, "lease_until": now + ttl}
-        free = or_(table.c.holder.is_(None), table.c.holder == holder, table.c.lease_until <= now)
+        is_over = or_(table.c.lease_until <= now, table.c.lease_until > latest_end(now, ttl))
+        free = or_(table.c.holder.is_(None), table.c.holder == holder, is_over)
         # In the same order in all processes, so that two of them can't deadlock.
         for key in sorted(set(keys) - answers.keys()):
             taken = connection.execute(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 
-from switchyard.services.common.durations import parse_retry_after
+from switchyard.services.common.durations import parse_http_date, parse_retry_after
 from switchyard.services.pipeline.sources.throttle import MAX_PAUSE
 
 _EPOCH = 1_000_000_000
@@ -30,7 +29,7 @@ def refused_for_now(
     `otherwise` is the pause if the server does not say how long; `now` is in seconds since the
     epoch.
     """
-    after = parse_retry_after(headers.get("retry-after", ""))
+    after = parse_retry_after(headers.get("retry-after", ""), date=headers.get("date", ""))
     left_alone = after if after is not None else nothing_left(headers, now=now)
     if status == 429:
         return otherwise if left_alone is None else left_alone
@@ -58,7 +57,5 @@ def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
 
 def _server_time(headers: Mapping[str, str], now: float) -> float:
     """Return the time of the server's clock, to which its resets refer; ours may differ."""
-    try:
-        return parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return now
+    date = parse_http_date(headers.get("date", ""))
+    return now if date is None else date.timestamp()

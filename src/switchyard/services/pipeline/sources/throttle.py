@@ -35,6 +35,12 @@ _MARGIN = 5.0
 """Seconds that a connection may be held longer than its request may take."""
 
 
+async def pause_remaining(ledger: Ledger, server: str) -> float:
+    """Return the seconds for which a server is left alone by the whole fleet; 0 where it is not.
+    Raises LedgerUnavailable."""
+    return await ledger.leases.lease_remaining(f"{server}.pause", longest=MAX_PAUSE)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestTurn:
     """The permission for one request, valid while its context is open."""
@@ -83,6 +89,8 @@ class FleetThrottle:
         self._label = label
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
+        self._max_pause = max(interval, MAX_PAUSE)
+        """Seconds until the next request, at most."""
         self._max_wait = max_wait
         """Seconds that a caller is kept waiting, at most."""
         self._waits_for_place = waits_for_place
@@ -105,7 +113,10 @@ class FleetThrottle:
                 # Always succeeds: the lease is this holder's, or has run out, and nobody else can
                 # take it while this one holds the connection.
                 await self._ledger.leases.acquire_lease(
-                    self._pause_lease, holder, max(seconds, self._interval)
+                    self._pause_lease,
+                    holder,
+                    max(seconds, self._interval),
+                    longest=self._max_pause,
                 )
 
             yield RequestTurn(pause)
@@ -126,8 +137,7 @@ class FleetThrottle:
     ) -> AsyncIterator[None]:
         """Hold a place and the connection, unless the caller has reserved them. Raises SourceBusy
         at once where the server's pause ends after `until`."""
-        remaining = await self._ledger.leases.lease_remaining(self._pause_lease)
-        self._require_before(until, remaining)
+        self._require_before(until, await self._remaining_pause())
         if self._is_reserved:
             yield
             return
@@ -160,10 +170,16 @@ class FleetThrottle:
 
     async def _wait_for_interval(self, holder: str, until: float) -> None:
         leases = self._ledger.leases
-        while not await leases.acquire_lease(self._pause_lease, holder, self._interval):
-            left = await leases.lease_remaining(self._pause_lease)
+        while not await leases.acquire_lease(
+            self._pause_lease, holder, self._interval, longest=self._max_pause
+        ):
+            left = await self._remaining_pause()
             self._require_before(until, left)
             await asyncio.sleep(left + 0.005)
+
+    async def _remaining_pause(self) -> float:
+        """Return the seconds until the next request is due."""
+        return await self._ledger.leases.lease_remaining(self._pause_lease, longest=self._max_pause)
 
     def _require_before(self, until: float, left: float) -> None:
         """Raise SourceBusy if it is later than `until` in `left` seconds."""

@@ -25,6 +25,17 @@ MEASURE_INTERVAL = 10.0
 TOLERANCE = 0.25
 """Seconds by which a host's clock may differ and still count as right: a measurement is not more
 exact, and without a correction what happens on one host keeps its order."""
+MAX_CLOCK_SKEW = 60.0
+"""Seconds by which an end may be later than anybody can have asked for: see `latest_end`."""
+FOREVER = 1e12
+"""Seconds, as a number that every database takes."""
+
+
+def latest_end(now: float, longest: float) -> float:
+    """Return the latest end of what lasts `longest` seconds at most. What is to end later was
+    written while the database's clock was ahead, and is over: nobody would give it back until that
+    time comes again."""
+    return now + min(longest + MAX_CLOCK_SKEW, FOREVER)
 
 
 class Clock:

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from switchyard.broker.wording import pluralize
 from switchyard.services.common.instance_ids import ProcessState, state_of_process
-from switchyard.services.engine.ledger.leases import LEASE_SECONDS, MAX_CLOCK_SKEW, SCHEDULER
+from switchyard.services.engine.ledger.leases import LEASE_SECONDS, SCHEDULER
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
@@ -44,11 +44,7 @@ OVER_AFTER = 900.0
 
 async def scheduler(context: DoctorContext) -> list[Diagnostic]:
     """Check that a scheduler is active."""
-    if (
-        0
-        < await context.need_ledger().leases.lease_remaining(SCHEDULER)
-        < LEASE_SECONDS + MAX_CLOCK_SKEW
-    ):
+    if await context.need_ledger().leases.lease_remaining(SCHEDULER, longest=LEASE_SECONDS):
         return [ok("scheduler", "one is active")]
     detail = "none is active: delayed jobs are not published, and what a crash left is not healed"
     return [failure("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]

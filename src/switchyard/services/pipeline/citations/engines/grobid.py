@@ -88,7 +88,7 @@ class GrobidEngine:
                 return b""
             if status == 200:
                 return body
-            after = parse_retry_after(headers.get("retry-after", ""))
+            after = parse_retry_after(headers.get("retry-after", ""), date=headers.get("date", ""))
             if status not in (429, 503):
                 excerpt = decode(body[:200], charset_of(headers.get("content-type")))
                 if 400 <= status < 500 and status != 408:

@@ -121,8 +121,8 @@ async def _link(
         )
     age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
     # An older job waits for shorter pauses: otherwise one pause after the other would make it
-    # expire.
-    max_pause = max(MAX_PAUSE - age, MIN_PAUSE)
+    # expire. A job of a host whose clock is ahead is of the future.
+    max_pause = max(MAX_PAUSE - max(age, 0.0), MIN_PAUSE)
     async with Linker.open(
         ctx.settings, ctx.ledger, timeout=TIME_BUDGET, max_pause=max_pause
     ) as linker:
