@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from pydantic import SecretStr
@@ -236,6 +237,32 @@ def writes(*deltas: dict[str, Any], wait: threading.Event) -> Behaviour:
         exchange.wfile.write(b"\n\ndata: [DONE]\n\n")
 
     return behave
+
+
+async def test_what_no_json_can_say_is_streamed_as_what_it_can(
+    api: RunningApi, llm: LlmServer
+) -> None:
+    """A pair of surrogates that is cut between two pieces is joined, half a pair is replaced, and
+    an infinite number, as some servers give for a log probability, is null."""
+    logprobs = {"content": [{"token": "a", "logprob": float("-inf")}]}
+    chunk = {"index": 0, "delta": {}, "finish_reason": None, "logprobs": logprobs}
+    llm.next(
+        streams(
+            {"content": "high \ud83c"},
+            {"content": "\udf0a and \ud800low"},
+            begin=b"\xef\xbb\xbfdata: %s\n\n" % json.dumps({"choices": [chunk]}).encode(),
+        )
+    )
+    asked = {"model": MODEL, "messages": CHAT, "stream": True}
+    async with httpx.AsyncClient(base_url=api.url, timeout=60, trust_env=False) as client:
+        answer = await client.post("/v1/chat/completions", json=asked)
+    lines = [each.removeprefix("data: ") for each in answer.text.split("\n\n") if each]
+    assert lines.pop() == "[DONE]"
+    choices = [json.loads(each, parse_constant=pytest.fail)["choices"][0] for each in lines]
+    text = "".join(each["delta"].get("content", "") for each in choices)
+    assert text == "high \N{WATER WAVE} and \ufffdlow"
+    (shown,) = [each["logprobs"] for each in choices if each.get("logprobs")]
+    assert shown["content"] == [{"token": "a", "logprob": None}]
 
 
 async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: LlmServer) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +148,7 @@ class CompletionReader:
     """The API of the server."""
     end_timeout: float = END_TIMEOUT
     _passed_on: bool = False
+    _half: str = ""
     _filter: ThoughtFilter = field(init=False)
     _has_thoughts: bool = False
     _refusals: list[str] = field(default_factory=list)
@@ -173,7 +176,7 @@ class CompletionReader:
         if "event-stream" not in response.headers.get("content-type", ""):
             # Not every server streams, and some that do send another content type.
             body = await _bounded_body(parts)
-            if not body.lstrip().startswith(b"data:"):
+            if not body.removeprefix(BOM_UTF8).lstrip().startswith(b"data:"):
                 return self.read_whole(_parse_json(body))
             parts = _single_part(body)
         try:
@@ -217,9 +220,15 @@ class CompletionReader:
         """What changes with each piece of the answer."""
         return self._length, self._chunks, self._finish_reason, self._has_end_mark
 
-    async def read_body(self, response: Any) -> Any:
+    async def read_body(self, response: Any, *, has_texts: bool) -> Any:
         """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
-        return _parse_json(await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER))
+        body = _parse_json(await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER))
+        if not has_texts:
+            return body
+        try:
+            return _readable_json(body)
+        except RecursionError as error:
+            raise InvalidLlmResponse("the model server's answer has too many levels") from error
 
     @property
     def started_in_reasoning(self) -> bool:
@@ -241,7 +250,6 @@ class CompletionReader:
         if not isinstance(chunk, dict):
             raise _without_choices(chunk)
         # Older releases of vLLM send the error itself as the chunk.
-        """Take one chunk of a stream."""
         if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
@@ -350,12 +358,17 @@ class CompletionReader:
         self._finish_reason = readable(reason_text)
 
     def _pass_on(self, text: str) -> None:
-        if self.on_text is not None and not self.starts_in_reasoning:
+        if self.on_text is None or self.starts_in_reasoning:
+            return
+        text = self._half + text
+        # Half a surrogate pair, whose other half comes with the next piece.
+        self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        if whole := text.removesuffix(self._half):
             self._passed_on = True
-            self.on_text(text)
+            self.on_text(readable(whole))
 
     def _begin_anew(self) -> None:
-        self.starts_in_reasoning = False
+        self.starts_in_reasoning, self._half = False, ""
         if self._passed_on:
             self._passed_on = False
             self.restart()
@@ -456,9 +469,11 @@ def readable(text: str) -> str:
 
 
 def _readable_json(value: Any) -> Any:
-    """Return JSON whose texts can all be encoded."""
+    """Return JSON whose texts and numbers can all be encoded. Raises RecursionError."""
     if isinstance(value, str):
         return readable(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {readable(name): _readable_json(each) for name, each in value.items()}
     return [_readable_json(each) for each in value] if isinstance(value, list) else value
@@ -487,7 +502,7 @@ async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     data, pieces, ended_with_cr = bytearray(), list[bytes](), False
     async for part in parts:
         if ended_with_cr and part.startswith(b"\n"):
-            part = part[1:]
+            part, ended_with_cr = part[1:], False
         for each in part.splitlines(keepends=True):
             pieces.append(each)
             if not each.endswith((b"\n", b"\r")):
@@ -512,7 +527,7 @@ async def _single_part(body: bytes) -> AsyncIterator[bytes]:
 
 def _add_data(data: bytearray, line: bytes) -> None:
     name, _, value = line.partition(b":")
-    if name == b"data":
+    if name.removeprefix(BOM_UTF8) == b"data":  # some servers begin with this mark
         if data:
             data += b"\n"
         data += value.removeprefix(b" ")
@@ -526,7 +541,8 @@ def _without_choices(answer: Any) -> InvalidLlmResponse:
 
 def _parse_json(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        # NaN and infinite numbers, which JSON does not have: for log probabilities, some send them.
+        return json.loads(body, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise InvalidLlmResponse(
             f"the model server's answer is not JSON: {quoted_answer(body)}"

@@ -50,6 +50,8 @@ class Endpoint:
     check: Callable[[Any, int], None]
     """Takes an answer and the number of texts; raises InvalidLlmResponse where it does not answer
     them all."""
+    has_texts: bool = True
+    """Whether the answer is texts, and not a million numbers."""
 
 
 class EndpointRequest(BaseModel):
@@ -168,7 +170,7 @@ def _unusable_answer(expected: str, answer: Any) -> InvalidLlmResponse:
     )
 
 
-EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings)
+EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings, has_texts=False)
 TEXT_COMPLETIONS = Endpoint("/completions", "prompt", check_completions)
 RESPONSES = Endpoint("/responses", "input", check_response)
 NEEDS_RESPONSES = (

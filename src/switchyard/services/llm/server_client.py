@@ -296,7 +296,7 @@ class ServerClient:
         response = await self._api.post(
             endpoint.path, body={**body, "model": self.model}, cast_to=httpx.Response
         )
-        answer = await reader.read_body(response)
+        answer = await reader.read_body(response, has_texts=endpoint.has_texts)
         endpoint.check(answer, count_inputs(body[endpoint.input_name]))
         wait = self._model_api.quota_wait(response.headers)
         completion = reader.completion_without_text(answer)

@@ -1,0 +1,37 @@
+"""Streams of model servers are read by their events, however they come in."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from switchyard.services.llm.completion_reader import event_data
+
+
+async def events_of(parts: Sequence[bytes]) -> list[bytes]:
+    async def read() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    return [each async for each in event_data(read())]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        'data: {"a": "é"}\n\ndata: [1]\n\n',
+        'data: {"a": "é"}\r\n\r\ndata: [1]\r\n\r\n',
+        'data: {"a": "é"}\r\rdata: [1]\r\r',
+        'data: {"a": "é"}\r\n\ndata: [1]\n\r\n',
+        '\ufeffdata: {"a": "é"}\n\n: alive\n\ndata: [1]\n\n',
+        'event: x\ndata: {"a": "é"}\nid: 1\n\nretry: 5\ndata: [1]',
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+async def test_an_event_is_the_same_wherever_it_is_cut(stream: str, size: int) -> None:
+    body = stream.encode()
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    assert await events_of(parts) == ['{"a": "é"}'.encode(), b"[1]"]
+
+
+async def test_a_last_event_that_is_cut_within_a_character_is_none() -> None:
+    assert await events_of(["data: [1]\n\ndata: {é".encode()[:-1]]) == [b"[1]"]
