@@ -172,10 +172,16 @@ class LocalCluster:
         )
 
     def join_again(self, node: LocalNode) -> None:
-        """Undo `cut_off`."""
+        """Undo `cut_off`. Return when all nodes know each other."""
         others = ", ".join(f"'{each.name}@localhost'" for each in self.nodes if each is not node)
-        again = "erlang:set_cookie(N, erlang:get_cookie()), net_kernel:connect_node(N)"
+        # In processes of the node: a node that the others are just connecting to, too, may answer
+        # only when the handshake's own time is over, and rabbitmqctl would wait for each of them.
+        again = (
+            "erlang:set_cookie(N, erlang:get_cookie()), "
+            "spawn(fun() -> net_kernel:connect_node(N) end)"
+        )
         node.rabbitmqctl("eval", _EACH % (again, f"[{others}]"))
+        asyncio.run(self._until_all_know_each_other())
 
     async def _until_all_know_each_other(self) -> None:
         deadline = time.monotonic() + 60

@@ -274,7 +274,9 @@ class LocalNode:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{name} did not answer in {timeout:g} s") from error
+            raise CommandError(
+                f"{name} did not answer in {timeout:g} s. The node's last words:\n{self.log_tail}"
+            ) from error
         if done.returncode:
             raise CommandError(f"{name} failed ({done.returncode}):\n{done.stderr or done.stdout}")
         return done.stdout
