@@ -48,9 +48,9 @@ async def set_clock_back(ledger: Ledger) -> None:
 
 
 async def test_slots_and_pauses_of_model_servers_end(ledger: Ledger) -> None:
-    async def take(slot: str, server: str = "one") -> object:
+    async def take(slot: str, server: str = "one", *, is_hot: bool = True) -> object:
         return await LlmLedger(ledger).slots.take_llm_slot(
-            server, slot, "dead", ttl=15.0, keep_free=0, first=1, most=1
+            server, slot, "dead", ttl=15.0, is_hot=is_hot, first=1, most=1
         )
 
     assert await take("a") == SlotTaken()
@@ -60,7 +60,7 @@ async def test_slots_and_pauses_of_model_servers_end(ledger: Ledger) -> None:
     )
     assert isinstance(await take("c", "other"), ServerPaused)
     await set_clock_back(ledger)
-    assert await take("b") == SlotTaken()
+    assert await take("b", is_hot=False) == SlotTaken()
     assert await take("c", "other") == SlotTaken()
     reports = await LlmLedger(ledger).slots.llm_servers()
     assert [(each.in_flight, each.paused_for) for each in reports] == [(1, 0.0), (1, 0.0)]

@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+import httpx
 import pytest
 
-from switchyard.services.llm.completion_reader import event_data
+from switchyard.services.llm.completion_reader import CompletionReader, event_data
+from switchyard.services.llm.llm_errors import LlmCut
 
 
 async def events_of(parts: Sequence[bytes]) -> list[bytes]:
@@ -35,3 +37,20 @@ async def test_an_event_is_the_same_wherever_it_is_cut(stream: str, size: int) -
 
 async def test_a_last_event_that_is_cut_within_a_character_is_none() -> None:
     assert await events_of(["data: [1]\n\ndata: {é".encode()[:-1]]) == [b"[1]"]
+
+
+def test_a_part_whose_type_is_no_text_is_passed_over() -> None:
+    parts = [{"type": {}, "text": "?"}, {"type": ["text"], "text": "?"}]
+    message = {"content": [*parts, {"type": "text", "text": "high"}]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    assert CompletionReader("m").read_whole({"choices": [choice]}).text == "high"
+
+
+async def test_an_error_whose_type_is_no_text_cuts_the_answer() -> None:
+    response = httpx.Response(
+        200,
+        headers={"content-type": "text/event-stream"},
+        content=b'data: {"error": {"type": ["overloaded_error"], "message": "full"}}\n\n',
+    )
+    with pytest.raises(LlmCut, match="full"):
+        await CompletionReader("m").read(response)

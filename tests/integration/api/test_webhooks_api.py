@@ -270,6 +270,13 @@ def test_a_captured_delivery_is_none_of_another_event(sent: str, event: str) -> 
             github_job(event, body)
 
 
+@pytest.mark.parametrize("action", [["edited"], {}, 1, None])
+def test_a_delivery_whose_action_is_no_text_is_refused(action: object) -> None:
+    body = json.dumps(repository(action=action)).encode()
+    with pytest.raises(InvalidDelivery, match="not of the event"):
+        github_job("repository", body)
+
+
 @pytest.mark.parametrize("starred_at", ["soon", 5, []])
 def test_a_star_at_no_time_is_refused(starred_at: object) -> None:
     body = json.dumps(repository(action="created", starred_at=starred_at)).encode()
@@ -352,7 +359,17 @@ async def test_another_systems_delivery_becomes_the_job_that_the_file_says(
     assert (one.source, one.tags) == ("webhook:shop", {"team": "shop"})
     assert (await tell(hooked.client, {**PRODUCT, "event": "sold"})).json()["ignored"]
     assert (await tell(hooked.client, {"x": 1})).json()["ignored"]
+    number = {"event": "published", "product": {"page": "kettle.html", "public": 1}}
+    assert (await tell(hooked.client, number)).json()["ignored"]
     assert len(await jobs(system)) == 2
+
+
+async def test_a_delivery_without_an_id_is_known_by_its_bytes(hooked: RunningApi) -> None:
+    """An empty header is none: else all deliveries of such a sender would be one."""
+    other = PRODUCT | {"product": {"page": "other.html", "public": True}}
+    assert (await tell(hooked.client, PRODUCT, delivery="")).status_code == 202
+    assert (await tell(hooked.client, other, delivery="")).json()["duplicate"] is False
+    assert (await tell(hooked.client, PRODUCT, delivery="")).json()["duplicate"] is True
 
 
 async def test_a_delivery_that_does_not_fit_is_refused(shared: RunningApi) -> None:

@@ -253,7 +253,7 @@ class CompletionReader:
         if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
             message = field_of(error, "message") or error
             reason = " ".join(readable(str(message)[:3_000]).split())[:300]
-            if field_of(error, "type") in _LIMIT_ERROR_TYPES:
+            if str(field_of(error, "type")) in _LIMIT_ERROR_TYPES:
                 limited = LlmLimited(f"the model server broke off: {reason}")
                 limited.may_cost = self._chunks > 0
                 raise limited
@@ -325,7 +325,7 @@ class CompletionReader:
             text = field_of(text, "value") if isinstance(text, dict) else text
             if kind == "refusal":
                 refusal = field_of(part, "refusal") or text
-            elif isinstance(text, str) and (kind is None or kind in _TEXT_PARTS):
+            elif isinstance(text, str) and (kind is None or str(kind) in _TEXT_PARTS):
                 texts.append(text)
             else:
                 self._has_thoughts = self._has_thoughts or part is not None

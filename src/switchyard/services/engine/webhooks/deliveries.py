@@ -82,8 +82,7 @@ def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
         raise InvalidDelivery("the delivery names no repository")
     if not _IS_OF[event](event_fields):
         raise InvalidDelivery(f"the delivery is not of the event {event!r}, as its header says")
-    action = event_fields.get("action")
-    if event == "repository" and action in _GONE:
+    if event == "repository" and event_fields["action"] in _GONE:
         return Ignored("the repository is gone; its document stays")
     if event == "push":
         branch = repository.get("default_branch") if isinstance(repository, dict) else None
@@ -110,9 +109,9 @@ def _moment(value: object) -> float:
 
 def _is_repository(event_fields: Mapping[str, Any]) -> bool:
     """Many events have an action and a repository: this one has nothing else of its own."""
-    return event_fields.get(
-        "action"
-    ) in _REPOSITORY_ACTIONS and not event_fields.keys() - _OF_ALL - {"changes"}
+    action = event_fields.get("action")
+    is_known = isinstance(action, str) and action in _REPOSITORY_ACTIONS
+    return is_known and not event_fields.keys() - _OF_ALL - {"changes"}
 
 
 _IS_OF: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {

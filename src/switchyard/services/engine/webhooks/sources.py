@@ -69,14 +69,20 @@ class WebhookSource(BaseModel):
                 value = render(f"{{{field}}}", event)
             except MissingField:
                 return Ignored(f"it has no {field}")
-            if value not in values:
+            if not any(_is_same(value, each) for each in values):
                 return Ignored(f"{field} is another")
         try:
             payload = render(self.payload, event)
         except Unfillable as error:
             raise InvalidDelivery(str(error)) from error
-        key = delivery_key(name, body if delivery_id is None else delivery_id.encode() + b"\n")
+        # A header without a value is not the id of all deliveries.
+        key = delivery_key(name, delivery_id.encode() + b"\n" if delivery_id else body)
         return DeliveryJob(self.routing_key, payload, key, self.tags)
+
+
+def _is_same(value: Any, other: str | int | bool) -> bool:
+    """Return whether two values of JSON are the same: 1 is not true there."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 class WebhookSources:
