@@ -166,6 +166,15 @@ async def test_a_next_page_elsewhere_is_not_followed(context: SourceContext, sit
         assert elsewhere.requests == []
 
 
+async def test_a_page_that_is_its_own_next_page_ends_the_listing(
+    context: SourceContext, site: Pages
+) -> None:
+    page = f"{site.origin}/api/models?cursor=1"
+    site.always(server.says([model("a/b")], headers={"Link": f'<{page}>; rel="next"'}))
+    with pytest.raises(SourceUnreachable, match="behind itself"):
+        await read(opened(context, "huggingface", author="a"))
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

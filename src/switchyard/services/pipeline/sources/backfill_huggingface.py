@@ -65,6 +65,8 @@ class HuggingfaceBackfill(PagedSource):
             following = _NEXT.search(answer.headers.get("link", ""))
             if following is None or not entries:
                 return
+            if following[1] == page:
+                raise InvalidSourceResponse("Hugging Face names a page as the one behind itself")
             page = following[1]
 
     def item_of(self, entry: Any, cursor: Cursor) -> Item:
