@@ -7,15 +7,15 @@ import pytest
 from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.concurrency_policy import Bounds, ServerPace
+from switchyard.services.llm.concurrency_policy import Bounds, PolicyState
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import BatchState
 from switchyard.services.llm.records.llm_servers import (
     LeaseAcquired,
     LeaseHeld,
     ServerPaused,
+    SlotAcquired,
     SlotsFull,
-    SlotTaken,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.source_errors import SourceBusy
@@ -53,15 +53,15 @@ async def test_slots_and_pauses_of_model_servers_end(ledger: Ledger) -> None:
             server, slot, "dead", ttl=15.0, is_hot=is_hot, first=1, most=1
         )
 
-    assert await take("a") == SlotTaken()
+    assert await take("a") == SlotAcquired()
     assert await take("b") == SlotsFull(1, 1)
     await LlmLedger(ledger).slots.end_llm_slot(
         "other", "none", lambda state, _, now: replace(state, paused_until=now + 3600.0)
     )
     assert isinstance(await take("c", "other"), ServerPaused)
     await set_clock_back(ledger)
-    assert await take("b", is_hot=False) == SlotTaken()
-    assert await take("c", "other") == SlotTaken()
+    assert await take("b", is_hot=False) == SlotAcquired()
+    assert await take("c", "other") == SlotAcquired()
     reports = await LlmLedger(ledger).slots.llm_servers()
     assert [(each.in_flight, each.paused_for) for each in reports] == [(1, 0.0), (1, 0.0)]
 
@@ -110,8 +110,8 @@ async def test_pauses_and_places_of_sources_end(ledger: Ledger) -> None:
 
 def test_a_window_of_the_pace_that_begins_in_the_future_begins_now() -> None:
     bounds = Bounds(start=4, least=1, most=8)
-    dumped = ServerPace.first(bounds, now=5_000.0).dump()
-    assert ServerPace.load(dumped, bounds, now=1_000.0).began == 1_000.0
+    dumped = PolicyState.first(bounds, now=5_000.0).dump()
+    assert PolicyState.load(dumped, bounds, now=1_000.0).began == 1_000.0
 
 
 def _add_batch(connection: Connection) -> None:

@@ -51,8 +51,9 @@ def retry_after(error: BaseException) -> float | None:
     Works for httpx and for every library whose errors carry a `response` with `headers`.
     """
     headers = getattr(getattr(error, "response", None), "headers", None)
-    value = headers.get("retry-after") if headers is not None else None
-    return parse_retry_after(str(value), date=str(headers.get("date", ""))) if value else None
+    if headers is None or not (value := headers.get("retry-after")):
+        return None
+    return parse_retry_after(str(value), date=str(headers.get("date", "")))
 
 
 def parse_retry_after(value: str, *, date: str) -> float | None:
