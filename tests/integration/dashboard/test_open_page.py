@@ -1,0 +1,84 @@
+"""A page that stays open costs nothing more after many changes."""
+
+import asyncio
+import gc
+
+import pytest
+
+from benchmarks.common import resident_memory
+from switchyard.api.dashboard import live
+from tests.support.api_server import RunningApi
+from tests.support.browser import Browser
+from tests.support.eventually import eventually
+from tests.support.made import message, new_job
+from tests.support.system import System
+
+WARM, UPDATES = 100, 500
+"""Changes until all that is kept has its size, and those in which nothing may grow. What a change
+leaves behind shows in these: a kilobyte each is what the bounds below have room for."""
+COUNT = """
+window.updates = 0;
+new MutationObserver(() => { window.updates += 1; })
+  .observe(document.querySelector("[data-region]"),
+    {subtree: true, childList: true, characterData: true, attributes: true});
+"""
+
+
+def kept_by(browser: Browser) -> dict[str, float]:
+    """What the page holds after a collection of garbage."""
+    browser.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+    metrics = browser.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    values = {each["name"]: each["value"] for each in metrics}
+    return {name: values[name] for name in ("JSHeapUsedSize", "Nodes", "JSEventListeners")}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_hundreds_of_changes_leave_nothing_in_the_browser_and_the_process(
+    system: System, api: RunningApi, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.server.app.state.dashboard.feeds, "_interval", 0.01)
+    monkeypatch.setattr(live, "REST", 0)
+    monkeypatch.setattr(live, "SECONDS_FOR_EACH", 0.0)
+    names = iter(range(1_000_000))
+
+    async def change(number: int) -> None:
+        """Have so many more changes arrive at the page."""
+        seen = await asyncio.to_thread(browser.run, "return window.updates")
+
+        async def has_come() -> bool:
+            for _ in range(5):
+                await system.ledger.jobs.record(new_job(message(f"job-{next(names)}")))
+                await asyncio.sleep(0)
+            now = await asyncio.to_thread(browser.run, "return window.updates")
+            return bool(now >= seen + number)
+
+        await eventually(has_come, timeout=600, what=f"{number} changes")
+
+    def look() -> dict[str, float]:
+        gc.collect()
+        return {**kept_by(browser), "process": resident_memory()}
+
+    await _open(browser, api)
+    await change(WARM)
+    before = await asyncio.to_thread(look)
+    await change(UPDATES)
+    after = await asyncio.to_thread(look)
+    told = f"{before} → {after}"
+    print(told)
+    assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] * 1.1 + 500_000, told
+    assert after["Nodes"] < before["Nodes"] * 1.1 + 200, told
+    assert after["JSEventListeners"] <= before["JSEventListeners"], told
+    assert after["process"] < before["process"] + 10, told
+
+
+async def _open(browser: Browser, api: RunningApi) -> None:
+    """Open the page, and count what changes on it from now on."""
+
+    def begin() -> None:
+        browser.driver.execute_cdp_cmd("Performance.enable", {})
+        browser.open(f"{api.url}/dashboard/jobs")
+        browser.await_text("live", "[data-live-text]")
+        browser.run(COUNT)
+
+    await asyncio.to_thread(begin)
