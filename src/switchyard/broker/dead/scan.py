@@ -108,7 +108,7 @@ class QueuedDeadLetter:
 
     @property
     def left_behind(self) -> int:
-        """0: to acknowledge it takes it out."""
+        """Copies that stay on the broker after `ack`: none, as `ack` removes the message itself."""
         return 0
 
     def ack(self) -> bool:
