@@ -1,4 +1,4 @@
-"""Running one handler: in the event loop, or in a process of its own that can be killed."""
+"""Run a handler: in the event loop, or in a process of its own that can be killed."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from switchyard.services.engine.runtime.running_job import is_from_outside
 from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
 
 HEED_TIMEOUT = 15.0
-"""Seconds that a handler in the event loop has to end after its time limit, or once cancelled. Its
-job ends without it then, and its slot is free."""
+"""Seconds for a handler in the event loop to end after its time limit or a cancel. Then its
+job ends without it, and its slot is free."""
 PROCESS_POLL_INTERVAL = 0.5
-"""Seconds between looks at what a job in a process of its own says of itself."""
+"""Seconds between reads of the progress of a job in a process of its own."""
 SUSPECTS_AT_ONCE = 4
 """Jobs of dead workers in one lane that may run again at the same time, since each takes a
 process."""
 SHORT_TEXT = 200_000
 """Characters up to which work on a text is done in a thread, as it ends within a second or so."""
 LARGE_ANSWER = 256 * 1024
-"""Bytes of another process's answer from which it is read in a thread."""
+"""Bytes of another process's answer from which it is unpickled in a thread."""
 COMPUTE_MEMORY_MB = 2048
-"""Address space of a process that works on a longer one, in MiB."""
+"""Address space, in MiB, of a process for work on a text longer than SHORT_TEXT."""
 
 
 class Executor:
@@ -56,9 +56,9 @@ class Executor:
 
     def __init__(self, processes: int) -> None:
         self._pool = ProcessPool(processes, serve)
-        # asyncio keeps no task alive that nobody refers to.
+        # Referenced here, as asyncio itself keeps only weak references to tasks.
         self._abandoned: set[asyncio.Task[Any]] = set()
-        # Of each lane, so that a hot one does not wait for others.
+        # By lane, so that a hot job does not wait for others.
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(SUSPECTS_AT_ONCE)
         )
@@ -66,14 +66,14 @@ class Executor:
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        """Return the handler's answer, or a Failure: neither a time limit escapes nor what the
+        """Return the handler's outcome, or a Failure: no time limit is raised, nor what the
         handler raises, of whatever class (KeyboardInterrupt, a panic of Rust), nor that it cancels
         its own task. `ctx` has this executor's `compute` and `in_process`.
 
-        A `suspect`, whose worker has died, runs in a process of its own: if it kills that, nobody
-        else is harmed, and nobody else is to blame. Beside it other jobs, hot ones above all,
-        start as ever. Cancelling this call cancels the handler; a handler's process is killed. A
-        handler in the event loop that swallows CancelledError has HEED_TIMEOUT to end.
+        A `suspect`, whose worker has died, runs in a process of its own: if it kills that, no other
+        job is harmed, and none is to blame. Other jobs, hot ones above all, start meanwhile as
+        usual. Cancelling this call cancels the handler; a handler's process is killed. A handler in
+        the event loop that swallows CancelledError has HEED_TIMEOUT to end.
         """
         if job_type.isolation == "process":
             limits = (job_type.memory_limit_mb, job_type.cpu_limit)
@@ -84,8 +84,8 @@ class Executor:
         return await self._run_in_loop(job_type, payload, ctx)
 
     async def _run_in_loop(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-        # A task of its own: so what cancels that one is told from what cancels this call, and one
-        # that goes on regardless holds nobody up.
+        # A task of its own: so its cancellation is told from that of this call, and a handler
+        # that ignores its cancellation blocks nothing.
         running = asyncio.create_task(_run_here(job_type, payload, ctx))
         try:
             await asyncio.wait({running}, timeout=job_type.timeout + HEED_TIMEOUT)
@@ -110,8 +110,8 @@ class Executor:
     def _abandon_unless_done(
         self, running: asyncio.Task[Any], job_type: JobType, ctx: JobContext
     ) -> bool:
-        """Let a handler run on that ignores that it is cancelled: only the end of the worker ends
-        it. Returns False for one that has ended."""
+        """Let a handler run on that ignores its cancellation: only the end of the worker ends
+        it. Returns False for a handler that has ended."""
         if running.done():
             return False
         running.cancel()
@@ -128,10 +128,10 @@ class Executor:
     def _forget(self, ended: asyncio.Task[Any]) -> None:
         self._abandoned.discard(ended)
         if not ended.cancelled():
-            ended.exception()  # asyncio complains of one that nobody has asked for
+            ended.exception()  # retrieved, as asyncio logs an error that never is
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
-        """Return what the work gives or raises: JobContext.compute for a handler in the event
+        """Run the work; return or raise as it does: JobContext.compute for a handler in the event
         loop."""
         if characters <= SHORT_TEXT:
             return await in_thread(work, *args)
@@ -140,8 +140,8 @@ class Executor:
     async def in_process(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
     ) -> Any:
-        """Return what the work gives or raises: JobContext.in_process for a handler in the event
-        loop. The time begins when a process is free for it."""
+        """Run the work; return or raise as it does: JobContext.in_process for a handler in the
+        event loop. The time begins when a process is free for it."""
         return await self._work_in_process(work, args, timeout, memory_limit_mb)
 
     async def _work_in_process(
@@ -194,13 +194,13 @@ class Executor:
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            return Failure.from_error(error)  # of what can't be pickled, or of the pool
+            return Failure.from_error(error)  # an error of pickling, or of the pool
 
     async def _in_process(
         self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
     ) -> Any:
-        """Return what the work gives or raises in a process of the pool, killed when this is
-        cancelled.
+        """Run the work in a process of the pool; return or raise as it does. The process is killed
+        when this call is cancelled.
 
         Where earlier jobs have worn the process out, the work begins again in a new one.
         """
@@ -217,7 +217,7 @@ class Executor:
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes that run jobs now, or ran some and wait for more."""
+        """The PIDs of the processes that run jobs now, or wait for more."""
         return self._pool.pids
 
     async def close(self) -> None:
@@ -226,8 +226,8 @@ class Executor:
 
 
 async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-    """Run a handler in the event loop; return its answer, or a Failure. Raises CancelledError where
-    its task was cancelled, by whomever."""
+    """Run a handler in the event loop; return its outcome, or a Failure. Raises CancelledError
+    where its task was cancelled."""
     limit = asyncio.timeout(job_type.timeout)
     try:
         async with limit:
@@ -241,7 +241,7 @@ async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> A
 
 
 def _unstoppable(job_type: JobType, ctx: JobContext) -> Failure:
-    # Not tried again: that would be beside itself.
+    # Not tried again: the next attempt would run beside this one.
     return Failure(
         TIMED_OUT,
         f"{job_type.name} ran longer than its {job_type.timeout:g} s, and its handler swallows "
@@ -252,7 +252,7 @@ def _unstoppable(job_type: JobType, ctx: JobContext) -> Failure:
 
 
 def _how_it_ended(exit_code: int) -> str:
-    """Say how a process has ended that nobody wanted to end."""
+    """Explain how a process has ended unexpectedly."""
     if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL, as the kernel does where memory is short"
     if -exit_code in signal.valid_signals():
@@ -263,7 +263,7 @@ def _how_it_ended(exit_code: int) -> str:
 
 async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
     """Run a handler of the event loop in a new process, which ends with it."""
-    # Not one of the pool's, which starts all of them at once.
+    # Not a process of the pool, which starts all of its processes at once.
     executor = Executor(1)
     try:
         return await executor._run_in_process(job_type, payload, ctx, run_async_job)

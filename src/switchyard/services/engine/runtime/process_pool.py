@@ -2,9 +2,9 @@
 call at a time, and is killed where a call is late or given up.
 
 Each process has a socket of its own, and nothing else in common with another. With queues and locks
-that all of them share, as in the pools of `concurrent.futures`, pebble or loky, the death of one is
-easily taken for the death of another, or for none: a busy parent then waits for an answer that
-nobody will give.
+that all processes share, as in the pools of `concurrent.futures`, pebble or loky, the death of one
+is easily taken for the death of another, or is missed: a busy parent then waits for an answer that
+never comes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from switchyard.services.engine.jobs.context import in_thread
 T = TypeVar("T")
 
 CALLS_PER_PROCESS = 100
-"""A process is replaced after so many calls, so that what a C library leaks stays bounded."""
+"""Calls after which a process is replaced, so that the leaks of a C library stay bounded."""
 EXIT_TIMEOUT = 5.0
 """Seconds for a process to end by itself; then it is killed."""
 LENGTH = struct.Struct("!Q")
@@ -47,14 +47,14 @@ LOADED_BEFORE = (
     "switchyard.services.engine.runtime.child",
     "switchyard.services.common.settings",
 )
-"""What is in memory before the fork. Never a user's module: it may start threads, open connections
-or read a secret as it is loaded, none of which may be in every process. Nor a large library: each
-process has a memory limit, and loads what its job needs."""
+"""Modules that are loaded before the fork. Never a user's module: it may start threads, open
+connections or read a secret as it is loaded, none of which may be in every process. Nor a large
+library: each process has a memory limit, and loads what its job needs."""
 
 _CHILDREN = threading.Lock()
-"""Held while children are started or asked how they ended. `multiprocessing` asks all children of
-the program whenever it starts one, and two threads that ask the same child read its one exit code
-twice: the second takes it for lost."""
+"""Held while children are started or their exit codes are read. `multiprocessing` polls all
+children of the program whenever it starts one, and two threads that poll the same child read its
+one exit code twice: the second takes the child for lost."""
 
 
 class ProcessEnded(Exception):
@@ -67,9 +67,9 @@ class ProcessEnded(Exception):
 
 
 class ProcessPool:
-    """At most so many processes, each started when it is needed and kept for later calls.
+    """Keeps at most `processes` processes, each started when it is needed and kept for later calls.
 
-    `serve` is what a process runs: it answers what comes through its socket, one call after
+    `serve` is what a process runs: it answers the calls that come through its socket, one after
     another, until that is closed. Calls that find no process free wait in the order they came.
     """
 
@@ -80,7 +80,7 @@ class ProcessPool:
         self._idle: list[_Process] = []
         self._running: set[_Process] = set()
         self._in_background: set[asyncio.Future[Any]] = set()
-        """Starts that nobody waits for any more, and the ends of processes."""
+        """Starts without a waiting caller, and the ends of processes."""
 
     async def call(
         self,
@@ -90,10 +90,10 @@ class ProcessPool:
         preload: Callable[..., Any],
         fresh: bool = False,
     ) -> bytes:
-        """Return the answer of a process: of one that has had no call before if it is to be
-        `fresh`. The process is killed when this is cancelled.
+        """Send a request to a process and return its answer; to a process that has had no call
+        before if `fresh`. The process is killed when this call is cancelled.
 
-        `timeout` counts from when a process has it (seconds). The module of `preload`, if it is
+        `timeout`: seconds from when a process has the request. The module of `preload`, if it is
         one of ours, is in memory before the first process is started.
 
         Raises:
@@ -120,7 +120,7 @@ class ProcessPool:
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes that live, busy or idle."""
+        """The PIDs of the live processes, busy or idle."""
         living = (each for each in (*self._running, *self._idle) if each.is_running)
         return [each.pid for each in living if each.pid is not None]
 
@@ -146,14 +146,15 @@ class ProcessPool:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # It takes seconds on a busy host, and can't be stopped: a later call may have it.
+            # A start takes seconds on a busy host, and can't be stopped: a later call may use the
+            # process.
             self._keep(starting)
             starting.add_done_callback(self._take_over)
             raise
 
     async def _start_ready(self, preload: Callable[..., Any]) -> _Process:
-        """Return a process that waits for calls. Where it dies before, as all do when the one is
-        killed that they are forked from, another is started, once."""
+        """Start a process and wait until it is ready for calls. Where it dies before, as all do
+        when the one is killed that they are forked from, another is started, once."""
         try:
             return await self._start_once(preload)
         except (EOFError, ConnectionError):
@@ -183,7 +184,7 @@ class ProcessPool:
             self._idle.append(process)
 
     def _end(self, process: _Process, *, kill: bool) -> asyncio.Future[int]:
-        """Tell the exit code of a process when it has ended."""
+        """End a process; the future has its exit code once it has ended."""
         process.disconnect()
         return self._keep(asyncio.ensure_future(in_thread(process.end, kill)))
 
@@ -205,8 +206,8 @@ class _Process:
         self.is_running = True
         self._has_ended = False
         self.calls = 0
-        # Said by the system, too, and not by the end of the socket alone, which a child of the
-        # process may hold.
+        # Also notified by the system: the end of the socket alone is not enough, which a child of
+        # the process may hold.
         asyncio.get_running_loop().add_reader(process.sentinel, self._has_died)
 
     @classmethod
@@ -228,11 +229,12 @@ class _Process:
         return self._process.pid
 
     async def wait_until_ready(self) -> None:
-        """Raises EOFError or ConnectionError: it has died."""
+        """Wait until it is ready. Raises EOFError or ConnectionError if it has died."""
         await self._reader.readexactly(len(READY))
 
     async def ask(self, request: bytes) -> bytes:
-        """Return its answer. Raises EOFError or ConnectionError: it has died."""
+        """Send a request and return its answer. Raises EOFError or ConnectionError if it has
+        died."""
         self.calls += 1
         self._writer.write(LENGTH.pack(len(request)))
         self._writer.write(request)
@@ -241,18 +243,18 @@ class _Process:
         return await self._reader.readexactly(length)
 
     def disconnect(self) -> None:
-        """Have no more to do with it: an idle process ends by itself."""
+        """Close the socket: an idle process then ends by itself."""
         self._forget_sentinel()
         self._writer.close()
 
     def kill(self) -> None:
-        """Kill it if it lives. Blocks while another process starts."""
+        """Kill the process if it lives. Blocks while another process starts."""
         with _CHILDREN:
             if not self._has_ended and self._process.is_alive():
                 self._process.kill()
 
     def end(self, kill: bool) -> int:
-        """Return its exit code when it has ended by itself, or was killed. Blocks."""
+        """Wait for its end, or kill it; return its exit code. Blocks."""
         if kill or not wait([self._process.sentinel], EXIT_TIMEOUT):
             self.kill()
         wait([self._process.sentinel])
@@ -279,14 +281,15 @@ def _start(
 ) -> BaseProcess:
     with _CHILDREN:
         context = start_method(preload)
-        # A daemon, so that it is ended with this program however that ends.
+        # A daemon, so that it ends with this program, however that ends.
         process = context.Process(target=serve, args=(connection,), daemon=True)
         process.start()
     return process
 
 
 def start_method(first: Callable[..., Any]) -> ForkServerContext | SpawnContext:
-    """Tell how to start processes that share nothing with this one: no socket, no lock, no thread.
+    """Return the start method for processes that share nothing with this one: no socket, lock or
+    thread.
 
     The process that they are forked from is a new program, which ends with the last that it serves.
     It has loaded what they all need, and the module of the `first` work if that is one of ours.
@@ -309,5 +312,5 @@ def end_with_parent() -> None:
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe], [], [], 0)[0]:  # it died before that was said
+    if select.select([pipe], [], [], 0)[0]:  # the parent died before this was set up
         os._exit(0)
