@@ -42,8 +42,8 @@ class Lane:
     max_length: int
     """Messages that each of its queues holds at most."""
     dead_letters_overflow: bool
-    """What a full queue does with a new message: True, it goes to `jobs.dead` and the publisher
-    is told; False, it is refused and the publisher is told."""
+    """Whether a full queue dead-letters a new message to `jobs.dead`; else it refuses the message.
+    The publisher learns of either."""
     workers: tuple[str, ...]
     """Kinds of worker that always have a queue in this lane."""
 

@@ -84,7 +84,7 @@ def now() -> datetime:
 
 
 class Metadata(BaseModel):
-    """What the system needs to know of a job beside its payload."""
+    """Data of a job beside its payload, which the system itself reads."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -92,7 +92,7 @@ class Metadata(BaseModel):
     """When the job was first made, by the clock of whoever made it; kept by every retry and
     redrive."""
     source: str = "unknown"
-    """Who asked: arxiv, github, huggingface, user, or the job type of the parent."""
+    """Who requested the job: arxiv, github, huggingface, user, or the job type of the parent."""
     attempts: int = Field(default=0, ge=0, le=1_000_000)
     """Attempts that were used up before this delivery."""
     max_attempts: int = Field(default=DEFAULT_MAX_ATTEMPTS, ge=1, le=1000)

@@ -61,7 +61,7 @@ class Reason(StrEnum):
     PERMANENT = "permanent"
     """The handler said that no further attempt can help."""
     EXPIRED = "expired"
-    """It waited longer than its lane's TTL or its own `expires_at`."""
+    """The job waited longer than its lane's TTL or its own `expires_at`."""
     OVERFLOWED = "overflowed"
     """Its lane was full."""
     DISPLACED = "displaced"
@@ -80,8 +80,8 @@ class Reason(StrEnum):
     """A job whose payload does not fit its type as the worker knows it. It may be a good one: a
     worker that is older than the publisher says the same."""
     CRASHED = "crashed"
-    """It killed its own process twice, or was in five workers as they died, or was begun 20 times
-    in a row without an end."""
+    """The job killed its own process twice, or was in five workers as they died, or was begun 20
+    times in a row without an end."""
 
 
 @dataclass(frozen=True, slots=True)

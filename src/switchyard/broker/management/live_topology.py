@@ -29,8 +29,8 @@ class LiveQueue:
 
 @dataclass(frozen=True, slots=True)
 class LiveTopology:
-    """What one virtual host holds, fetched in one go. The default exchange's bindings, which
-    every queue has, are left out."""
+    """The topology of one virtual host, read at once. The default exchange's bindings, which every
+    queue has, are left out."""
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[LiveQueue, ...] = ()

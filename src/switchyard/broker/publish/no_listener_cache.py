@@ -37,7 +37,7 @@ class NoListenerCache:
 
     def __init__(self) -> None:
         self._unheard: dict[tuple[str, str], _NoListener] = {}
-        """By exchange and routing key."""
+        """Keys that nobody listened to, by exchange and routing key."""
 
     def is_unheard(self, exchange: str, routing_key: str) -> bool:
         """Tell whether an event need not be sent. A caller that then sends one calls

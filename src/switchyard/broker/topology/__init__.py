@@ -1,1 +1,1 @@
-"""What must exist on the broker, and making it so."""
+"""The declared topology of the broker, and making a live broker conform to it."""

@@ -56,7 +56,7 @@ class QueueMigration:
     """One queue that is to be remade, or whose remaking was broken off."""
 
     queue: Queue
-    """As it will be."""
+    """The queue as it will be after the migration."""
     live_type: str | None
     """Its type now; None where the queue is missing, deleted by an earlier run that was killed."""
     messages: int = 0

@@ -18,19 +18,19 @@ from switchyard.broker.topology.differences import Deviation, Difference, diff
 
 @dataclass(frozen=True, slots=True)
 class ApplyReport:
-    """What `apply` did, one line each, and what still differs."""
+    """Changes that `apply` made, one line each, and the differences that remain."""
 
     done: tuple[str, ...]
     left: tuple[Difference, ...]
 
     @property
     def blocked(self) -> tuple[Difference, ...]:
-        """What can't be changed in place."""
+        """Differences that can't be changed in place."""
         return tuple(difference for difference in self.left if not difference.is_extra)
 
     @property
     def extras(self) -> tuple[Difference, ...]:
-        """What is in our namespace and not declared."""
+        """Objects in our namespace that are not declared."""
         return tuple(difference for difference in self.left if difference.is_extra)
 
     def require_success(self) -> None:

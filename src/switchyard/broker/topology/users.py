@@ -43,7 +43,7 @@ PASSWORD_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What the processes of one kind may do."""
+    """Rights of the processes of one kind."""
 
     name: str
     purpose: str

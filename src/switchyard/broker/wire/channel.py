@@ -235,7 +235,8 @@ class PipelinedChannel(Channel):
     # --- the end ----------------------------------------------------------------------------
 
     async def rpc(self, frame: Any, timeout: Any = None) -> Any:
-        """As aiormq's. Raises one of CHANNEL_ERRORS, whatever ends the connection meanwhile."""
+        """Make a call as aiormq does. Raises one of CHANNEL_ERRORS, whatever ends the connection
+        meanwhile."""
         with library_calls():
             return await super().rpc(frame, timeout)
 

@@ -23,7 +23,7 @@ class Unconfirmed(Generic[W]):
     def __init__(self) -> None:
         self._last_tag = 0
         self._waiting: dict[int, tuple[W, _Key, int]] = {}
-        """By delivery tag; the last is the size of the body in bytes."""
+        """By delivery tag: the waiter, its key, and the size of the body in bytes."""
         # Counted: one job sent twice can come back twice before either is confirmed.
         self._returned: Counter[_Key] = Counter()
 

@@ -68,7 +68,7 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
 
 
 async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection:
-    """As `connect`, for the address of one node."""
+    """Connect as `connect` does, to the address of one node."""
     query = "&" if urlsplit(url).query else "?"
     url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
     connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})

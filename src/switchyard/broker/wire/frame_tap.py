@@ -50,8 +50,8 @@ class FrameTap(asyncio.StreamReader):
         self._partial = b""
         self._heartbeat_at = 0.0
         self.close_reason = ""
-        """What the broker said when it closed the connection: at most 255 bytes. aiormq does not
-        tell it of a connection that was never open."""
+        """Reason that the broker gave when it closed the connection: at most 255 bytes. aiormq does
+        not report it for a connection that was never open."""
         self.transport: asyncio.Transport | None = None
         """The connection's transport, once there is one."""
 

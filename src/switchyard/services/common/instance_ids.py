@@ -15,14 +15,14 @@ _STATE, _STARTED = 0, 19
 
 
 class ProcessState(StrEnum):
-    """What is known of a process."""
+    """State of a process, as far as is known."""
 
     RUNS = "runs"
     STOPPED = "stopped"
     """Stopped by a signal, such as SIGSTOP: it goes on after SIGCONT."""
     GONE = "gone"
     UNKNOWN = "unknown"
-    """It ran on another host or in another container, or the system has no /proc."""
+    """The process ran on another host or in another container, or the system has no /proc."""
 
 
 def new_instance_id() -> str:

@@ -1,4 +1,4 @@
-"""What each wing brings to the engine: job types, backfill sources, duties, checks, metrics.
+"""Load what each wing adds to the engine: job types, backfill sources, duties, checks, metrics.
 
 The engine knows no wing above it. A wing says in its module `wing.py` what it brings, in a `WING`;
 other packages name such a module in the entry point group `switchyard.wings`. What it brings is

@@ -139,7 +139,7 @@ def read_path(
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What a file is, whatever it is called."""
+    """Type and hash of a file, by its content and not by its name."""
 
     sha256: str
     media_type: str

@@ -21,7 +21,7 @@ from switchyard.services.engine.records.states import FINISHED, AttemptOutcome, 
 
 @dataclass(slots=True)
 class JobRow:
-    """What the rules need of a job's row, and what a transaction changes in it."""
+    """The columns of a job's row that the rules need, and that a transaction changes."""
 
     id: str
     state: State
