@@ -207,9 +207,8 @@ async def list_jobs(
 async def show_job(job_id: JobIdInPath, state: Shared, readings: ReadingsOf) -> DashboardPage:
     """Show everything that is known of a job, and the jobs of its run."""
     reads = state.ledger.job_reads
-    head = (await reads.run_heads([job_id])).get(
-        job_id
-    )  # first, so that changes during the reads below are noticed
+    # First, so that changes during the reads below are noticed.
+    head = (await reads.run_heads([job_id])).get(job_id)
     record = await reads.require(job_id)
     record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
     run = await reads.pipeline(record.pipeline or job_id)
