@@ -1,0 +1,122 @@
+"""A batch of `/v1/batches` whose processes are killed: each of its lines is answered once."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from switchyard.services.engine.wings import job_modules
+from tests.support.api_server import ApiProcess, api_process
+from tests.support.brokers import TestBroker
+from tests.support.commands import ROOT, Running, commands
+from tests.support.eventually import eventually
+from tests.support.llm_server import MODEL, LlmServer
+from tests.support.site import Exchange, Request
+from tests.support.system import open_system
+from tests.support.worker_process import environment_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(600)]
+
+LINES = 120
+KILLED_AFTER = 30
+"""Calls of the server."""
+SLOTS = 8
+CALL_TIME = 0.1
+"""Seconds that the server takes, so that calls are under way when the worker is killed."""
+STILL = 150.0
+"""Seconds in which it must have got on: what a killed worker had under way begins again in
+processes of its own, a few at a time, which a busy machine starts slowly."""
+URL: Any = "/v1/chat/completions"
+
+
+def line_of(number: int) -> dict[str, Any]:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": f"line {number}"}]}
+    return {"custom_id": f"line {number}", "method": "POST", "url": URL, "body": chat}
+
+
+def slowly(exchange: Exchange, request: Request) -> None:
+    time.sleep(CALL_TIME)  # in a thread of the server's own
+    exchange.server.owner.answer(exchange, request)
+
+
+def client_of(api: ApiProcess) -> openai.AsyncOpenAI:
+    http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
+    return openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", http_client=http_client)
+
+
+async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_line_once(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    with LlmServer() as llm:
+        llm.always(slowly)
+        given: dict[str, Any] = {
+            "llm_base_url": llm.url,
+            "llm_model": MODEL,
+            "llm_pacing": "fixed",
+            "llm_concurrency": SLOTS,
+            "takeover_after": 0.8,
+        }
+        async with (
+            open_system(
+                broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+            ) as system,
+        ):
+
+            async def start(stack: AsyncExitStack) -> tuple[ApiProcess, list[Running]]:
+                environment = environment_of(system.settings)
+                log = stack.enter_context((tmp_path / "others.log").open("ab"))
+                others = [
+                    commands().start(each, env=environment, cwd=ROOT, output=log.fileno())
+                    for each in (["worker", "llm", "--concurrency", str(SLOTS)], ["scheduler"])
+                ]
+                for each in others:
+                    stack.enter_context(each)
+                    stack.callback(each.kill)
+                starting = api_process(system.settings, tmp_path / "api.log", **environment)
+                return await stack.enter_async_context(starting), others
+
+            async with AsyncExitStack() as stack:
+                api, others = await start(stack)
+                content = "\n".join(json.dumps(line_of(each)) for each in range(LINES))
+                async with client_of(api) as client:
+                    file = await client.files.create(
+                        file=("in.jsonl", content.encode()), purpose="batch"
+                    )
+                    batch = await client.batches.create(
+                        input_file_id=file.id, endpoint=URL, completion_window="24h"
+                    )
+                await eventually(lambda: len(llm.requests) >= KILLED_AFTER, STILL)
+                api.kill()
+                for each in others:
+                    each.kill()
+                for each in others:
+                    await asyncio.to_thread(each.wait, 10)
+            assert len(llm.requests) < LINES, "killed in the middle"
+            async with AsyncExitStack() as stack:
+                api, _ = await start(stack)
+                client = await stack.enter_async_context(client_of(api))
+
+                async def completed() -> Any:
+                    found = await client.batches.retrieve(batch.id)
+                    assert found.status in ("in_progress", "finalizing", "completed"), found
+                    return found if found.status == "completed" else None
+
+                ended = await eventually(
+                    completed, STILL, "the end of the batch", progress=lambda: len(llm.requests)
+                )
+                counts = ended.request_counts
+                assert (counts.completed, counts.failed) == (LINES, 0)
+                assert ended.error_file_id is None
+                content = (await client.files.content(ended.output_file_id)).text
+        answered = Counter(json.loads(line)["custom_id"] for line in content.splitlines())
+        assert answered == Counter(f"line {each}" for each in range(LINES))
+        asked = Counter(each.json["messages"][-1]["content"] for each in llm.requests)
+        assert asked.keys() == answered.keys()
+        # Again is asked only what was under way when the worker was killed.
+        assert asked.total() <= LINES + SLOTS
