@@ -129,6 +129,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             finalize=formats.shown,
+            auto_reload=False,  # each use of a template would ask the disk whether it has changed
         )
         self._environment.filters.update(formats.FILTERS)
         self.assets = Assets()
