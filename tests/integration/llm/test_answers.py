@@ -306,7 +306,7 @@ async def test_claims_of_the_dead_go_in_steps(
         await records.claim_llm_answer(f"k{number}", "dead", ttl=0, max_age=60)
     await records.keep_llm_answer("answered", 1)
     assert await removed(lambda limit: records.drop_dead_claims(limit=limit)) == Counter()
-    monkeypatch.setattr("switchyard.services.llm.ledger.llm_answers.USE_NOTED_INTERVAL", -1.0)
+    monkeypatch.setattr("switchyard.services.llm.ledger.llm_answers.DEAD_CLAIM_AGE", -1.0)
     rows = await removed(lambda limit: records.drop_dead_claims(limit=limit))
     assert rows == {"llm_answers": 5}
 

@@ -23,20 +23,20 @@ from switchyard.services.llm.budget_account import ANSWER_LIMITS, max_usage_of
 from switchyard.services.llm.ledger import LlmLedger
 
 NO_RETRY = {"x-should-retry": "false"}
-"""For OpenAI's clients: the same request would end in the same way."""
+"""Header that keeps OpenAI's clients from repeating a request that would fail again."""
 
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """A request that was let in, whose tokens were taken by estimate."""
+    """A request within the limits of its key, whose tokens were counted by estimate."""
 
     state: ApiState
     key_id: str
     taken: int = 0
 
     async def settle(self, result: Mapping[str, Any] | None) -> None:
-        """Take the tokens that a request has used in the place of the estimate: none for a stored
-        answer. Best effort."""
+        """Replace the estimated tokens by those that the request has used: none for a stored
+        answer. A failure is only logged."""
         if not self.taken or result is None:
             return
         usage = {} if result.get("answer_reused") else result.get("usage") or {}
@@ -54,8 +54,8 @@ async def admit(
     *,
     body: Mapping[str, Any] | None = None,
 ) -> AdmittedRequest:
-    """Hold a request against the limits of its key: its rates, and with `body` its model, tokens
-    and budgets. Raises Problem (403, 429), LedgerError."""
+    """Count a request against the limits of its key: rates, and with `body` also model, tokens and
+    budgets. Raises Problem (403, 429), LedgerError."""
     principal: Principal = request.state.principal
     admission = AdmittedRequest(state, principal.id)
     limits = principal.limits
@@ -82,7 +82,7 @@ async def count_request(state: Shared, request: Request) -> None:
     await admit(state, request)
 
 
-Counted = Depends(count_request)
+CountedForRateLimit = Depends(count_request)
 
 
 def check_model_allowed(limits: KeyLimits | None, model: str) -> None:
@@ -93,8 +93,8 @@ def check_model_allowed(limits: KeyLimits | None, model: str) -> None:
 
 
 def allowed_priority(limits: KeyLimits | None, priority: int | None, lane: str) -> int:
-    """Return the priority of a request: the one that it names, or the default, or the most that
-    its key may have. Raises Problem (403) where it names a higher one."""
+    """Return the priority of a request: by default at most that of its key. Raises Problem (403) if
+    it names a higher one."""
     most = None if limits is None else limits.max_priority
     if most is None:
         return priority_or_default(priority, lane)
@@ -121,8 +121,8 @@ def limit_headers(limits: KeyLimits, allowance: KeyAllowance) -> dict[str, str]:
 
 
 async def _check_budgets(state: ApiState, key_id: str, limits: KeyLimits) -> None:
-    """Raise Problem (429) where a budget is spent. What calls under way may cost counts as spent;
-    each call is held against the budgets once more, exactly, before it is made."""
+    """Raise Problem (429) if a budget is spent; the reservations of calls under way count. Each
+    call is checked against the budgets once more, exactly, before it is made."""
     if limits.budget_per_day is None and limits.budget_per_month is None:
         return
     for budget, seconds in await LlmLedger(state.ledger).spending.key_budgets(key_id, limits):
@@ -133,8 +133,8 @@ async def _check_budgets(state: ApiState, key_id: str, limits: KeyLimits) -> Non
 
 
 def _estimate(body: Mapping[str, Any]) -> int:
-    """Estimate the tokens of a request: those of its question, and of its answer where it says how
-    long that may be."""
+    """Estimate the tokens of a request: of its question, and of its answer if the request limits
+    that."""
     usage = max_usage_of(body)
     answer = usage["completion_tokens"] if any(body.get(each) for each in ANSWER_LIMITS) else 0
     return usage["prompt_tokens"] + answer

@@ -1,5 +1,4 @@
-"""`/llm/…`: questions to language models, with the answer at once where it is wanted; and what they
-have cost."""
+"""`/llm/…`: questions to language models, with the answer at once on request; and their cost."""
 
 from __future__ import annotations
 
@@ -194,23 +193,23 @@ async def _open_stream(
 ) -> EventStream:
     with ExitStack() as leaving:
         leaving.enter_context(slot)
-        written, queue = await _opened_stream(body, state, source, idempotency_key)
+        answer_stream, queue = await _submit_streamed(body, state, source, idempotency_key)
         leaving.pop_all()
 
     def close() -> None:
-        written.close()
+        answer_stream.close()
         slot.leave()
 
-    frames = _frames(state, queue, written, body.expires_in or MAX_STREAM_DURATION)
+    frames = _frames(state, queue, answer_stream, body.expires_in or MAX_STREAM_DURATION)
     return EventStream(frames, closing=close)
 
 
-async def _opened_stream(
+async def _submit_streamed(
     body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
 ) -> tuple[AnswerStream, LLMQueue]:
     queue = request_queue(state)
-    with refusals():
-        written = await queue.open_stream(
+    with translate_refusals():
+        answer_stream = await queue.open_stream(
             body.type,
             body.payload,
             lane=body.lane,
@@ -219,12 +218,12 @@ async def _opened_stream(
             key=idempotency_key,
             source=source,
         )
-    return written, queue
+    return answer_stream, queue
 
 
 def request_queue(state: ApiState) -> LLMQueue:
     """Return the queue of requests: this process's own in direct mode, else the lanes'. Raises
-    Problem where there is neither."""
+    Problem without either."""
     if state.direct is not None:
         return state.direct
     broker = state.require_broker()
@@ -232,17 +231,17 @@ def request_queue(state: ApiState) -> LLMQueue:
 
 
 def priority_or_default(priority: int | None, lane: str) -> int:
-    """Return the priority of a request: in the middle where it names none, so that others may be
-    more urgent, or less."""
+    """Return the priority of a request: by default in the middle, so that others may be more
+    urgent, or less."""
     if priority is not None:
         return priority
     return min(DEFAULT_PRIORITY, lane_named(lane).default_priority)
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Raise what is wrong with a request as InvalidRequest, or as Problem where its lane is
-    full."""
+def translate_refusals() -> Iterator[None]:
+    """Raise errors of publishing as those of the API: InvalidRequest, or Problem for a full
+    lane."""
     try:
         yield
     except _REFUSALS as error:
@@ -252,15 +251,15 @@ def refusals() -> Iterator[None]:
 
 
 async def _frames(
-    state: ApiState, queue: LLMQueue, written: AnswerStream, timeout: float
+    state: ApiState, queue: LLMQueue, answer_stream: AnswerStream, timeout: float
 ) -> AsyncGenerator[bytes, None]:
-    yield frame("accepted", {"job_id": written.job_id})
-    ending = queue.wait_for_end(written.job_id, timeout=timeout)
-    # The result where the ledger is away at the end: the job is not lost, and can be asked for.
-    result = LlmResult(written.job_id, LlmStatus.WAITING)
+    yield frame("accepted", {"job_id": answer_stream.job_id})
+    ending = queue.wait_for_end(answer_stream.job_id, timeout=timeout)
+    # Sent if the ledger is unreachable at the end: the job is not lost, and can be asked for.
+    result = LlmResult(answer_stream.job_id, LlmStatus.WAITING)
     try:
         async with aclosing(
-            written.follow(ending, heartbeat=state.settings.api_heartbeat)
+            answer_stream.follow(ending, heartbeat=state.settings.api_heartbeat)
         ) as events:
             async for each in events:
                 if each is None:
@@ -281,7 +280,7 @@ async def _ask_directly(
     source: str,
     idempotency_key: str | None,
 ) -> models.AnswerOfModel:
-    with refusals():
+    with translate_refusals():
         job_id = await queue.submit(
             body.type,
             body.payload,

@@ -19,24 +19,24 @@ from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, r
 from switchyard.api.http.routing import Routes
 from switchyard.api.llm.key_limits import (
     NO_RETRY,
-    Counted,
+    CountedForRateLimit,
     LimitsOf,
     check_model_allowed,
     limits_of,
 )
 from switchyard.api.llm.openai_chunks import response_events, text_chunks
 from switchyard.api.llm.openai_requests import (
-    RequestWishes,
+    OpenAiRunOptions,
     admit_request,
     answer_headers,
     check_model,
     payload_of,
     run_endpoint_request,
+    run_options_of,
     run_request,
     served_models,
     shows_usage_of,
     start_stream,
-    wishes_of,
 )
 from switchyard.api.middleware.access import StreamSlot, needs
 from switchyard.api.models import openai as models
@@ -112,26 +112,32 @@ async def create_chat_completion(
     body: models.ChatCompletionRequest,
     state: Shared,
     request: Request,
-    wishes: Annotated[RequestWishes, Depends(wishes_of)],
+    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
 ) -> Any:
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
     chat = {"messages": body.messages}
-    admission = await admit_request(body, chat, state, request)
-    payload = payload_of(CHATS_URL, body, chat, wishes)
+    admitted_request = await admit_request(body, chat, state, request)
+    payload = payload_of(CHATS_URL, body, chat, run_options)
     slot = StreamSlot(request)
     with ExitStack() as leaving:
         leaving.callback(slot.leave)
         if not body.stream:
             result = await run_request(
-                "chat_completion", payload, wishes, state, request, admission
+                "chat_completion", payload, run_options, state, request, admitted_request
             )
             if result is None:
                 return Response()  # nobody reads it
             headers = answer_headers(result, state.settings)
             return JsonResponse(completion_of(result), headers=headers)
         stream = await start_stream(
-            payload, wishes, state, request, slot, admission, shows_usage=shows_usage_of(body)
+            payload,
+            run_options,
+            state,
+            request,
+            slot,
+            admitted_request,
+            shows_usage=shows_usage_of(body),
         )
         if stream is None:
             return Response()  # nobody reads it
@@ -152,11 +158,11 @@ async def create_embeddings(
     body: models.EmbeddingsBody,
     state: Shared,
     request: Request,
-    wishes: Annotated[RequestWishes, Depends(wishes_of)],
+    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
     texts = {"input": body.input}
-    result = await run_endpoint_request(EMBEDDINGS_URL, body, texts, wishes, state, request)
+    result = await run_endpoint_request(EMBEDDINGS_URL, body, texts, run_options, state, request)
     if result is None:
         return Response()  # nobody reads it
     is_packed = body.encoding_format == "base64"
@@ -181,11 +187,13 @@ async def create_completion(
     body: models.CompletionRequest,
     state: Shared,
     request: Request,
-    wishes: Annotated[RequestWishes, Depends(wishes_of)],
+    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
     texts = {"prompt": body.prompt}
-    result = await run_endpoint_request(TEXT_COMPLETIONS_URL, body, texts, wishes, state, request)
+    result = await run_endpoint_request(
+        TEXT_COMPLETIONS_URL, body, texts, run_options, state, request
+    )
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
@@ -213,16 +221,18 @@ async def create_response(
     body: models.ResponsesBody,
     state: Shared,
     request: Request,
-    wishes: Annotated[RequestWishes, Depends(wishes_of)],
+    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
 ) -> Any:
-    """Answer as OpenAI's Responses API does, by a server that has it."""
+    """Answer as OpenAI's Responses API does, through a server that has it."""
     check_model_allowed(limits_of(request), body.model)
     check_model(state.settings, body.model)
     if not any(x.responses and x.serves(body.model) for x in state.settings.llm_servers):
         code = "responses_not_supported"
         raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
     request_input = {"input": body.input}
-    result = await run_endpoint_request(RESPONSES_URL, body, request_input, wishes, state, request)
+    result = await run_endpoint_request(
+        RESPONSES_URL, body, request_input, run_options, state, request
+    )
     if result is None:
         return Response()  # nobody reads it
     headers = answer_headers(result, state.settings)
@@ -234,7 +244,7 @@ async def create_response(
 
 @router.get(
     "/models",
-    dependencies=[needs(Scope.PUBLISH, Scope.READ), Counted],
+    dependencies=[needs(Scope.PUBLISH, Scope.READ), CountedForRateLimit],
     responses=responses("rate-limited"),
 )
 async def list_models(state: Shared, limits: LimitsOf) -> models.ServedModels:
@@ -248,7 +258,7 @@ async def list_models(state: Shared, limits: LimitsOf) -> models.ServedModels:
 
 @router.get(
     "/models/{model:path}",
-    dependencies=[needs(Scope.PUBLISH, Scope.READ), Counted],
+    dependencies=[needs(Scope.PUBLISH, Scope.READ), CountedForRateLimit],
     responses=responses("unknown-model", "rate-limited"),
 )
 async def show_model(

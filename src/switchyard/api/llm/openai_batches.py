@@ -1,5 +1,5 @@
-"""`/v1/files` and `/v1/batches`: requests that may wait, handed in as files, as OpenAI's API has
-them. A file or batch is its key's: for all others there is none."""
+"""`/v1/files` and `/v1/batches` of OpenAI's API: requests that may wait, handed in as files. Only
+the API key that made a file or batch sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from switchyard.api.engine.job_publishing import IdempotencyKey
 from switchyard.api.http.problems import OPENAI_PREFIX, invalid, responses
 from switchyard.api.http.routing import Routes
-from switchyard.api.llm.key_limits import Counted
+from switchyard.api.llm.key_limits import CountedForRateLimit
 from switchyard.api.middleware.access import PrincipalOf, needs, own_key, source_of
 from switchyard.api.middleware.uploads import InvalidUpload, UploadForm
 from switchyard.api.models import openai as models
@@ -69,7 +69,7 @@ Batches = Annotated[OpenAiBatches, Depends(batches_of)]
 
 @router.post(
     "/files",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     openapi_extra=FORM,
     responses=responses("invalid", "too-large", "storage-full", "ledger-away"),
 )
@@ -117,7 +117,7 @@ def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
 
 @router.get(
     "/files",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("invalid", "rate-limited", "ledger-away"),
 )
 async def list_files(
@@ -141,7 +141,7 @@ async def list_files(
 
 @router.get(
     "/files/{file_id}",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("not-found", "ledger-away"),
 )
 async def show_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> models.OpenAiFileView:
@@ -151,7 +151,7 @@ async def show_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> mod
 
 @router.get(
     "/files/{file_id}/content",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     response_class=StreamingResponse,
     responses={
         200: {"description": "The file.", "content": {"application/jsonl": {}}},
@@ -162,7 +162,7 @@ async def read_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> Str
     """Download a file: the input of a batch, its answers, or its errors."""
     file = await batches.file(file_id, asks.id)
     parts = batches.content(file)
-    first = await anext(parts, b"")  # whoever has no file is answered with an error
+    first = await anext(parts, b"")  # a client that sends no file gets an error
 
     async def all_parts() -> AsyncIterator[bytes]:
         yield first
@@ -181,7 +181,7 @@ async def read_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> Str
 
 @router.delete(
     "/files/{file_id}",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def delete_file(
@@ -197,7 +197,7 @@ async def delete_file(
 
 @router.post(
     "/batches",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("invalid", "not-found", "wrong-state", "no-broker", "ledger-away"),
 )
 async def create_batch(
@@ -224,7 +224,7 @@ async def create_batch(
 
 @router.get(
     "/batches",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("invalid", "rate-limited", "ledger-away"),
 )
 async def list_batches(
@@ -241,7 +241,7 @@ async def list_batches(
 
 @router.get(
     "/batches/{batch_id}",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("not-found", "ledger-away"),
 )
 async def show_batch(
@@ -253,13 +253,13 @@ async def show_batch(
 
 @router.post(
     "/batches/{batch_id}/cancel",
-    dependencies=[needs(Scope.PUBLISH), Counted],
+    dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def cancel_batch(
     batch_id: BatchId, batches: Batches, asks: PrincipalOf
 ) -> models.OpenAiBatchView:
-    """Cancel a batch. Requests that are being answered end as usual; the rest is not asked."""
+    """Cancel a batch. Requests that are being answered end as usual; others are not asked."""
     return view_batch(await batches.cancel(batch_id, asks.id))
 
 

@@ -16,8 +16,8 @@ from switchyard.services.llm.answer_follower import LlmText
 
 @dataclass(slots=True)
 class ChunkWriter:
-    """Writes one answer as the chunks of OpenAI's streams. The text is written as it comes; the
-    rest (tool calls, further choices, log probabilities) when the answer is whole."""
+    """Write one answer as the chunks of OpenAI's streams: the text as it comes, and tool calls,
+    further choices and log probabilities when the answer is complete."""
 
     job_id: str
     model: str
@@ -26,10 +26,10 @@ class ChunkWriter:
     _sent: list[str] = field(default_factory=list)
     _length: int = 0
     _is_live: bool = True
-    """False once a piece was left out, or the answer began anew: the rest comes at the end."""
+    """False once a piece was left out, or the answer began anew: further text comes at the end."""
 
     def text(self, piece: LlmText) -> Iterator[bytes]:
-        """Write a piece of the text, where it follows those before it."""
+        """Write a piece of the text, if it follows the pieces before it."""
         if piece.offset != self._length:
             self._is_live = False
         if not self._is_live:
@@ -42,7 +42,7 @@ class ChunkWriter:
         yield self._chunk({"index": 0, "delta": delta, "finish_reason": None})
 
     def end(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        """Write what is missing of the whole answer, and the end."""
+        """Write what is missing of the complete answer, and the end."""
         sent = "".join(self._sent)
         choices = completion.get("choices", [])
         first = choices[0]["message"].get("content") if choices else None
@@ -78,7 +78,7 @@ class ChunkWriter:
         yield b"data: [DONE]\n\n"
 
     def error(self, problem: Problem) -> bytes:
-        """Write why a stream that has begun has no end."""
+        """Write the error with which a stream that has begun breaks off."""
         return _data(error_of(problem.content)[1])
 
     def _chunk(self, choice: Mapping[str, Any] | None, **others: Any) -> bytes:
@@ -95,7 +95,7 @@ class ChunkWriter:
 
 
 def text_chunks(completion: Mapping[str, Any], *, shows_usage: bool) -> Iterator[bytes]:
-    """Write a completion of texts, which is whole, as the chunks of its stream."""
+    """Write a complete completion of texts as the chunks of a stream."""
     shared = {name: completion.get(name) for name in ("id", "object", "created", "model")}
     for choice in completion.get("choices", ()):
         yield _data({**shared, "choices": [choice]})
@@ -105,7 +105,7 @@ def text_chunks(completion: Mapping[str, Any], *, shows_usage: bool) -> Iterator
 
 
 def response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
-    """Write a response of the Responses API, which is whole, as the events of its stream."""
+    """Write a complete response of the Responses API as the events of a stream."""
     numbers = itertools.count()
 
     def event(kind: str, **fields: Any) -> bytes:

@@ -27,7 +27,7 @@ from switchyard.api.llm.key_limits import (
     check_model_allowed,
     limits_of,
 )
-from switchyard.api.llm.llm import refusals, request_queue
+from switchyard.api.llm.llm import request_queue, translate_refusals
 from switchyard.api.llm.openai_chunks import ChunkWriter
 from switchyard.api.middleware.access import StreamSlot, own_key, source_of
 from switchyard.api.models import openai as models
@@ -49,7 +49,7 @@ from switchyard.services.llm.openai_form import (
 MAX_TIME = 7 * 24 * 3600.0
 """Seconds that a request may ask for."""
 DEFAULT_TIME = 600.0
-"""Seconds in which a request is answered, or not at all: as long as OpenAI's clients wait."""
+"""Seconds after which a request expires by default: as long as OpenAI's clients wait."""
 
 RequestBody = (
     models.ChatCompletionRequest
@@ -60,7 +60,7 @@ RequestBody = (
 
 
 @dataclass(frozen=True, slots=True)
-class RequestWishes:
+class OpenAiRunOptions:
     """How a request is to be run."""
 
     lane: str
@@ -69,13 +69,13 @@ class RequestWishes:
     is_background: bool
     """Whether it goes on when its client has gone."""
     is_fresh: bool
-    """Whether a stored answer will not do."""
+    """Whether to ask anew even if an answer is stored."""
     source: str
     idempotency_key: str | None
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return what the queue of requests takes."""
+        """Return the arguments for the methods of `LLMQueue`."""
         return {
             "lane": self.lane,
             "priority": self.priority,
@@ -85,7 +85,7 @@ class RequestWishes:
         }
 
 
-async def wishes_of(
+async def run_options_of(
     request: Request,
     x_job_lane: Annotated[
         Literal["hot", "backfill"], Header(description="Lane of the request's job.")
@@ -110,9 +110,9 @@ async def wishes_of(
         Header(max_length=200, description="`no-cache`: ask anew although an answer is stored."),
     ] = None,
     idempotency_key: IdempotencyKey = None,
-) -> RequestWishes:
-    """Return how a request is to be run, by its headers."""
-    return RequestWishes(
+) -> OpenAiRunOptions:
+    """Read the options of a request from its headers."""
+    return OpenAiRunOptions(
         lane=x_job_lane,
         priority=allowed_priority(limits_of(request), x_job_priority, x_job_lane),
         expires_in=x_job_expires_in,
@@ -129,23 +129,23 @@ async def wishes_of(
 async def run_request(
     job_type: str,
     payload: Mapping[str, Any],
-    wishes: RequestWishes,
+    run_options: OpenAiRunOptions,
     state: ApiState,
     request: Request,
-    admission: AdmittedRequest,
+    admitted_request: AdmittedRequest,
 ) -> LlmResult | None:
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
-    with refusals():
-        submitted = await queue.open_request(job_type, payload, **wishes.options)
+    with translate_refusals():
+        submitted = await queue.open_request(job_type, payload, **run_options.options)
     job_id = submitted.job_id
     with closing(submitted):
-        ending = asyncio.create_task(submitted.wait_for_end(timeout=wishes.expires_in))
+        ending = asyncio.create_task(submitted.wait_for_end(timeout=run_options.expires_in))
         if not await _ends_while_connected(request, ending):
-            await _abandon(state, job_id, wishes)
+            await _abandon(state, job_id, run_options)
             return None
     result = _result(await ending, job_id, state)
-    await admission.settle(result.result)
+    await admitted_request.settle(result.result)
     check_answered(result)
     return result
 
@@ -154,16 +154,18 @@ async def run_endpoint_request(
     url: str,
     body: models.EmbeddingsBody | models.CompletionRequest | models.ResponsesBody,
     texts: Mapping[str, Any],
-    wishes: RequestWishes,
+    run_options: OpenAiRunOptions,
     state: ApiState,
     request: Request,
 ) -> LlmResult | None:
-    """Run a request whose job asks another endpoint than that of chats. As `run_request`."""
-    admission = await admit_request(body, texts, state, request, embeds=url == EMBEDDINGS_URL)
-    payload = payload_of(url, body, texts, wishes)
+    """Run a request to an endpoint that answers no chat, as `run_request` does."""
+    admitted_request = await admit_request(
+        body, texts, state, request, embeds=url == EMBEDDINGS_URL
+    )
+    payload = payload_of(url, body, texts, run_options)
     with StreamSlot(request):
         return await run_request(
-            ENDPOINTS[url].job_type, payload, wishes, state, request, admission
+            ENDPOINTS[url].job_type, payload, run_options, state, request, admitted_request
         )
 
 
@@ -175,8 +177,8 @@ async def admit_request(
     *,
     embeds: bool = False,
 ) -> AdmittedRequest:
-    """Let a request in whose model there is, within the limits of its key. Raises Problem (403,
-    404, 429)."""
+    """Check that a server has the model, and count the request against the limits of its key.
+    Raises Problem (403, 404, 429)."""
     check_model_allowed(limits_of(request), body.model)
     check_model(state.settings, body.model, embeds=embeds)
     named = {**(body.model_extra or {}), "model": body.model, **question}
@@ -187,10 +189,10 @@ def payload_of(
     url: str,
     body: RequestBody,
     question: Mapping[str, Any],
-    wishes: RequestWishes,
+    run_options: OpenAiRunOptions,
 ) -> dict[str, Any]:
     named = {"model": body.model, **question, **(body.model_extra or {})}
-    return ENDPOINTS[url].payload(named, fresh=wishes.is_fresh)
+    return ENDPOINTS[url].payload(named, fresh=run_options.is_fresh)
 
 
 def shows_usage_of(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
@@ -199,7 +201,7 @@ def shows_usage_of(body: models.ChatCompletionRequest | models.CompletionRequest
 
 
 def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
-    """Return what the lanes say of an answer."""
+    """Return the headers with job, cache hit and cost of an answer."""
     completion = result.result or {}
     is_reused = bool(completion.get("answer_reused"))
     headers = {"X-Job-Id": result.job_id, "X-Cache": "HIT" if is_reused else "MISS"}
@@ -212,7 +214,7 @@ def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
 
 
 def check_answered(result: LlmResult) -> None:
-    """Raise Problem where a request has ended, or its time is over, without an answer."""
+    """Raise Problem if a request has ended or expired without an answer."""
     headers = {"X-Job-Id": result.job_id, **NO_RETRY}
     error = result.error or ""
     match result.status:
@@ -237,7 +239,7 @@ def _result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult
 
 
 async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> bool:
-    """Wait for a result. Returns False, and cancels it, when the client goes before it is there."""
+    """Wait for a result. If the client disconnects first, cancel the task and return False."""
     leaving = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait((result, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -248,9 +250,9 @@ async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> 
             await end_tasks(result)
 
 
-async def _abandon(state: ApiState, job_id: str, wishes: RequestWishes) -> None:
+async def _abandon(state: ApiState, job_id: str, run_options: OpenAiRunOptions) -> None:
     """Cancel the request of a client that has gone, unless it is to go on."""
-    if wishes.is_background:
+    if run_options.is_background:
         return
     try:
         await cancel_job(state, job_id)
@@ -263,38 +265,45 @@ async def _abandon(state: ApiState, job_id: str, wishes: RequestWishes) -> None:
 
 async def start_stream(
     payload: Mapping[str, Any],
-    wishes: RequestWishes,
+    run_options: OpenAiRunOptions,
     state: ApiState,
     request: Request,
     slot: StreamSlot,
-    admission: AdmittedRequest,
+    admitted_request: AdmittedRequest,
     *,
     shows_usage: bool,
 ) -> EventStream | None:
-    """Return the stream once something has come, so that a request that fails before is answered
-    with an error; None when the client has gone. Raises Problem."""
+    """Return the stream once its first event has come, so that a request that fails before is
+    answered with an error; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
-    with refusals():
-        written = await queue.open_stream("chat_completion", payload, **wishes.options)
-    ending = queue.wait_for_end(written.job_id, timeout=wishes.expires_in)
-    events = written.follow(ending, heartbeat=state.settings.api_heartbeat)
+    with translate_refusals():
+        answer_stream = await queue.open_stream("chat_completion", payload, **run_options.options)
+    ending = queue.wait_for_end(answer_stream.job_id, timeout=run_options.expires_in)
+    events = answer_stream.follow(ending, heartbeat=state.settings.api_heartbeat)
     async with AsyncExitStack() as leaving:
-        leaving.callback(written.close)
+        leaving.callback(answer_stream.close)
         leaving.push_async_callback(events.aclose)
         coming = asyncio.create_task(_next(events))
         if not await _ends_while_connected(request, coming):
-            await _abandon(state, written.job_id, wishes)
+            await _abandon(state, answer_stream.job_id, run_options)
             return None
         first = await coming
         if isinstance(first, JobRecord):
-            await admission.settle(first.result)
-            check_answered(_result(first, written.job_id, state))
+            await admitted_request.settle(first.result)
+            check_answered(_result(first, answer_stream.job_id, state))
         leaving.pop_all()
-    chunks = ChunkWriter(written.job_id, str(payload["model"]), shows_usage=shows_usage)
-    frames = _frames(state, written.job_id, chunks, _with_first(first, events), wishes, admission)
+    chunks = ChunkWriter(answer_stream.job_id, str(payload["model"]), shows_usage=shows_usage)
+    frames = _frames(
+        state,
+        answer_stream.job_id,
+        chunks,
+        _with_first(first, events),
+        run_options,
+        admitted_request,
+    )
 
     def close() -> None:
-        written.close()
+        answer_stream.close()
         slot.leave()
 
     return EventStream(frames, closing=close)
@@ -320,8 +329,8 @@ async def _frames(
     job_id: str,
     chunks: ChunkWriter,
     events: AsyncGenerator[LlmText | JobRecord | None, None],
-    wishes: RequestWishes,
-    admission: AdmittedRequest,
+    run_options: OpenAiRunOptions,
+    admitted_request: AdmittedRequest,
 ) -> AsyncGenerator[bytes, None]:
     is_ended = False
     record: JobRecord | None = None
@@ -337,7 +346,7 @@ async def _frames(
                     record = each
         is_ended = True
         result = _result(record, job_id, state)
-        await admission.settle(result.result)
+        await admitted_request.settle(result.result)
         check_answered(result)
         for frame in chunks.end(completion_of(result)):
             yield frame
@@ -349,7 +358,7 @@ async def _frames(
         yield chunks.error(problem)
     finally:
         if not is_ended:
-            await _abandon(state, job_id, wishes)
+            await _abandon(state, job_id, run_options)
 
 
 # --- the models --------------------------------------------------------------------------------
@@ -369,7 +378,8 @@ def served_models(settings: Settings) -> list[models.ServedModel]:
 
 
 def check_model(settings: Settings, model: str, *, embeds: bool = False) -> None:
-    """Raise Problem where no server has the model; with `embeds`, that for search may have it."""
+    """Raise Problem if no server has the model; with `embeds`, the server of JOBS_EMBED_BASE_URL
+    counts, too."""
     servers = settings.llm_servers
     if embeds and settings.for_embeddings is not None:
         servers += settings.for_embeddings.llm_servers

@@ -203,8 +203,8 @@ async def _read_answer(settings: Settings, job_id: str) -> tuple[LlmResult, list
 async def _send_request(
     settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **how: Any
 ) -> tuple[LlmResult, str | None]:
-    """Return the result; and what was printed of the answer while it was written, None where that
-    is nothing."""
+    """Return the result, and the part of the answer that was printed while it was written; None if
+    nothing was."""
     from switchyard.services.llm.llm_queue import LLMQueue
 
     async with LLMQueue.open(settings) as queue:
@@ -286,7 +286,7 @@ def spend(
 def _print_spend(spend_rows: list[SpendRow], by: str, currency: str) -> None:
     from switchyard.services.llm.budget_account import amount
 
-    numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "KEPT", "SAVED")
+    numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "FROM STORE", "SAVED")
     rows = table(by.upper(), *numbers, flexible=(by.upper(),), right=numbers)
     for each in spend_rows:
         add_row(

@@ -1,6 +1,6 @@
-"""An answer as it is written, and its end: what the worker tells of the job, then what the ledger
-has of it. The end does not depend on the pieces: a reader that is too slow for them, or misses
-some, gets it all the same."""
+"""Follow an answer as it is written: first the pieces that the worker publishes, then the job's
+record from the ledger. The record does not depend on the pieces: a reader that is too slow for
+them, or misses some, gets it all the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchyard.services.engine.monitoring.job_events import TEXT, EventHub, Job
 from switchyard.services.engine.records.results import JobRecord
 
 HEARTBEAT_INTERVAL = 15.0
-"""Seconds after which a stream says that nothing has come."""
+"""Seconds without a piece after which a stream yields None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class LlmText:
 
     text: str
     offset: int
-    """Characters of the answer before it; 0 where it begins, perhaps anew. Where that is more than
-    came before, a piece was left out: the result has all of it."""
+    """Characters of the answer before it; 0 if the answer begins, perhaps anew. If it is more than
+    came before, a piece was left out; the result has the complete answer."""
 
 
 class AnswerStream:
-    """The text that a job writes from now on. Make it before the job is published; `close` it at
-    last."""
+    """The text that a job writes from now on. Make it before the job is published; `close` it when
+    done."""
 
     def __init__(self, hub: EventHub, job_id: str) -> None:
         def matches(event: JobEvent) -> bool:

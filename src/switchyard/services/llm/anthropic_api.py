@@ -1,7 +1,7 @@
-"""Anthropic's Messages API, as a translation of OpenAI's chats and back.
+"""Translate OpenAI's chats into Anthropic's Messages API, and its answers back.
 
-Nothing that changes what is asked gets lost in silence: what the API does not have is refused. What
-is left out, and what is changed, stands in docs/llm.md#anthropic.
+A parameter that this API lacks and that would change the answer is refused, not ignored. The
+parameters that are left out or changed are listed in docs/llm.md#anthropic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = "2023-06-01"
 MAX_TEMPERATURE = 1.0
-"""Of this API; OpenAI's goes to 2."""
+"""Highest temperature of this API; OpenAI's goes to 2."""
 _IMPOSSIBLE: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -36,7 +36,7 @@ _IMPOSSIBLE: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "web_search_options": (),
 }
-"""Parameters that change an answer and that this API does not have, with their harmless values."""
+"""Parameters that change an answer and that this API lacks, with the values that change nothing."""
 _LEFT_OUT = frozenset(
     {
         *_IMPOSSIBLE,
@@ -178,8 +178,8 @@ class AnthropicApi(ModelApi):
 def _turns(
     messages: Iterable[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what all messages of the system say, and the turns of user and model: neighbouring
-    messages of one side are one turn, as all results of a turn's tools must be."""
+    """Return the blocks of all system messages, and the turns of user and model. Neighbouring
+    messages of one side become one turn, as the API wants the results of all tools in one."""
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for at, message in enumerate(messages):
@@ -211,7 +211,7 @@ def _blocks(content: Any, place: str) -> list[dict[str, Any]]:
     return [
         _block(part, f"{place}.content[{at}]")
         for at, part in enumerate(content or ())
-        if part.get("type") != "text" or part.get("text")  # empty ones are refused
+        if part.get("type") != "text" or part.get("text")  # the API refuses empty texts
     ]
 
 
@@ -226,8 +226,8 @@ def _block(part: Mapping[str, Any], place: str) -> dict[str, Any]:
         case {"type": "file", "file": {"file_data": str(url)}}:
             return {"type": "document", "source": _source(url, place)}
     raise LlmBadRequest(
-        f"{place}: of a content part of type {str(part.get('type'))[:40]!r} nothing can be made "
-        "for Anthropic's API, which takes `text`, `image_url`, and `file` with `file_data`"
+        f"{place}: Anthropic's API does not take a content part of type "
+        f"{str(part.get('type'))[:40]!r}, but `text`, `image_url`, and `file` with `file_data`"
     )
 
 
@@ -266,7 +266,7 @@ def _json_or_none(text: Any) -> Any:
 
 
 def _tools(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters for tools, and for which of them is to be called."""
+    """Return the parameters `tools` and `tool_choice`."""
     tools, choice = chat.get("tools"), chat.get("tool_choice")
     if not tools:
         return {}
@@ -299,8 +299,8 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
 
 
 def _output_format(form: Any) -> dict[str, Any] | None:
-    """Return how the form of an answer is told. For any JSON there is none: as in OpenAI's API,
-    the messages have to ask for it."""
+    """Return the `format` of an answer; None for text, and for JSON without a schema: as in
+    OpenAI's API, the messages have to ask for that."""
     match form:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return {"type": "json_schema", "schema": schema}
@@ -315,16 +315,16 @@ def _output_format(form: Any) -> dict[str, Any] | None:
 
 
 class _EventReader:
-    """Makes OpenAI's chunks of the events of one stream."""
+    """Translate the events of one stream into OpenAI's chunks."""
 
     def __init__(self) -> None:
         self._usage: dict[str, int] = {}
         self._calls: dict[Any, int] = {}
-        """Numbers of the calls of tools, by those of their blocks."""
+        """Index of each tool call, by the index of its block."""
         self._without_arguments: set[Any] = set()
 
     def read(self, event: Any) -> Iterator[Any]:
-        """Yield the chunks that one event makes."""
+        """Yield the chunks for one event."""
         kind = event.get("type") if isinstance(event, dict) else None
         if not isinstance(kind, str):
             raise InvalidLlmResponse(
@@ -368,7 +368,8 @@ class _EventReader:
 
 
 def _content_chunks(kind: Any, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the chunk of a piece of text or of reasoning; there may be others: signatures, …"""
+    """Yield the chunk for a piece of text or of reasoning; other pieces, such as signatures, are
+    left out."""
     if kind == "text" and _text(block, kind):
         yield {"choices": [_choice({"content": _text(block, kind)})]}
     elif kind == "thinking" and _text(block, kind):
@@ -387,7 +388,7 @@ def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
 def _envelope(
     message: Mapping[str, Any], choices: list[dict[str, Any]], counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return a completion, or a chunk of one, with what a message says besides its content."""
+    """Return a completion, or a chunk, with the id, model and usage of a message."""
     copied = {name: message[name] for name in ("id", "model") if isinstance(message.get(name), str)}
     envelope: dict[str, Any] = {"created": int(time.time()), **copied, "choices": choices}
     if counts:
@@ -424,8 +425,8 @@ def _text(block: Mapping[str, Any], name: str) -> str:
 
 
 def _seconds_until(moment: str, date: str) -> float:
-    """Read a moment (RFC 3339), which is to come by the clock of the answer's Date header; 0 where
-    it is none or past."""
+    """Return the seconds until a moment (RFC 3339), by the clock of the answer's Date header; 0 if
+    it is past or invalid."""
     try:
         present = parse_http_date(date) or datetime.now(UTC)
         left = datetime.fromisoformat(moment.strip()[:40]) - present

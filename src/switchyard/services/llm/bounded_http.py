@@ -1,7 +1,7 @@
-"""Bound what a model server sends before the SDK collects it.
+"""Bound a model server's answer before the SDK collects it in memory.
 
 The SDK reads an error, an answer that is no stream, and each event of a stream to its end: a server
-that never ends one would fill the memory within the time limit.
+that sends without end would fill the memory within the time limit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import openai
 
 MAX_BODY = 16 * 1024 * 1024
-"""Bytes of an answer that is no stream: a batch of vectors as text has half of that. As JSON it
-may take twenty times as much memory."""
+"""Bytes of an answer that is no stream; parsed as JSON, it may take twenty times as much memory."""
 MAX_FILE = 64 * 1024 * 1024
 """Bytes of a file of answers, which is read line by line."""
 
@@ -29,7 +28,7 @@ _ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
     """Return the SDK's HTTP client. It raises InvalidLlmResponse for an answer beyond these bounds,
-    and for a compressed one, which would grow behind any bound."""
+    for a compressed one, which could grow beyond them later, and for a redirect to another host."""
     import openai
 
     from switchyard.broker.tls import authorities
@@ -67,8 +66,8 @@ async def _bound_response(response: Any) -> None:
 
 
 def _stays_at_server(response: Any) -> bool:
-    """Return whether a redirect stays at the server that was asked: a server must not choose which
-    addresses of our network are called with our key."""
+    """Return whether a redirect stays at the server that was asked: no server may send our key to
+    an address that it chooses."""
     server = response.request.url
     try:
         target = server.join(response.headers["location"])
@@ -87,8 +86,8 @@ async def _bounded_body(parts: AsyncIterator[bytes], *, most: int) -> AsyncItera
 
 
 async def _bounded_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass a stream on, bounding each event. A whole stream may be long: `CompletionReader` bounds
-    the text that is kept of it."""
+    """Pass a stream on, and bound each event. `CompletionReader` bounds the text of the whole
+    stream."""
     size, last = 0, b""
     async for part in parts:
         joined = last + part

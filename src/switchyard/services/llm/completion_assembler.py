@@ -1,8 +1,8 @@
-"""A server's whole answer, put together from what it sends: all choices, tool calls, log
+"""Assemble a server's answer with all of its fields from its chunks: choices, tool calls, log
 probabilities, and fields that only some servers have.
 
 Servers repeat some fields of a choice in every chunk (`role`, `id`, `name`), and send others in
-pieces. Only those of `_IN_PIECES` are joined; of all others, the last value counts.
+pieces. Only fields of `_IN_PIECES` are joined; of all others, the last value counts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TOP_LEVEL = ("id", "created", "model", "system_fingerprint", "service_tier", "u
 
 
 class CompletionAssembler:
-    """Puts one answer together. `count` is called with the size of each value that is kept, and
-    raises when the answer is too large."""
+    """Assemble one answer. `count` is called with the size of each value that is kept, and raises
+    when the answer is too large."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
@@ -98,7 +98,7 @@ class CompletionAssembler:
                 assembled[name] = self._copy_counted(value, MAX_DEPTH)
 
     def _join(self, assembled: dict[str, Any], more: dict[str, Any], levels: int) -> None:
-        """Add the fields of a piece to those that came before it."""
+        """Add the fields of a piece to the fields of earlier pieces."""
         if levels == 0:
             raise ValueError("a chunk has too many levels")
         for name, value in more.items():
@@ -131,7 +131,7 @@ class CompletionAssembler:
                 self._join(before, part, levels)
 
     def _copy_counted(self, value: Any, levels: int) -> Any:
-        """Return a copy, counted."""
+        """Return a copy of a value whose size has been counted."""
         if levels == 0:
             raise ValueError("a chunk has too many levels")
         if isinstance(value, dict):
@@ -145,8 +145,8 @@ class CompletionAssembler:
 
 
 def _is_next_call(before: dict[str, Any], part: dict[str, Any]) -> bool:
-    """Return whether a piece begins another call of a tool than the one of the same number: Ollama
-    numbers all of them 0. A new id alone says nothing: vLLM has made one for each piece."""
+    """Return whether a piece begins another tool call although it has the same index: Ollama gives
+    all of them the index 0. A new id alone is no sign: vLLM has made one for each piece."""
     function, known_id, new_id = part.get("function"), before.get("id"), part.get("id")
     is_named = isinstance(function, dict) and bool(function.get("name"))
     return is_named and bool(known_id) and bool(new_id) and known_id != new_id

@@ -125,12 +125,12 @@ class CallOutcome:
     """Seconds for which the server asks to be left alone."""
     reason: str = ""
     learned: str = ""
-    """What it has shown of how the server takes parameters; empty where that is nothing new."""
+    """How the server takes parameters, as JSON, if the call has shown anything new; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetCall:
-    """A call that has ended, among those of the whole fleet."""
+    """A call that has ended, with the calls of the whole fleet at that moment."""
 
     outcome: CallOutcome
     in_flight: int

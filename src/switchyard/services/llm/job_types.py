@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchyard.services.common.settings.llm import CALL_RATIO
+from switchyard.services.common.settings.llm import CALL_TIME_SHARE
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import job
@@ -64,7 +64,7 @@ async def create_embeddings(payload: EmbeddingsRequest, ctx: JobContext) -> Outc
     """Compute the vectors of texts, as a server's `/embeddings` does."""
     from switchyard.services.llm.job_answers import answer_endpoint_request
 
-    timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    timeout = CALL_TIME_SHARE * LONG_ANSWER_TIMEOUT
     return Done(await answer_endpoint_request(payload, EMBEDDINGS, ctx, timeout=timeout))
 
 
@@ -73,7 +73,7 @@ async def complete_text(payload: TextCompletionRequest, ctx: JobContext) -> Outc
     """Continue texts, as a server's `/completions` does."""
     from switchyard.services.llm.job_answers import answer_endpoint_request
 
-    timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    timeout = CALL_TIME_SHARE * LONG_ANSWER_TIMEOUT
     return Done(await answer_endpoint_request(payload, TEXT_COMPLETIONS, ctx, timeout=timeout))
 
 
@@ -82,12 +82,12 @@ async def create_response(payload: ResponsesRequest, ctx: JobContext) -> Outcome
     """Answer by OpenAI's Responses API, as a server's `/responses` does."""
     from switchyard.services.llm.job_answers import answer_endpoint_request
 
-    timeout = CALL_RATIO * LONG_ANSWER_TIMEOUT
+    timeout = CALL_TIME_SHARE * LONG_ANSWER_TIMEOUT
     return Done(await answer_endpoint_request(payload, RESPONSES, ctx, timeout=timeout))
 
 
 async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:
-    # Imported here: it needs database and storage, which whoever only declares job types does not.
+    # Imported here: it loads database and storage, which are not needed to declare job types.
     from switchyard.services.llm.job_answers import answer_request
 
-    return Done(await answer_request(payload, ctx, timeout=CALL_RATIO * seconds, batch=True))
+    return Done(await answer_request(payload, ctx, timeout=CALL_TIME_SHARE * seconds, batch=True))

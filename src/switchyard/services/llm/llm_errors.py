@@ -178,7 +178,7 @@ def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
 
 
 def _refusal_class(error: openai.APIStatusError) -> type[LlmRefused]:
-    """Return what a refusal means: by the server's code for it, and where it has none by its
+    """Return the error for a refusal: by the server's code for it, and without a code by its
     words."""
     if error.code == "content_filter":
         return LlmDeclined
@@ -211,5 +211,5 @@ def _server_message(error: openai.APIStatusError) -> str:
 
 
 def shortened(message: object, most: int = 300) -> str:
-    """Return a message in one line of at most so many characters."""
+    """Return a message in one line of at most `most` characters."""
     return " ".join(str(message).split())[:most]

@@ -37,13 +37,13 @@ SUBSCRIBE_TIMEOUT = 10.0
 
 
 class LlmStatus(StrEnum):
-    """How a request stands."""
+    """State of a request."""
 
     WAITING = "waiting"
     """It has not ended: ask again later."""
     COMPLETED = "completed"
     TIMEOUT = "timeout"
-    """It expired before it was answered. One that had not been sent by then cost nothing."""
+    """It expired before it was answered, and cost nothing unless a server had been asked."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -55,7 +55,7 @@ class LlmResult:
     job_id: str
     status: LlmStatus
     result: Mapping[str, Any] | None = None
-    """`text`, `value` where there is a schema, `model`, `usage`, …; None unless completed."""
+    """`text`, `value` if there is a schema, `model`, `usage`, …; None unless completed."""
     error: str | None = None
     error_type: str | None = None
     """Class of the error that ended it (`services.llm.llm_errors`)."""
@@ -67,7 +67,7 @@ class LlmResult:
 
     @property
     def value(self) -> Any:
-        """The answer as JSON that fits the schema; None where there is none."""
+        """The answer as JSON that fits the schema; None without a schema."""
         return None if self.result is None else self.result.get("value")
 
 
@@ -76,8 +76,8 @@ class UnknownLlmRequest(NotFoundError):
 
 
 def result_of(record: JobRecord, now: float) -> LlmResult:
-    """Return the result that a job's record stands for; `now` is the ledger's time. A request that
-    has expired is TIMEOUT, although its worker may have yet to record that."""
+    """Return the result of the request that a job's record is of; `now` is the ledger's time. An
+    expired request is TIMEOUT even if its worker has not recorded that yet."""
     status = LlmStatus.WAITING
     match record.state:
         case State.SUCCEEDED:
@@ -98,7 +98,7 @@ class RequestBackend(Protocol):
 
     @property
     def hub(self) -> EventHub:
-        """The events of jobs, with the text that they write."""
+        """Hands on the events of jobs, such as the text that they write."""
         ...
 
     async def publish(self, request: JobRequest) -> Published: ...
@@ -132,7 +132,7 @@ class QueuedRequests:
 
 
 class SubmittedRequest:
-    """A request that was published, whose end is listened for; `close` it at last."""
+    """A published request, with a listener for its end; `close` it when done."""
 
     def __init__(
         self, backend: RequestBackend, published: Published, listener: EndListener
@@ -146,19 +146,19 @@ class SubmittedRequest:
         self._listener.close()
 
     async def wait_for_end(self, *, timeout: float) -> JobRecord | None:
-        """Return the record of the request when it has ended, or as it stands after `timeout`
-        seconds. Raises LedgerError."""
+        """Wait until the request has ended, or for `timeout` seconds, and return its record.
+        Raises LedgerError."""
         listener = self._listener if self._is_new else None  # an earlier one may have ended
         return await self._backend.wait_for_end(self.job_id, timeout=timeout, listener=listener)
 
 
 class LLMQueue:
-    """Asks through the lanes, where workers answer; with JOBS_LLM_DIRECT in this process, without
-    a broker. Open it with `LLMQueue.open`."""
+    """Send requests through the lanes to workers; with JOBS_LLM_DIRECT, run them in this process,
+    without a broker. Open it with `LLMQueue.open`."""
 
-    def __init__(self, ledger: Ledger, way: RequestBackend) -> None:
+    def __init__(self, ledger: Ledger, backend: RequestBackend) -> None:
         self._ledger = ledger
-        self._backend = way
+        self._backend = backend
 
     @classmethod
     @asynccontextmanager
@@ -222,8 +222,8 @@ class LLMQueue:
         key: str | None = None,
         source: str = "python",
     ) -> str:
-        """Send a request; gives the job's id. `expires_in` is seconds after which it is not to be
-        answered any more; the same `key` is the same request.
+        """Send a request, and return the job's id. After `expires_in` seconds it is not answered
+        any more. `key` is an idempotency key: a second call with it returns the same job.
 
         Raises InvalidPayload, UnknownJobType, InvalidJob, PublishError, LedgerError.
         """
@@ -248,7 +248,7 @@ class LLMQueue:
         key: str | None = None,
         source: str = "python",
     ) -> SubmittedRequest:
-        """Send a request whose end is waited for at once. Close it at last. Raises as `submit`."""
+        """Send a request to wait for its end at once; close it when done. Raises as `submit`."""
         ids = await self._ledger.system.job_ids()
         job_id = job_id_for(ids, key, job_type, payload)
         listener = EndListener(self._backend.hub, job_id)
@@ -296,7 +296,7 @@ class LLMQueue:
         payload = {**payload, "stream": True}
         ids = await self._ledger.system.job_ids()
         job_id = job_id_for(ids, key, job_type, payload)
-        written = AnswerStream(self._backend.hub, job_id)
+        answer_stream = AnswerStream(self._backend.hub, job_id)
         try:
             published = await self._publish(
                 f"{lane}.{job_type}",
@@ -308,16 +308,16 @@ class LLMQueue:
                 job_id=job_id,
             )
         except BaseException:
-            written.close()
+            answer_stream.close()
             raise
         if published.job_id == job_id:
-            return written
-        written.close()
+            return answer_stream
+        answer_stream.close()
         return AnswerStream(self._backend.hub, published.job_id)
 
     async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
-        """Return the record of a request when it has ended, or as it stands after `timeout`
-        seconds."""
+        """Wait until a request has ended, or for `timeout` seconds, and return its record; None if
+        there is none."""
         return await self._backend.wait_for_end(job_id, timeout=timeout)
 
     async def stream(
@@ -330,29 +330,29 @@ class LLMQueue:
         priority: int | None = None,
         source: str = "python",
     ) -> AsyncGenerator[LlmText | LlmResult, None]:
-        """Send a request that expires after `timeout` seconds: its answer piece by piece as it is
-        written, and last its result, which alone has all of it. An answer that was kept is a result
-        and nothing else. Whoever leaves early does not stop it.
+        """Send a request that expires after `timeout` seconds. Yields its answer piece by piece as
+        it is written, and last its result, with the complete answer. A stored answer has no pieces.
+        Leaving the iterator early does not stop the request.
 
         Raises as `submit` and `result`.
         """
-        written = await self.open_stream(
+        answer_stream = await self.open_stream(
             job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
         )
         try:
-            ending = self.wait_for_end(written.job_id, timeout=timeout)
-            async with aclosing(written.follow(ending)) as events:
+            ending = self.wait_for_end(answer_stream.job_id, timeout=timeout)
+            async with aclosing(answer_stream.follow(ending)) as events:
                 async for each in events:
                     if isinstance(each, JobRecord):
                         yield self._result_of(each)
                     elif each is not None:
                         yield each
         finally:
-            written.close()
+            answer_stream.close()
 
     async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
-        """Return the result of a request as soon as it has ended; WAITING when that takes longer
-        than `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
+        """Wait for the result of a request; its status is WAITING if it has not ended after
+        `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
         record = await self._backend.wait_for_end(job_id, timeout=timeout)
         if record is None:
             raise UnknownLlmRequest(f"there is no request {job_id}")

@@ -1,8 +1,7 @@
-"""How a server's API is spoken: OpenAI's, and what another one has to translate.
+"""OpenAI's API, and what must be translated for a server with another API.
 
-All questions and answers have OpenAI's form here. A server with another API has a subclass of
-`ModelApi` that translates both; its name stands in `server_client.MODEL_APIS` and in the setting
-`LlmServer.api`.
+Elsewhere all questions and answers have OpenAI's form. For another API, a subclass of `ModelApi`
+translates both; its name stands in `server_client.MODEL_APIS` and in the setting `LlmServer.api`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ if TYPE_CHECKING:
     import openai
 
 MAX_QUOTA_WAIT = 120.0
-"""Seconds that a header is believed: limits are by the minute, and clocks differ."""
+"""Longest wait, in seconds, that a header may ask for: limits are by the minute, and clocks
+differ."""
 DEFAULT_ANSWER_TOKENS = 4_096
-"""Tokens, where a question does not say how long its answer may be."""
+"""Tokens of an answer for which a question sets no limit."""
 
 _DURATION_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -27,35 +27,36 @@ class ModelApi:
     """OpenAI's API. Subclasses translate it to another one and back."""
 
     path: ClassVar[str] = "/chat/completions"
-    """Where a chat is sent to, below the server's address."""
+    """Path of the endpoint for chats, below the server's address."""
 
     def headers(self, api_key: str | None) -> Mapping[str, str | openai.Omit]:
-        """Return the headers of each request, besides those of the `openai` package: that sends the
-        key as OpenAI's API has it."""
+        """Return the headers of each request, besides those of the `openai` package, which sends
+        the key as OpenAI's API has it."""
         return {}
 
     def refusal(self, chat: Mapping[str, Any], path: str | None) -> str | None:
-        """Return why this API can't be asked for that; None where it can. `path` is that of another
-        endpoint than the one for chats."""
+        """Return why this API can't take the request; None if it can. `path` is the endpoint's,
+        None for chats."""
         return None
 
     def request(self, chat: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body of the request for a chat. Raises LlmBadRequest for a chat that can't be
-        said in this API."""
+        """Return the body of the request for a chat. Raises LlmBadRequest for a chat that this API
+        can't express."""
         return chat
 
     def completion(self, answer: Any) -> Any:
-        """Return an answer that came whole, in OpenAI's form; what is no answer, as it is."""
+        """Return an answer that was not streamed in OpenAI's form; other JSON is returned as it
+        is."""
         return answer
 
     def stream_reader(self) -> Callable[[Any], Iterable[Any]]:
-        """Return a function for one stream, which makes OpenAI's chunks of each of its events.
-        Raises InvalidLlmResponse."""
+        """Return a function for one stream, which translates each of its events into OpenAI's
+        chunks, and raises InvalidLlmResponse."""
         return lambda event: (event,)
 
     def quota_wait(self, headers: Mapping[str, str]) -> float:
         """Return the seconds until a server takes requests and tokens again, by the headers of its
-        answer; 0 while it does, or where the headers make no sense."""
+        answer; 0 if it takes them now, or if the headers make no sense."""
         waits = [
             _seconds_of(headers.get(f"x-ratelimit-reset-{what}", ""))
             for what in ("requests", "tokens")

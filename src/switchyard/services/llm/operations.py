@@ -42,15 +42,16 @@ from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
 from switchyard.services.llm.stored_answers import drop_old_answers, drop_unrecorded_answers
 
 REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
-"""Failures in a row from which a server is told of: it gets one call at a time, and has failed some
-of these. More would take minutes where each ends by its time limit."""
+"""Failures in a row from which the doctor reports a server: it gets one call at a time, and some of
+these have failed. To wait for more would take minutes if each ends by its time limit."""
 LONG_PAUSE_SECONDS = 120.0
-"""Seconds left of a pause from which it is told of: more than a server's limits per minute take."""
+"""Seconds left of a pause from which the doctor reports it: a server's limits per minute pause it
+for less."""
 
 
 async def model_servers(system: DoctorContext) -> list[Diagnostic]:
-    """Check the servers of the settings for repeated failures and long pauses; nothing where none
-    was called yet."""
+    """Check the servers of the settings for repeated failures and long pauses. Returns nothing if
+    none was called yet."""
     names = {each.name for each in system.settings.model_servers}
     known = [
         each
@@ -96,19 +97,19 @@ def doctor_steps() -> Iterable[DoctorStep]:
 
 
 async def delayed_jobs(settings: Settings, ledger: Ledger) -> Mapping[str, int]:
-    """Count the jobs of each queue that wait in delays because all servers of language models are
+    """Count, by queue, the jobs that wait in delays because all servers of language models are
     paused. Raises LedgerError."""
     servers = {each.name for each in settings.llm_servers}
     if not servers:
         return {}
     waiting = await LlmLedger(ledger).slots.waiting_for_servers(
-        servers, LLM_WORKER, pause=BRIEF_PAUSE
+        servers, LLM_WORKER, min_pause=BRIEF_PAUSE
     )
     return {queue_name(lane, LLM_WORKER): number for lane, number in waiting.items()}
 
 
 async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samples]]:
-    """Read what the ledger knows of servers, cost and batches, as metrics. Raises LedgerError."""
+    """Read the metrics of servers, cost and batches from the ledger. Raises LedgerError."""
     repositories = LlmLedger(ledger)
     reports = await repositories.slots.llm_servers()
     spent = await repositories.spending.llm_spent_today()
@@ -168,7 +169,7 @@ def _spending_samples(
 
 
 def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
-    """Return the duties: send and collect batches, delete what is too old."""
+    """Return this wing's duties: batches, and the deletion of old answers, costs and files."""
     batch_runner = BatchRunner(context.settings, context.ledger, context.publisher)
     yield PeriodicDuty("batches", batch_runner.run)
     yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
@@ -190,8 +191,8 @@ async def _record_minute(context: DutyContext) -> None:
 
 
 async def record_minute(settings: Settings, ledger: Ledger) -> None:
-    """Record what each server is allowed, for the charts of the dashboard; nothing where none was
-    called yet. Raises LedgerError."""
+    """Record how many calls each server that was ever called is allowed, for the charts of the
+    dashboard. Raises LedgerError."""
     repositories = LlmLedger(ledger)
     reports = await repositories.slots.llm_servers()
     if not reports:

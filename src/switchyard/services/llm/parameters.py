@@ -1,7 +1,7 @@
-"""Which parameters a server takes with its model: the API's own have changed over the years.
+"""Find out which parameters a server takes with its model: the API's have changed over the years.
 
-Models that reason want `max_completion_tokens` for `max_tokens`, and have one temperature alone;
-servers of earlier years know no `stream_options`. They answer 400 or 422 and name the parameter.
+Models that reason want `max_completion_tokens` instead of `max_tokens`, and take one temperature
+only; old servers do not know `stream_options`. They answer 400 or 422 and name the parameter.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import openai
 
 SCHEMA_FORMATS = ("json_schema", "json_object", "prompt")
-"""How a server is told a schema, the best first; it is in the prompt in any case."""
+"""Forms in which a schema is sent to a server, the best first; it is in the prompt in any case."""
 OWN_SCHEMA_NAME = "switchyard_answer"
-"""Name of a schema that may be sent in another form: clients' own ones are not changed."""
+"""Name of our own schemas, which may be sent in another form; those of clients are not changed."""
 MAX_REPEATS = 5
-"""Of one question, each with one parameter changed."""
+"""How often one question is sent again, each time with one parameter changed."""
 _STATUSES = frozenset({400, 422})
 _SCHEMA_STATUSES = frozenset({400, 422, 500, 501})
 """Servers fail over a schema that their grammars do not know."""
@@ -30,7 +30,7 @@ _SCHEMA_WORDS = re.compile(
     r"response_format|output_config|output_format|json_object|schema|grammar", re.IGNORECASE
 )
 _MAX_COMPLAINT = 4_000
-"""Characters of what the server says that are looked at."""
+"""Characters of a server's error that are searched."""
 _UNSUPPORTED = re.compile(
     r"unsupported|not (?:be )?(?:supported?|permitted|allowed|recogni[sz]ed|accepted|available)"
     r"|unrecogni[sz]ed|unknown|unexpected|extra_forbidden|deprecated|instead|fixed|only|must be"
@@ -42,7 +42,7 @@ _TOO_LONG = re.compile(
     r"|greater than",
     re.IGNORECASE,
 )
-"""What is said of a length that is too large, under whichever name."""
+"""Words of errors about a length that is too large, whatever the parameter's name."""
 _NAMES = ("max_tokens", "max_completion_tokens")
 _LEARNED: Mapping[str, tuple[str | None, tuple[object, ...]]] = {
     "max_tokens_name": ("is_name_fixed", (None, *_NAMES)),
@@ -60,11 +60,11 @@ class Parameters:
     """How the parameters of a question are sent to one server and model."""
 
     max_tokens_name: str | None = None
-    """The name under which the length of an answer is limited; None: as the question has it."""
+    """The parameter that limits the length of an answer; None: as the question names it."""
     sends_temperature: bool = True
     sends_stream_options: bool = True
     is_name_fixed: bool = False
-    """The settings say the name: no answer of the server changes it."""
+    """Whether the settings have the name, so that no error of the server changes it."""
     is_temperature_fixed: bool = False
     schema_format: str = SCHEMA_FORMATS[0]
     is_schema_fixed: bool = False
@@ -113,7 +113,7 @@ class Parameters:
         return replace(self, **known)
 
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a chat as this server takes it."""
+        """Return the body for a chat with these parameters."""
         body = dict(self.extra_body) | {
             (self.max_tokens_name or name) if name in _NAMES else name: value
             for name, value in chat.items()
@@ -129,15 +129,15 @@ class Parameters:
         return body
 
     def stream_body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a chat as this server takes it, to be answered as a stream if it can."""
+        """Return the body for a chat with these parameters, with `stream` if the server streams."""
         if not self.streams:
             return self.body(chat)
         options = {"stream_options": {"include_usage": True}} if self.sends_stream_options else {}
         return {**self.body(chat), "stream": True, **options}
 
     def after(self, error: openai.APIStatusError, chat: Mapping[str, Any]) -> Parameters | None:
-        """Return the parameters to try after such an error; None where it is about something
-        else."""
+        """Return the parameters to try after an error; None if it is not about a parameter that can
+        be changed."""
         complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
         if self._is_about_schema(error.status_code, complaint, chat):
             at = SCHEMA_FORMATS.index(self.schema_format)

@@ -54,7 +54,7 @@ MODEL_APIS: Mapping[str, type[ModelApi]] = {"openai": ModelApi, "anthropic": Ant
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """An answer, with what it says of the server's speed and limits."""
+    """An answer, with its timing and the server's rate limit."""
 
     answer: Completion
     timing: Timing

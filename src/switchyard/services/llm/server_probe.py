@@ -1,7 +1,7 @@
-"""Finding out how a model server wants to be asked: `jobctl llm check`.
+"""Find out which parameters a model server takes: `jobctl llm check`.
 
-It is asked a few short questions, and what it takes is given as the settings of
-JOBS_LLM_PROVIDERS. A picture of one colour shows whether it sees pictures: some servers take them
+The server is asked a few short questions, and the parameters that it takes are returned as settings
+of JOBS_LLM_PROVIDERS. A picture of one colour shows whether it sees pictures: some servers accept
 and ignore them.
 """
 
@@ -37,17 +37,17 @@ _SCHEMA = {
 
 @dataclass(slots=True)
 class ServerProbe:
-    """What a server takes."""
+    """Findings about one server."""
 
     findings: dict[str, str] = field(default_factory=dict)
-    """What was found, in words, by what was tried."""
+    """By the name of each test, its outcome in words."""
     settings: dict[str, Any] = field(default_factory=dict)
     """For the server's entry in JOBS_LLM_PROVIDERS."""
 
 
 async def probe_server(server: LlmServer, timeout: float) -> ServerProbe:
-    """Ask a server how it wants to be asked; `timeout` is seconds for one question. Raises
-    LlmUnavailable, InvalidLlmResponse, LlmRefused where it answers nothing at all."""
+    """Test which parameters a server takes; `timeout` is seconds for one question. Raises
+    LlmUnavailable, InvalidLlmResponse, LlmRefused if it answers not even a plain question."""
     probe = ServerProbe()
     await _probe_text(server, timeout, probe)
     for form in SCHEMA_FORMATS if server.schema_format is None else (server.schema_format,):
@@ -78,8 +78,8 @@ async def _probe_text(server: LlmServer, timeout: float, probe: ServerProbe) -> 
 
 
 async def _probe_schema(server: LlmServer, timeout: float) -> str | None:
-    """Return why answers do not fit a schema that is told in the form of `server`; None where they
-    do."""
+    """Return why an answer does not fit a schema that is sent as `server.schema_format`; None if it
+    fits."""
     text = "Is a tide a movement of the sea, and how many grams of salt has a litre of sea water?"
     question = LlmQuestion(_user_message(text), MAX_TOKENS, 0.0, _SCHEMA)
     try:

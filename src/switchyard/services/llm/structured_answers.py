@@ -1,11 +1,11 @@
 """Parse answers that must fit a JSON Schema, and check the schemas. Both come from outside.
 
-`job_answers` asks the model once more where its answer does not fit.
+`job_answers` asks the model once more if its answer does not fit.
 
-Schemas are bounded in size and in what they cost to compile, refer to nothing elsewhere, and their
-patterns are run by an engine whose time is linear in the text. Recursive schemas may still need
-time and memory that double with each level of the answer: these are checked in a process that is
-killed.
+Schemas are bounded in size and in what they cost to compile, refer to nothing outside of them, and
+their patterns are run by an engine whose time is linear in the text. Recursive schemas may still
+need time and memory that double with each level of the answer: they are checked in a process that
+is killed at its limits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from switchyard.services.engine.jobs.context import InProcess, ProcessCrashed
 from switchyard.services.llm.schema_complexity import count_schema_parts, refuse_costly
 
 MAX_INLINE_COST = 1_000_000
-"""Characters of an answer times parts of its schema. Up to this, a tenth of a second is enough to
-tell whether the answer fits."""
+"""Characters of an answer times parts of its schema, up to which it takes at most a tenth of a
+second to find out whether the answer fits."""
 MAX_INLINE_ERROR_COST = 5_000
-"""The same product. Up to this, that is also enough to tell what is wrong with the answer: the
+"""The same product, up to which it takes no longer to find out what is wrong with the answer: the
 validator's messages for nested choices are long."""
 CHECK_TIMEOUT = 5.0
 CHECK_MEMORY_MB = 1024
 MAX_PATTERN_BYTES = 256 * 1024
 """Maximum size of a compiled pattern."""
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
-"""What models like to put around JSON."""
+"""The fence of Markdown that models often put around JSON."""
 
 
 class UncheckableAnswer(PermanentError):
@@ -45,8 +45,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProcess) -> Any:
-    """Parse an answer as `parse_answer_here` does; a check that takes long is made in a process of
-    its own. Raises UncheckableAnswer besides."""
+    """Parse an answer as `parse_answer_here` does, but with a long check in a process of its own.
+    Raises ValueError, UncheckableAnswer."""
     parts = count_schema_parts(schema)
     cost = None if parts is None else parts * len(text)
     if cost is not None and cost <= MAX_INLINE_COST:
@@ -63,7 +63,7 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
             memory_limit_mb=CHECK_MEMORY_MB,
         )
     except (TimeoutError, MemoryError, ProcessCrashed) as error:
-        # Without memory the validator's library aborts, and with it the process.
+        # Out of memory, the validator's library aborts the process.
         raise UncheckableAnswer(
             f"whether the answer fits its schema can't be told within {CHECK_TIMEOUT:.0f} s and "
             f"{CHECK_MEMORY_MB} MiB: make the schema simpler"

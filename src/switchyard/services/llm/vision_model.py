@@ -24,11 +24,11 @@ _MAX_TOKENS = 400
 
 
 class VisionNotSet(PermanentError):
-    """There is no model that sees pictures."""
+    """The settings have no model that sees pictures."""
 
 
 class VisionModel(ModelClient):
-    """The client of the vision model, whose server is another one and paced by itself."""
+    """The client of the vision model's server, which has a limit of its own."""
 
 
 def require_vision(ctx: JobContext) -> None:
@@ -41,7 +41,7 @@ def require_vision(ctx: JobContext) -> None:
 
 
 def vision_model_of(ctx: JobContext) -> AbstractAsyncContextManager[ModelClient]:
-    """Give the client of the vision model as `model_client_of` does. Raises VisionNotSet."""
+    """Yield the client of the vision model, as `model_client_of` does. Raises VisionNotSet."""
     require_vision(ctx)
     return model_client_of(ctx, ctx.settings.for_vision, VisionModel)
 

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings
 from switchyard.broker import patterns
 from switchyard.services.common.prices import ModelPrices
 
-CALL_RATIO = 0.9
+CALL_TIME_SHARE = 0.9
 """Share of an attempt's time limit that all its calls together may use; the remainder is for
 reading and writing."""
 
@@ -253,7 +253,7 @@ class LlmSettings(BaseSettings, defer_build=True):
 
     def llm_call_limit(self, attempt: float) -> float:
         """Return the seconds that one call may take in an attempt of `attempt` seconds."""
-        return min(self.llm_timeout, CALL_RATIO * attempt)
+        return min(self.llm_timeout, CALL_TIME_SHARE * attempt)
 
     @property
     def llm_servers(self) -> tuple[LlmServer, ...]:

@@ -1,4 +1,4 @@
-"""What the ledger keeps of calls to language models."""
+"""The repositories of this wing (language models) in the ledger."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 
 class LlmLedger:
-    """The repositories of this wing, in the database of a ledger. Cheap to make, and nothing has to
-    be closed. What needs SQLAlchemy is loaded when one is made: job types are listed without it."""
+    """The repositories for language models, in the database of a ledger. It is cheap to make, and
+    need not be closed. SQLAlchemy is loaded only when one is made, as job types are listed without
+    it."""
 
     def __init__(self, ledger: Ledger) -> None:
         from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository

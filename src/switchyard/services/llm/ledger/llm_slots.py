@@ -38,7 +38,7 @@ from switchyard.services.llm.records.llm_servers import (
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 MAX_COUNTED = 20_000
-"""Requests that are counted at most: more make no lane fuller."""
+"""Waiting jobs that `waiting_for_servers` counts at most: a lane with more is as full."""
 
 HOT_WAIT_TTL = 0.5
 """Seconds for which a hot call that found no room keeps others out, unless it looks again: longer
@@ -111,8 +111,8 @@ class LlmSlotRepository(Repository):
         change: Change | None,
         calls: Sequence[LlmCall] = (),
     ) -> None:
-        """Give a slot back; `change` says what its call has taught of the server. Note what its
-        `calls` have come to, as `settle_llm_call` does."""
+        """Give a slot back, store the server's next state as `change` makes it, and record the cost
+        of `calls` as `settle_llm_call` does."""
         if change is not None:
             state = _lock_server(connection, server, 1)
             slots = _count_slots(connection, server)
@@ -130,9 +130,9 @@ class LlmSlotRepository(Repository):
     def renew_llm_slots(
         self, connection: Connection, held: Mapping[str, str], holder: str, ttl: float
     ) -> set[str]:
-        """Keep slots, each with its server, for `ttl` seconds more. Gives those that had run out
-        and are there again: whoever was frozen for longer has its calls under way all the same, and
-        nobody else gets a slot until they fit into the limit again."""
+        """Hold slots, each with its server, for `ttl` seconds more. Returns those that had run out
+        and were inserted again, even beyond the limit: the calls of a process that was frozen are
+        still under way, and others get a slot only when all fit into the limit."""
         until = db_now(connection) + ttl
         renewed = connection.execute(
             update(llm_slots)
@@ -170,9 +170,9 @@ class LlmSlotRepository(Repository):
 
     @write
     def end_llm_pause(self, connection: Connection, server: str) -> PauseEnded | None:
-        """Let a server be asked again at once. Jobs that have gone back to wait for a server are
-        pending, and so published by the scheduler: of the two copies, one runs. Those that wait for
-        another server find that out. None when no such server was called."""
+        """End a server's pause. Jobs that wait in a delay for any server become pending, so that
+        the scheduler publishes them; of that copy and the delayed one, the second is dropped. Jobs
+        that need another server go back to wait. Returns None if no such server was called."""
         known = select(llm_servers.c.name).where(llm_servers.c.name == server)
         if connection.scalar(known) is None:
             return None
@@ -194,15 +194,15 @@ class LlmSlotRepository(Repository):
 
     @read
     def waiting_for_servers(
-        self, connection: Connection, servers: Collection[str], worker: str, *, pause: float
+        self, connection: Connection, servers: Collection[str], worker: str, *, min_pause: float
     ) -> dict[str, int]:
-        """Count by lane the jobs of a kind of worker that went back because all these servers are
-        paused. None are counted while one server is not paused, or for at most `pause` seconds
-        more: then the jobs come back by themselves."""
+        """Count by lane the jobs of a kind of worker that wait in a delay for servers. Returns {}
+        unless each of `servers` stays paused for more than `min_pause` seconds: otherwise the jobs
+        come back soon."""
         now = db_now(connection)
         paused = select(func.count()).where(
             llm_servers.c.name.in_(servers),
-            llm_servers.c.paused_until > now + pause,
+            llm_servers.c.paused_until > now + min_pause,
             llm_servers.c.paused_until <= latest_end(now, MAX_PAUSE * PAUSE_SPREAD),
         )
         if not servers or connection.scalar(paused) != len(servers):
@@ -237,8 +237,8 @@ _NOTE_HOT_WAIT = text("UPDATE llm_servers SET hot_waits_until = :until WHERE nam
 
 
 def _count_slots(connection: Connection, server: str) -> Row[Any]:
-    """Count a server's slots: all, and those that have not run out at the time `now`. With the
-    server's row locked, nobody takes one meanwhile."""
+    """Count a server's slots: all, and those that have not run out at the time `now`. The caller
+    has locked the server's row, so no slot is taken meanwhile."""
     statement = text(
         "SELECT clock.now, count(id) AS total, "
         "count(CASE WHEN expires_at > clock.now AND expires_at <= clock.now + :most THEN 1 END) "

@@ -102,7 +102,7 @@ llm_batch_waits = Table(
     metadata,
     Column("key", Text, primary_key=True),
     Column("job_id", Text, primary_key=True),
-    Column("called_at", Double, nullable=False),
+    Column("called_at", Double, nullable=False),  # when its job was last woken; 0: not yet
 )
 
 
@@ -110,7 +110,7 @@ llm_calls = Table(
     "llm_calls",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("at", Double, nullable=False),
+    Column("at", Double, nullable=False),  # LOST_AFTER later, an open call counts as lost
     Column("day", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("batch", Boolean, nullable=False),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.settings import Settings
-from switchyard.services.common.settings.llm import CALL_RATIO
+from switchyard.services.common.settings.llm import CALL_TIME_SHARE
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import JobType, job
@@ -142,7 +142,7 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
 
     length = sum(map(len, pages))
     budget = _text_budget(ctx.settings)
-    deadline = time.monotonic() + CALL_RATIO * SUMMARY_TIMEOUT
+    deadline = time.monotonic() + CALL_TIME_SHARE * SUMMARY_TIMEOUT
     async with model_client_of(ctx) as client:
         while True:
             excerpt, truncated = await ctx.compute(_excerpt, pages, budget, characters=length)
