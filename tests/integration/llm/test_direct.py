@@ -218,7 +218,7 @@ async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
 async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
     queue: LLMQueue, plain_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InvalidJob, match="no single question"):
+    with pytest.raises(InvalidJob, match="not a single question"):
         await queue.submit("ingest_document", {})
     with pytest.raises(InvalidPayload):
         await queue.submit("classify", {})
