@@ -105,6 +105,16 @@ def _under(package: str, modules: list[str]) -> set[str]:
     return {name.removeprefix(f"{package}.") for name in modules if name.startswith(f"{package}.")}
 
 
+@pytest.mark.parametrize("before", ["", "import httpx; "])
+def test_the_client_brings_nothing_of_the_command_of_httpx(before: str) -> None:
+    """rich, pygments and click: 80 modules. Who has loaded them has them."""
+    program = f"{before}from switchyard import Client; import httpx, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ("pygments" in done.stdout.split()) is bool(before)
+
+
 MODELS_IN_USE = """
 import json
 from switchyard.api.client.calls import documents

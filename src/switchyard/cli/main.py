@@ -29,8 +29,8 @@ from switchyard.cli.base.lazy_command import (
     find_modules_here,
     with_plain_help,
 )
-from switchyard.cli.base.light_imports import leave_out_unused
 from switchyard.cli.base.output import echo
+from switchyard.services.common.light_imports import leave_out_unused, start_light
 
 app = typer.Typer(
     name="jobctl",
@@ -180,6 +180,9 @@ PANELS = {
     },
 }
 
+LONG_RUNNING = frozenset({"api", "demo", "mcp", "scheduler", "up", "worker"})
+"""Commands that do more than one thing, or have others do it."""
+
 
 def _show_version(is_set: bool) -> None:
     if is_set:
@@ -226,6 +229,8 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run a command; gives its exit code. What went wrong is one line on stderr."""
     leave_out_unused()
+    if not LONG_RUNNING.intersection(arguments[:1]):
+        start_light()
     try:
         code = shared_commands().main(arguments, prog_name="jobctl", standalone_mode=False)
         sys.stdout.flush()

@@ -9,6 +9,11 @@ with Client() as client:                                   # http://127.0.0.1:80
         print(hit.title, hit.page, hit.snippet)
 """
 
+from switchyard.services.common.light_imports import without_unused
+
+with without_unused():
+    import httpx  # noqa: F401
+
 from switchyard.api.client.clients import AsyncClient, Client
 from switchyard.api.client.errors import (
     ApiError,

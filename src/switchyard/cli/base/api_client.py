@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,7 +21,6 @@ SHORT_PAUSE = 1.0
 def api_client(*, retries: int = 2) -> Iterator[Client]:
     """Open a client of the API at JOBS_API_URL, which repeats a call up to `retries` times, and
     says so. Its errors, and those of files, become CommandFailed."""
-    _start_light()
     from switchyard.api.client import ApiError, Client
 
     try:
@@ -44,15 +41,6 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
         if error.filename is None:
             raise
         raise CommandFailed(unreadable(error.filename, error)) from error
-
-
-def _start_light() -> None:
-    """Leave out what libraries do for longer programs: for a command that makes one call, it is a
-    quarter of the time to start."""
-    # pydantic looks for plugins in the metadata of all packages; no model of ours uses one.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # Imports make hardly any garbage, so collect it less often.
-    gc.set_threshold(20_000)
 
 
 def advice(error: ApiError) -> str:

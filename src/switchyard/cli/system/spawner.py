@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from switchyard.cli.base.errors import FAILED, CommandFailed
-from switchyard.cli.base.light_imports import leave_out_unused
+from switchyard.services.common.light_imports import leave_out_unused
 
 if TYPE_CHECKING:
     from switchyard.cli.base.lazy_command import LazyCommand
