@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.ledger.sql.database import Database, connect
 from tests.acceptance.conftest import RETRY_DELAYS, ROOT, clean_environment
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -102,7 +102,7 @@ async def test_both_versions_work_on_one_ledger_and_broker_while_one_replaces_th
 
     await ok(old, "db", "upgrade")
     await ok(old, "topology", "apply")
-    async with aclosing(Questions(url)) as ledger:
+    async with aclosing(Questions(await connect(url))) as ledger:
         with ExitStack() as running:
             start = running.enter_context
             killed = start(old.started("worker", "reports"))
@@ -142,8 +142,8 @@ async def nothing_waits(broker: TestBroker) -> bool:
 class Questions:
     """What the ledger says of all jobs, whichever version's it is."""
 
-    def __init__(self, url: str) -> None:
-        self._database = connect(url)
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     async def aclose(self) -> None:
         await self._database.close()

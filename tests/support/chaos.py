@@ -173,7 +173,7 @@ async def keep_history(database_url: str) -> None:
         for statement in _HISTORY[connection.dialect.name]:
             connection.execute(text(statement))
 
-    database = connect(database_url)
+    database = await connect(database_url)
     await database.write(prepare)
     await database.close()
 
@@ -185,7 +185,7 @@ async def history_of(database_url: str) -> list[tuple[str, str, str]]:
         found = connection.execute(text("SELECT job_id, old, new FROM history")).all()
         return [(row.job_id, row.old, row.new) for row in found]
 
-    database = connect(database_url)
+    database = await connect(database_url)
     try:
         return await database.read(rows)
     finally:

@@ -27,6 +27,7 @@ GUARD, TESTS = __file__, str(Path(__file__).parents[1])  # `main` gives this mod
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
 STARTS = (
     f"{PRODUCT}/cli/",
+    f"{PRODUCT}/api/app.py",
     f"{PRODUCT}/api/server.py",
     f"{PRODUCT}/services/engine/testing/",
 )
@@ -36,9 +37,8 @@ LOOP = "_run_once"
 """What calls callbacks, in asyncio's loop."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
-MAX_BLOCK = 0.5
-"""Seconds of processor time, at the speed of a processor that nobody else uses. What loads a
-library or a model takes more; below it, the machine decides as much as the code."""
+MAX_BLOCK = 0.1
+"""Seconds of processor time, at the speed of a processor that nobody else uses."""
 SAMPLE_INTERVAL = 0.02
 """Seconds between looks at what a loop does."""
 REFERENCE_LOOPS, REFERENCE_SECONDS = 200_000, 0.008

@@ -98,7 +98,7 @@ def test_an_address_of_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_a_ledger_may_have_several_servers(written: str, where: str) -> None:
-    database = connect(written)
+    database = await connect(written)
     assert database.where == where
     await database.close()
 
@@ -112,7 +112,7 @@ async def test_a_ledger_may_have_several_servers(written: str, where: str) -> No
         f"postgresql+asyncpg://me:{SECRET}@a/jobs,postgresql+asyncpg://me:{SECRET}@b/others",
     ],
 )
-def test_a_wrong_address_of_the_ledger_is_refused_without_showing_it(wrong: str) -> None:
+async def test_a_wrong_address_of_the_ledger_is_refused_without_showing_it(wrong: str) -> None:
     with pytest.raises(LedgerMisconfigured) as refused:
-        connect(wrong)
+        await connect(wrong)
     assert SECRET not in "".join(traceback.format_exception(refused.value))

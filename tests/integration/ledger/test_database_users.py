@@ -38,7 +38,7 @@ def logins(owner: str, prefix: str) -> Logins:
 
 
 async def execute(url: str, statement: str) -> None:
-    database = connect(url)
+    database = await connect(url)
     try:
         await database.write(lambda connection: connection.execute(text(statement)))
     finally:

@@ -50,7 +50,7 @@ async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: 
         # Each wing's tables are declared when its repositories are loaded.
         LlmLedger(ledger)
         PipelineLedger(ledger)
-    database = connect(empty_database_url)
+    database = await connect(empty_database_url)
 
     def differences(connection: Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -87,7 +87,7 @@ async def test_an_empty_database_says_what_to_run(empty_database_url: str) -> No
 
 async def test_tables_of_an_older_version_are_refused(empty_database_url: str) -> None:
     await upgrade(empty_database_url)
-    database = connect(empty_database_url)
+    database = await connect(empty_database_url)
     statement = text("UPDATE alembic_version SET version_num = '0000'")
     await database.write(lambda connection: connection.execute(statement))
     await database.close()
@@ -102,7 +102,7 @@ async def test_newer_tables_are_used_while_they_say_that_this_program_may(
 ) -> None:
     """As those of the next release, which has added a column."""
     await upgrade(empty_database_url)
-    database = connect(empty_database_url)
+    database = await connect(empty_database_url)
 
     def migrate(connection: Connection) -> str:
         own: str = connection.execute(text("SELECT oldest_program FROM system_id")).scalar_one()
@@ -166,7 +166,7 @@ def test_the_program_knows_the_newest_migration() -> None:
 async def test_a_ledger_of_an_earlier_version_keeps_its_jobs(
     empty_database_url: str, before: str
 ) -> None:
-    database = connect(empty_database_url, create=True)
+    database = await connect(empty_database_url, create=True)
 
     def migrate(connection: Connection) -> None:
         config = migrations()

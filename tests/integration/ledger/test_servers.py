@@ -42,7 +42,7 @@ async def test_the_kernel_is_asked_to_notice_that_the_ledgers_server_is_cut_off(
         assert driver is not None
         assert_watched(driver._transport.get_extra_info("socket"))
 
-    database = connect(empty_postgres_url)
+    database = await connect(empty_postgres_url)
     try:
         await database.read(look)
     finally:

@@ -77,7 +77,7 @@ async def _sandbox(
                 "index_url": SecretStr(str(index)),
             }
         )
-        ledger = Ledger(LedgerCore(_RollingBack(connect(settings.ledger_url))))
+        ledger = Ledger(LedgerCore(_RollingBack(await connect(settings.ledger_url))))
         try:
             yield own, ledger
         finally:

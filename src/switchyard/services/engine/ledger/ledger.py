@@ -95,7 +95,7 @@ class Ledger(AsyncCloseable):
 
         Raises LedgerError for an address that is not to be used.
         """
-        database = connect(url, prompt=prompt)
+        database = await connect(url, prompt=prompt)
         if on_wait is not None:
             database = SlowTransactionNotifier(database, on_wait)
         ledger = cls(LedgerCore(database))

@@ -23,6 +23,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.pool import QueuePool
 
 from switchyard.broker.forking import Owner
+from switchyard.services.common.library_loading import load
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced, raise_translated
 from switchyard.services.engine.ledger.sql.postgres_servers import (
@@ -107,7 +108,7 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
 
-def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
+async def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
     """Return the database of that SQLAlchemy address; a `prompt` one gives up waiting after
     PROMPT_TIMEOUT seconds. A file of SQLite is made only with `create`; else whoever uses one that
     is not there gets LedgerMissing. Raises LedgerError for an address of another kind."""
@@ -121,6 +122,8 @@ def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database
     if backend == "sqlite":
         return SqliteDatabase(parsed, prompt=prompt, create=create)
     if backend in ("postgresql", "postgres"):
+        # A third of a second, with SQLAlchemy's object mapper.
+        await load("sqlalchemy.ext.asyncio", "sqlalchemy.dialects.postgresql.asyncpg", "asyncpg")
         return PostgresDatabase([make_url(each) for each in servers], prompt=prompt)
     raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
 

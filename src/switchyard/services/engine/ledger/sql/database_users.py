@@ -71,7 +71,7 @@ async def make_database_users(
     `passwords` are passwords by role: such a user has that one from now on. With `renew` the others
     that are there get new passwords, too. Raises LedgerError.
     """
-    database = connect(url)
+    database = await connect(url)
     try:
         return await database.write(partial(_make, prefix, renew, passwords))
     finally:

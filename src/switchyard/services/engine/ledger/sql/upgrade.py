@@ -46,7 +46,7 @@ async def upgrade(url: str) -> Upgraded:
 
     This alone makes a ledger where there is none."""
     await load("alembic.command", "alembic.config", "alembic.script")
-    database = connect(url, create=True)
+    database = await connect(url, create=True)
     try:
         is_new = await database.write(partial(_migrate, _name(database.where)))
         return Upgraded(database.where, is_new=is_new)
