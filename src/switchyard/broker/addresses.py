@@ -39,7 +39,8 @@ def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
         parts = [urlsplit(node) for node in nodes]
         ports = [each.port for each in parts]
     except ValueError:
-        # `from None`: the message quotes what it can't read, perhaps a password.
+        # Raised below, outside of this handler: the error's text quotes what it can't read, perhaps
+        # a password.
         parts, ports = [], []
     if not ports or any(each.scheme not in schemes for each in parts):
         raise ValueError(

@@ -21,7 +21,8 @@ STAND_IN_PREFIX = "jobs.migrate."
 another type."""
 UNBOUND_SUFFIX = ".unbound"
 """Suffix of the exchange that marks a lane's queue as not yet bound: made before the queue, deleted
-after its bindings. A user who may ask for the queue may ask for this exchange, too."""
+once its bindings are made. The rights in `broker.topology.users` that let a user look whether the
+queue exists cover this exchange, too."""
 
 HOUR = 3600
 DEAD_TTL_SECONDS = 7 * 24 * HOUR

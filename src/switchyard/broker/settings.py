@@ -42,6 +42,7 @@ class SetVariablesSource(EnvSettingsSource):
 
 
 class BrokerSettings(BaseSettings):
+    # The first line is a heading in docs/settings.md.
     """Broker.
 
     Every field is the environment variable `JOBS_<FIELD>`.

@@ -20,4 +20,5 @@ def authorities() -> ssl.SSLContext:
 
 @lru_cache(maxsize=2)
 def _load_authorities(file: str | None, folder: str | None) -> ssl.SSLContext:
+    # httpx reads both variables itself; the parameters are only the key of the cache.
     return httpx.create_ssl_context()

@@ -28,7 +28,7 @@ def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
     written as `\\x00` and `\\ud800`. The start is kept, or with `keep_end` the end.
     """
     part = slice(-limit, None) if keep_end else slice(limit)
-    # Not `text[…]`: a class derived from str may do something else, and is to leave no trace.
+    # Not `text[…]`: a class derived from str may override it. The result is a plain str.
     text = str.__getitem__(text, part)
     if "\x00" in text:
         text = text.replace("\x00", "\\x00")

@@ -49,14 +49,18 @@ class LaneQueue:
     rank: int
     prefetch: int
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while a consumer is wanted; `resting` is set while there is to be none."""
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     state: Literal["away", "consuming", "resting"] = "away"
+    """What is so: no consumer yet, or it was lost; a consumer; or a consumer that was cancelled
+    until there is room."""
     channel: PipelinedChannel | None = None
     running: int = 0
     waiting: int = 0
     """Deliveries that were fetched and not started."""
     holds_until: float = 0.0
-    """Seconds, on the monotonic clock: lower lanes start nothing before this time."""
+    """Seconds, on the monotonic clock: lower lanes start nothing before this time
+    (`block_lower_lanes`)."""
     blocks: int = 0
     """Calls of `block_lower_lanes`, to see whether there was one while a query was under way: then
     its answer is too old."""
@@ -232,12 +236,14 @@ class Slots:
     # --- strictness -------------------------------------------------------------------------
 
     def block_lower_lanes(self, queue: LaneQueue) -> None:
-        """Start no job of the lanes below until the broker reports that `queue` is empty."""
+        """Start no job of the lanes below until the broker reports that `queue` is empty,
+        for ANSWER_TIMEOUT at most."""
         queue.blocks += 1
         queue.holds_until = time.monotonic() + ANSWER_TIMEOUT
 
     def unblock_lower_lanes(self, queue: LaneQueue) -> None:
-        """Let the lanes below start jobs again, as `queue` is empty."""
+        """Let the lanes below start jobs again: `queue` is empty, or the broker did not say so in
+        time."""
         queue.holds_until = 0.0
         self.fill()
 

@@ -150,7 +150,7 @@ class BlockingPublisher:
                 self._send_alone(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
         except Refused:
             try:
-                return self._lane_full(job)
+                return self._settle_overflow(job)
             except PublishError as error:
                 return error
         except PublishError as error:
@@ -172,7 +172,9 @@ class BlockingPublisher:
             raise BrokerUnavailable(str(error), maybe_accepted=True) from error
         self._wait_for_confirm(session.publish(exchange, routing_key, envelope))
 
-    def _lane_full(self, job: Outgoing) -> LaneFull:
+    def _settle_overflow(self, job: Outgoing) -> LaneFull:
+        """Publish the dead letter of a refused job, where that is the publisher's part; return the
+        error to raise."""
         letter = overflow_letter(job, self._settings.profile)
         if letter is not None:
             self._wait_for_confirm(self._send(DEAD_EXCHANGE, job.routing_key, letter))

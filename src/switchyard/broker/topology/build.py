@@ -149,7 +149,7 @@ def _lane_definition(profile: Profile, lane: Lane) -> dict[str, Any]:
         "overflow": "reject-publish",
     }
     if profile == "quorum":
-        # Quorum queues have no `reject-publish-dlx`: they would drop their head instead.
+        # `overflow` stays: quorum queues have no `reject-publish-dlx`, and would drop their head.
         definition["dead-letter-strategy"] = "at-least-once"
         # A job is returned unharmed whenever a worker stops or is cut off. From 4.0 the twentieth
         # return would make it a dead letter. Crashes are counted by the ledger's claims instead.

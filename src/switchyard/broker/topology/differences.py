@@ -87,8 +87,9 @@ def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
     """Return everything that differs, in the order in which `apply` changes it.
 
     A consequence of a difference is not listed beside it: a queue of the wrong type is one
-    difference, although its arguments and policy are then wrong as well. So `apply` leaves it the
-    policy of its own profile: under that of the other one it may have no limits and lose letters.
+    difference, although its arguments and policy are then wrong as well. So `apply` keeps such a
+    queue under the policy of the profile that its live type belongs to: under the declared one it
+    may have no limits, and lose letters.
     """
     differences = [
         *_exchanges(topology, live),

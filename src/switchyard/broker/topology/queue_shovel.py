@@ -1,4 +1,4 @@
-"""Move all messages of one queue to another, confirmed before they are acknowledged."""
+"""Move all messages of a queue to an exchange, confirmed before they are acknowledged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class QueueShovel:
                 )
                 return
             except PublishError:
-                # The target is full. To give it back would cost the message its priority.
+                # The target refuses it for now, as when it is full. Returned to its queue, the
+                # message would lose its priority (RabbitMQ 4.3).
                 await asyncio.sleep(RETRY_INTERVAL)
                 continue
             self._channel.ack(message.delivery_tag)

@@ -25,10 +25,10 @@ from switchyard.broker.management.client import ManagementClient
 
 _OWN = r"amq\.gen-.*"
 """Queues that the broker names, for processes that listen to events or commands."""
-_MARK = re.escape(SYSTEM_EXCHANGE)
+_SYSTEM = re.escape(SYSTEM_EXCHANGE)
 _UNKNOWN_MARK = r"\?"
-"""Alternate exchange with which `system_marker.read_mark` redeclares `jobs.system`, to read the
-mark, which is the real one's name, from the broker's refusal; no exchange has this name."""
+"""`system_marker.read_mark` redeclares `jobs.system` with this alternate exchange, which does not
+exist: the broker's refusal quotes the name of the real alternate exchange, which is the mark."""
 _ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
 """Form of a mark. Declaring an exchange needs the right to write to its alternate exchange."""
 _LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
@@ -71,30 +71,30 @@ ROLES = (
     Role(
         "publisher",
         "JobPublisher and the HTTP API: publish jobs, call them off, hear what becomes of them",
-        configure=_only(_MARK, _OWN),
+        configure=_only(_SYSTEM, _OWN),
         # No right to a lane or to jobs.dead: whoever may write to a queue and hear jobs.events may
         # bind the one to the other. Depths come from the management API where AMQP hides them.
         write=_only(
             *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE),
-            _MARK,
+            _SYSTEM,
             _UNKNOWN_MARK,
             _OWN,
         ),
-        read=_only(*_names(EVENTS_EXCHANGE), _UNFINISHED, _MARK, _OWN),
+        read=_only(*_names(EVENTS_EXCHANGE), _UNFINISHED, _SYSTEM, _OWN),
         tags=("management",),  # read-only: unacknowledged messages and policies, which AMQP lacks
     ),
     Role(
         "worker",
         "`jobctl worker`: take jobs from the lanes, publish what follows, retries and dead letters",
-        configure=_only(_MARK, _OWN),
+        configure=_only(_SYSTEM, _OWN),
         write=_only(
             *_names(JOBS_EXCHANGE, DEAD_EXCHANGE, EVENTS_EXCHANGE),
             _RETRY,
-            _MARK,
+            _SYSTEM,
             _UNKNOWN_MARK,
             _OWN,
         ),
-        read=_only(_LANES, *_names(CONTROL_EXCHANGE, EVENTS_EXCHANGE), _MARK, _OWN),
+        read=_only(_LANES, *_names(CONTROL_EXCHANGE, EVENTS_EXCHANGE), _SYSTEM, _OWN),
     ),
     Role(
         "admin",

@@ -13,7 +13,7 @@ DAY = 86_400.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MAX_DURATION = 100 * 365 * DAY
-"""Seconds; more is a mistake, and no date."""
+"""Seconds; more is a mistake, and soon more than a date can hold."""
 DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
 
 

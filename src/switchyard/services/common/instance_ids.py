@@ -32,8 +32,8 @@ def new_instance_id() -> str:
 
 
 def process_mark() -> str | None:
-    """Return an identification of this process among all that ever had its PID: the start of its
-    host, its PID namespace and its own start. None on systems without /proc."""
+    """Return an identification of this process among all that ever had its PID: the boot of its
+    host, its PID namespace and the moment it was started. None on systems without /proc."""
     namespace, stat = _pid_namespace(), _stat(os.getpid())
     return None if namespace is None or stat is None else f"{namespace} {stat[_STARTED]}"
 

@@ -54,7 +54,7 @@ class SpanHandle(Protocol):
         ...
 
     def failed(self, kind: str) -> None:
-        """Mark the span as failed, with this reason."""
+        """Mark the span as failed; `kind` is the type of the error."""
         ...
 
     def rename(self, name: str) -> None:
@@ -94,7 +94,7 @@ class _OpenSpan:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, **attributes: Value | None) -> None:
-        for name, value in _bound_attributes(attributes).items():
+        for name, value in _span_attributes(attributes).items():
             self.span.set_attribute(name, value)
 
     def failed(self, kind: str) -> None:
@@ -192,7 +192,7 @@ def _start_span(
             name[:MAX_VALUE_LENGTH],
             context=_context_of(parent),
             kind=SpanKind[kind.upper()],
-            attributes=_bound_attributes(attributes),
+            attributes=_span_attributes(attributes),
             start_time=None if began is None else int(began * 1e9),
         )
     )
@@ -217,7 +217,9 @@ def _context_of(parent: str | None) -> Any:
     return TraceContextTextMapPropagator().extract({"traceparent": parent}, context=Context())
 
 
-def _bound_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+def _span_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Return attributes as a span gets them: names with dots for `__`, text cut to
+    MAX_VALUE_LENGTH, None left out."""
     return {
         name.replace("__", "."): value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value
         for name, value in attributes.items()

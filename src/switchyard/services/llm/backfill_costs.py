@@ -2,7 +2,9 @@
 
 Only the first jobs are known. The estimate takes every other job to be like them, every answer to
 be as long as it may be, and none to be stored already: an upper bound if the first items are
-typical. Documents are not read for an estimate: each text counts as the longest that a model gets.
+typical and the servers of the lowest order answer: a dearer server asked in their place, a second
+request for a late answer, and a `model` that a job names are not counted. Documents are not
+read for an estimate: each text counts as the longest that a model gets.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Window:
 
     @property
     def is_refusing(self) -> bool:
-        """Whether the server refuses or breaks off more than a tenth of the calls."""
+        """Whether the server refuses or breaks off more than one call for ten that it answers."""
         return self.refused * 10 > self.answered
 
     @property
@@ -178,7 +178,8 @@ class PolicyState:
         if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
             return cls.first(bounds, now)
         limit = bounds.within(values["limit"])  # the settings may have changed
-        began = min(values["began"], now)  # later: the database's clock was set back since
+        # A time in the future was written before the database's clock was set back.
+        began = min(values["began"], now)
         return cls(limit, began, Window(**values["window"]), dict(values["memory"]))
 
 
@@ -205,7 +206,8 @@ def observe(
     """Return the state of a server after a call has ended."""
     if now - state.began > max(MIN_WINDOW_AGE, WINDOW_AGE_CALLS * sample.seconds):
         state = replace(state, window=Window(), began=now - sample.seconds)
-    # Beside a call that began before the limit was changed, there were other calls than now.
+    # A call that began before the limit was changed ran beside another number of calls: it is not
+    # measured.
     window = state.window.plus(sample, is_new=now - sample.seconds >= state.began)
     state = replace(state, window=window)
     if not window.ended or not policy.is_over(state, now - state.began):
@@ -267,7 +269,7 @@ class AdaptivePolicy:
     quadruple_above: float = 0.8
     """Scaling above which the first raises are x 4 instead of x 2."""
     slow: float = 3.0
-    """Times the reference from which a server counts as slow."""
+    """A server is slow from this multiple of the reference on."""
     max_steps_down: int = 3
     """Steps down after which the server must have become faster."""
     gain: float = 0.1

@@ -71,26 +71,27 @@ class Hedges:
     ) -> T:
         """Return the answer of the request that begins to answer first: `first`, or `second`, which
         is sent when `first` has not begun after `delay` seconds and there is a permit. If one fails
-        before it begins, the answer of the other counts. Raises what `first` raises."""
-        start = _FirstTokenRace(output)
-        runs = [asyncio.create_task(first(start.output_of(0)))]
+        before it begins, the answer of the other counts. Raises what the request that
+        counts raises; that of `first` if both fail before they begin; and a defect of `second`."""
+        race = _FirstTokenRace(output)
+        runs = [asyncio.create_task(first(race.output_of(0)))]
         try:
-            if await _wait_for_any(delay, runs[0], start.has_winner):
+            if await _wait_for_any(delay, runs[0], race.has_winner):
                 return await runs[0]
             if not self.take_permit():
                 return await runs[0]
-            runs.append(asyncio.create_task(second(start.output_of(1))))
-            return await self._winning_answer(runs, start)
+            runs.append(asyncio.create_task(second(race.output_of(1))))
+            return await self._winning_answer(runs, race)
         finally:
             await end_tasks(*runs)
 
-    async def _winning_answer(self, runs: list[asyncio.Task[T]], start: _FirstTokenRace) -> T:
-        while start.winner is None and not any(_has_answer(run) for run in runs):
+    async def _winning_answer(self, runs: list[asyncio.Task[T]], race: _FirstTokenRace) -> T:
+        while race.winner is None and not any(_has_answer(run) for run in runs):
             left = [run for run in runs if not run.done()]
             if not left:
                 break
-            await _wait_for_any(None, *left, start.has_winner)
-        winner = start.winner
+            await _wait_for_any(None, *left, race.has_winner)
+        winner = race.winner
         if winner is None:
             winner = next((index for index, run in enumerate(runs) if _has_answer(run)), 0)
         failed = winner == 0 and runs[1].done() and runs[1].exception() is not None

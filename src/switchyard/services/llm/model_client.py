@@ -124,8 +124,8 @@ class ModelClient:
         endpoint: Endpoint | None = None,
     ) -> dict[str, Any]:
         """Return the fields of which the key of a stored answer is made: the chat as `asked`, and
-        address and model of the servers of the lowest order. Keys of stored answers and questions
-        of batches have these names."""
+        address and model of the servers of the lowest order. The names of these fields are part
+        of stored keys, and of the questions that batches store: do not rename them."""
         serving = self._servers_for(chat, model, endpoint)
         first = min(each.order for each in serving)
         servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
@@ -179,10 +179,11 @@ class ModelClient:
         unless `fresh`, a question that was asked before, or is being asked, is not paid for again.
 
         `timeout` is in seconds, the wait for a slot included. `output` gets the text as it comes;
-        the cost is charged to `by`. With `batch`, the question is collected for a batch and
-        WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
-        raises. With a `model`, only servers that have it are asked; with `keep_all`, the answer
-        has a `body` with all fields. With an `endpoint`, `chat` is the body of its request.
+        the cost is charged to `by`. With `batch`, and neither `fresh` nor `model`, the
+        question is collected for a batch where there is a Batch API, and WaitingForBatch is raised;
+        the job is retried when the batch has ended. Raises what `ask` raises. With a `model`, only
+        servers that have it are asked; with `keep_all`, the answer has a `body` with all fields.
+        With an `endpoint`, `chat` is the body of its request.
         """
         question = self.answer_key_fields(chat, model, keep_all, endpoint)
         collector = self._collector if batch and not fresh and model is None else None
@@ -342,7 +343,7 @@ class ModelClient:
         outcome: CallOutcome | None = None
         failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:
-            output.begin()  # another server may have begun
+            output.begin()  # discards what a server that was asked before has written
         try:
             client = self._clients[admission.server.name]
             client.adopt(admission.learned)
@@ -370,8 +371,8 @@ class ModelClient:
             raise
         finally:
             if self._gate is not None:
-                # Also when the job is cancelled: until then others wait for the slot, and the
-                # reservation is missing in the budget.
+                # Also when the job is cancelled: until then others wait for the slot, and
+                # can't spend what is reserved.
                 calls = self._account.ended_calls(admitted.call, charge)
                 is_overload = await asyncio.shield(self._gate.leave(admission, outcome, calls))
                 if is_overload and failure is not None:

@@ -37,7 +37,8 @@ from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBa
 MAX_REQUESTS = 50_000
 """Lines of a batch's input, as of OpenAI's API."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
-"""Bytes of one request: a job may have half as many."""
+"""Bytes of a line. A job's message has a lower limit of its own: above it, the request fails
+alone."""
 MAX_CUSTOM_ID = 512
 """Characters."""
 MAX_ERRORS = 100

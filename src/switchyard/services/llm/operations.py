@@ -43,7 +43,8 @@ from switchyard.services.llm.stored_answers import drop_old_answers, drop_unreco
 
 REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
 """Failures in a row from which the doctor reports a server: it gets one call at a time, and some of
-these have failed. To wait for more would take minutes if each ends by its time limit."""
+these have failed. To wait for more failures would take minutes where each such call runs into its
+time limit."""
 LONG_PAUSE_SECONDS = 120.0
 """Seconds left of a pause from which the doctor reports it: a server's limits per minute pause it
 for less."""

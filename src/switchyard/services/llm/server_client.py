@@ -63,7 +63,8 @@ class ModelResponse:
 
 
 UNCLEAR_CHANGES = 3
-"""Calls in a row after which an error without a clear cause is taken to be about the schema."""
+"""Calls in a row that the server took only with changed parameters, after an error without a clear
+cause, until these parameters are kept."""
 
 
 class ServerClient:
@@ -79,11 +80,11 @@ class ServerClient:
         key = server.api_key
         self._headers = self._model_api.headers(key.get_secret_value() if key else None)
         self._id = content_hash([server.base_url, server.model])
-        self._set_parameters = Parameters.for_server(server)
-        self._parameters = self._set_parameters
+        self._configured_parameters = Parameters.for_server(server)
+        self._parameters = self._configured_parameters
         """As the server took them last."""
         self._learned = ""
-        """What the fleet knew of that at the last call."""
+        """What all processes had learned of the parameters at the last call (`learned`)."""
         self._unclear_changes = 0
         """Calls in a row that the server took with changed parameters, after an error without a
         clear cause."""
@@ -99,15 +100,16 @@ class ServerClient:
     def learned(self) -> str:
         """What the server's refusals have shown, for other processes; empty while they have shown
         nothing."""
-        if self._parameters == self._set_parameters:
+        if self._parameters == self._configured_parameters:
             return ""
         return self._parameters.learned(self._id)
 
     def adopt(self, learned: str) -> None:
-        """Ask as the fleet has learned, from now on. What it has forgotten is tried again."""
+        """Send parameters as all processes have learned them, from now on. What they have forgotten
+        is tried again."""
         if learned != self._learned:
             self._learned, self._unclear_changes = learned, 0
-            self._parameters = self._set_parameters.with_learned(learned, self._id)
+            self._parameters = self._configured_parameters.with_learned(learned, self._id)
 
     @classmethod
     @asynccontextmanager
@@ -223,7 +225,8 @@ class ServerClient:
             except (EmptyLlmAnswer, LlmCut) as error:
                 if not error.in_stream or has_text():
                     raise
-                # A stream can't change its status to an error's; a plain answer says what it is.
+                # A stream has sent its status before it fails; an answer without a stream has the
+                # error's status.
                 return await self._send_unstreamed(parameters.body(chat), keep_all, error)
             except openai.APIStatusError as error:
                 changed = parameters.after(error, chat)

@@ -48,6 +48,7 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
     """Parse an answer as `parse_answer_here` does, but with a long check in a process of its own.
     Raises ValueError, UncheckableAnswer."""
     parts = count_schema_parts(schema)
+    # None: the schema is recursive or too deep, so that its cost is not known beforehand.
     cost = None if parts is None else parts * len(text)
     if cost is not None and cost <= MAX_INLINE_COST:
         value = _parse_json(text)

@@ -68,7 +68,7 @@ class Quota:
                 counted += len(part)
                 self._used += len(part)
                 self._under_way += len(part)
-                self._refuse_over(self._limit, at_least=1)
+                self._refuse_over(self._limit, excess=1)
                 yield part
             whole = True
         finally:
@@ -80,8 +80,8 @@ class Quota:
         """Subtract bytes of files that were removed again."""
         self._used = max(0, self._used - size)
 
-    def _refuse_over(self, limit: int, *, at_least: int = 0) -> None:
-        if self._used >= limit + at_least:
+    def _refuse_over(self, limit: int, *, excess: int = 0) -> None:
+        if self._used >= limit + excess:
             raise StorageFull(
                 f"the storage is at its quota, JOBS_STORAGE_QUOTA, of {limit:,} bytes: its "
                 "operators can raise it, or remove files"

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 MAX_BUCKETS = 10_000
 """Clients remembered at once; the one that was seen longest ago is forgotten first. A bucket
-that was forgotten starts full again, as after so many other clients it would be anyway."""
+that was forgotten starts full again, perhaps before it would have been full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,14 @@ class QueueDifferences:
     on_broker: int
     """Messages in the lanes and in the queues for retries."""
     unknown: int
-    """Messages whose job has no record: it gets one when a worker claims it."""
+    """Jobs among them without a record, each once: it gets one when a worker claims it."""
     ended: int
-    """Messages whose job has ended by the ledger: they are skipped."""
+    """Jobs among them that have ended according to the ledger, each once: they are skipped."""
     unreadable: int
     """Messages that are no job: they become dead letters."""
     lost: tuple[str, ...]
-    """Jobs that wait by the ledger and that the broker lacks. Those that ran after the backup run
-    once more."""
+    """Jobs that wait according to the ledger and that the broker lacks. Those that ran after
+    the backup run once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def compare_queues(
             maybe_accepted=False,
         )
     on_broker = unreadable = 0
-    there: set[str] = set()
+    ids_on_broker: set[str] = set()
     for queue in queues:
         async with scanning(url, queue) as scan:
             async for letter in scan.letters():
@@ -77,13 +77,13 @@ async def compare_queues(
                 if letter.message is None:
                     unreadable += 1
                 else:
-                    there.add(letter.message.job_id)
+                    ids_on_broker.add(letter.message.job_id)
     unknown = ended = 0
-    for ids in _batches(sorted(there)):
+    for ids in _batches(sorted(ids_on_broker)):
         states = await ledger.job_reads.states(ids)
         unknown += len(ids) - len(states)
         ended += sum(state in FINISHED for state in states.values())
-    lost = [each async for each in ledger.job_reads.ids_in_queues() if each not in there]
+    lost = [each async for each in ledger.job_reads.ids_in_queues() if each not in ids_on_broker]
     return QueueDifferences(on_broker, unknown, ended, unreadable, tuple(lost))
 
 

@@ -23,7 +23,7 @@ MAX_STEP_SECONDS = 0.25
 """Seconds; ten times what a step takes. One that took longer has itself waited for something, and
 that must not keep the others from their turns."""
 HOT_TRAFFIC_TTL = 5.0
-"""Seconds since a worker took a hot job for which bulk work gives way to the next one."""
+"""Seconds after a worker took a hot job in which bulk work stays slow, as another may come."""
 TRAFFIC_POLL_INTERVAL = 0.5
 """Seconds between looks for hot jobs."""
 
@@ -78,7 +78,8 @@ class HotTraffic:
         """Wait for a turn to send, which is at once while no hot jobs come in.
 
         Turns are given out ahead, each as long as the last step and its rest: several operations
-        take no more of the time than one. Ends the handler when the operation is not to go on.
+        take no more of the time than one. Raises what `session.sleep` raises where the operation is
+        not to go on.
         """
         if not await self.is_active():
             yield

@@ -30,7 +30,7 @@ class ApiKeyRepository(Repository):
         now: float,
         limits: KeyLimits | None = None,
     ) -> None:
-        """Keep a new key. Raises RowRejected for an id or a key that is there already."""
+        """Store a new key. Raises RowRejected for an id or key that exists already."""
         values = {
             "id": key_id,
             "name": name,
@@ -53,9 +53,9 @@ class ApiKeyRepository(Repository):
     def take_allowance(
         self, connection: Connection, key_id: str, limits: KeyLimits, tokens: int
     ) -> KeyAllowance:
-        """Take a request and so many tokens out of what the key may use: of each as much as a
-        minute's, which fills up again within a minute. A request of more tokens than a minute has
-        is let in when all of them are there, and those after it wait the longer."""
+        """Take one request and `tokens` from the key's two buckets. A full bucket has the amount of
+        one minute, and fills up again within a minute. A request for more tokens than a full bucket
+        has is allowed once the bucket is full; later requests then wait longer."""
         most = (limits.requests_per_minute, limits.tokens_per_minute)
         now = db_now(connection)
         condition = api_key_allowances.c.key_id == key_id
@@ -87,7 +87,7 @@ class ApiKeyRepository(Repository):
 
     @write
     def return_tokens(self, connection: Connection, key_id: str, tokens: int) -> None:
-        """Give back tokens that a request has not used; fewer than 0 where it has used more."""
+        """Give back tokens that a request has not used; negative where it has used more."""
         connection.execute(
             update(api_key_allowances)
             .where(api_key_allowances.c.key_id == key_id)
@@ -120,8 +120,8 @@ class ApiKeyRepository(Repository):
 
     @write
     def revoke_api_key(self, connection: Connection, key_id: str, now: float) -> bool:
-        """Make a key useless, for good. False when there is none of that id; a key that was
-        revoked before stays as it was."""
+        """Revoke a key permanently. False for an unknown id; a key that was revoked before is not
+        changed."""
         condition = api_keys.c.id == key_id
         connection.execute(
             update(api_keys)
@@ -145,8 +145,8 @@ class ApiKeyRepository(Repository):
         now: float,
         expires_at: float,
     ) -> None:
-        """Keep a session of whoever has that key, and forget those that are over. Times are seconds
-        since the epoch."""
+        """Store a session of the user with that key, and remove sessions that are over. Times are
+        seconds since the epoch."""
         connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
         connection.execute(
             insert(sessions).values(

@@ -31,7 +31,7 @@ class ArchiveRepository(Repository):
 
     @read
     def read_jobs(self, connection: Connection, job_ids: Sequence[str]) -> JobsToArchive:
-        """Return these jobs, as far as they are there, with attempts and tags."""
+        """Return those of these jobs that exist, with attempts and tags."""
         watch = Stopwatch(connection)
         found = connection.execute(select(jobs).where(among(connection, jobs.c.id, job_ids)))
         rows = [dict(row._mapping) for row in found]
@@ -54,7 +54,7 @@ class ArchiveRepository(Repository):
         after: tuple[float, str] | None,
         limit: int,
     ) -> list[tuple[float, str]]:
-        """Return when the next jobs were made in that time, and their ids, oldest first."""
+        """Return creation time and id of the next jobs in a period, oldest first."""
         query = select(jobs.c.created_at, jobs.c.id).where(
             jobs.c.created_at >= since, jobs.c.created_at <= until
         )
@@ -71,8 +71,8 @@ class ArchiveRepository(Repository):
 
     @write
     def register(self, connection: Connection, file: ArchiveFile) -> bool:
-        """Note a complete file, whose jobs may be removed from now on. False, and nothing is noted,
-        where another process has registered one meanwhile or is not through with its own."""
+        """Record a complete file, whose jobs may be removed from now on. False, and nothing is
+        recorded, where another process has registered a file meanwhile or has an unsettled one."""
         known = select(literal(1)).where(
             exists().where(
                 (archive_files.c.number >= file.number) | archive_files.c.settled_at.is_(None)
@@ -96,22 +96,23 @@ class ArchiveRepository(Repository):
 
     @read
     def find_unsettled(self, connection: Connection) -> ArchiveFile | None:
-        """Return the file whose jobs are being removed, or were when a process died."""
+        """Return the unsettled file: its jobs are being removed, or were when a process died."""
         query = select(archive_files).where(archive_files.c.settled_at.is_(None))
         row = connection.execute(query).first()
         return None if row is None else _to_file(row)
 
     @read
     def still_there(self, connection: Connection, versions: Mapping[str, JobVersion]) -> set[str]:
-        """Return which of these jobs the ledger has. A newer job of the same id is another one."""
+        """Return the ids of these jobs that the ledger still has. A newer job with the same id is
+        another job."""
         return _still_there(connection, versions)
 
     @write
     def settle(self, connection: Connection, number: int, left: Mapping[str, JobVersion]) -> None:
-        """Note that the jobs of a file have been removed from the ledger, but for those of `left`
-        that are there. From now on nobody removes jobs for this file."""
+        """Record that the jobs of a file were removed from the ledger, except those of `left` that
+        still exist. From now on, no process removes jobs for this file."""
         condition = (archive_files.c.number == number) & archive_files.c.settled_at.is_(None)
-        # Waits for those who still remove jobs for it.
+        # Waits for transactions that still remove jobs for this file.
         locked = select(archive_files.c.number).where(condition).with_for_update()
         if connection.scalar(locked) is None:
             return
@@ -124,7 +125,7 @@ class ArchiveRepository(Repository):
 
     @write
     def forget(self, connection: Connection, numbers: Sequence[int]) -> int:
-        """Delete what is known of these files, and return how many there were."""
+        """Delete the records of these files, and return their number."""
         statement = delete(archive_files).where(archive_files.c.number.in_(numbers))
         return connection.execute(statement).rowcount
 

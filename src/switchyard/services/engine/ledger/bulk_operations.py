@@ -118,8 +118,8 @@ class BulkRepository(Repository):
 
     @read
     def has_free_bulk(self, connection: Connection) -> bool:
-        """Tell whether there is an operation that nobody runs: `claim_bulk` may find one. Unlike
-        that one it holds up nobody who writes."""
+        """Tell whether there is an operation that no process runs, for `claim_bulk`. Unlike
+        `claim_bulk`, this blocks no writer."""
         return bool(connection.scalar(text(f"SELECT {free_bulk(connection.dialect.name)}")))
 
     @write
@@ -131,7 +131,7 @@ class BulkRepository(Repository):
         kinds: Collection[str],
         operation_id: str | None = None,
     ) -> BulkOperation | None:
-        """Take the oldest operation that nobody runs; with `operation_id` that one alone, also
+        """Take the oldest operation that no process runs; with `operation_id`, only that one, also
         where it was taken with the same hold before. None when there is none to take."""
         free = (
             select(bulk_operations.c.id)
@@ -152,7 +152,7 @@ class BulkRepository(Repository):
     def _take(
         self, connection: Connection, operation_id: str, hold: BulkHold | None
     ) -> BulkOperation | None:
-        """Give it to that process, unless another has it. None where that is so."""
+        """Give an operation to the holder of `hold`. None where another process has it."""
         if hold is None:
             return None
         until = text(f"{clock(connection)} + :ttl").bindparams(ttl=hold.seconds)
@@ -277,15 +277,16 @@ class BulkRepository(Repository):
         return await self._database.write(work)
 
     def _notify(self, connection: Connection, moved: Row[Any]) -> None:
-        """Let its notice go, where it has one, when nothing more happens to it by itself."""
+        """Release the operation's notice, where it has one, once nothing more happens to it without
+        an operator."""
         if BulkState(moved.state) in AT_LAST:
             notice_id, now = notice_id_of(read_job_ids(connection), moved.id), self.clock.time()
             self._writer.joins.seal(connection, notice_id, now)
 
 
 def keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
-    """Tell whether the operation is the holder's. If it is, nobody takes it before the transaction
-    ends: the row is locked, and in SQLite the transaction alone may write."""
+    """Tell whether the holder has the operation. If so, no other process takes it before the
+    transaction ends: its row is locked, and in SQLite no other transaction may write."""
     held_row = (
         select(bulk_operations.c.id)
         .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
@@ -304,7 +305,8 @@ def _state_change(state: BulkState, note: str | None, now: float) -> dict[str, A
 
 
 def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool] | TextClause:
-    """Tell whether nobody runs it, or whoever has that hold."""
+    """Return the condition that no process runs an operation, or that the process with that hold
+    does."""
     free = text(_unheld(connection.dialect.name))
     return free if hold is None else or_(free, bulk_operations.c.holder == hold.holder)
 

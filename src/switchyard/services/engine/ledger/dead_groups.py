@@ -1,4 +1,5 @@
-"""Dead letters by cause, counted from an index alone; and whose time on the broker is over."""
+"""Group dead letters by cause, counted from an index alone; and mark letters whose time on the
+broker is over."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from switchyard.services.engine.records.results import DeadGroup, DeadLetter
 from switchyard.services.engine.records.states import DeadLetterState
 
 HOURS = 24
-"""Length of a group's trend."""
+"""Hours of a group's trend."""
 HOUR = 3600.0
 MAX_GROUPS = 1_000
 BATCH = 500
@@ -47,7 +48,7 @@ class DeadLetterRepository(DeadLetterReads):
             .limit(limit)
         )
         ago = (moment - at) / HOUR
-        # Each database has its own word for rounding down what is not negative.
+        # Each database has its own function for rounding down a number that is not negative.
         hour = cast(ago, Integer) if self._database.dialect == "sqlite" else func.floor(ago)
         recent = (
             select(group, hour, number)
@@ -81,7 +82,8 @@ class DeadLetterRepository(DeadLetterReads):
         return await self._database.read(work)
 
     async def group_letters(self, mark_of: MarkOf) -> int:
-        """Give a group to the letters that were indexed before there were groups; how many."""
+        """Set the group of letters that were indexed before there were groups; return their
+        number."""
         query = select(dead_letters).where(dead_letters.c.fingerprint.is_(None)).limit(BATCH)
         statement = (
             update(dead_letters)
@@ -102,8 +104,8 @@ class DeadLetterRepository(DeadLetterReads):
         return done
 
     async def drop_expired_letters(self, indexed_before: float) -> int:
-        """Note that the broker has no longer what was indexed before that time and still waits:
-        its time there is over. Returns how many letters that were."""
+        """Mark waiting letters that were indexed before that time as dropped: their time on the
+        broker is over. Returns their number."""
         statement = text(
             "UPDATE dead_letters SET state = 'dropped' "
             "WHERE state = 'waiting' AND updated_at < :before"

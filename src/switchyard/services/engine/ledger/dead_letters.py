@@ -1,4 +1,4 @@
-"""The index of `jobs.dead`: its letters, why they are there, and what became of them."""
+"""The index of `jobs.dead`: its letters, the causes of their deaths, and their states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from switchyard.services.engine.records.results import DeadLetter, Page
 from switchyard.services.engine.records.states import DeadLetterState
 
 REFUSED = "refused"
-"""The reason of letters that the ledger alone has."""
+"""Reason of letters that are in the ledger alone."""
 
 
 class DeadLetterReads(Repository):
@@ -62,8 +62,8 @@ class DeadLetterReads(Repository):
             another = (dead_letters.c.state == DeadLetterState.WAITING) & (
                 dead_letters.c.redrives == insert.excluded.redrives
             )
-            # Of one death the first letter counts, as for whoever goes through `jobs.dead`; and no
-            # earlier one than is known already.
+            # Of several letters of one death the first is kept, as when `jobs.dead` is read; a
+            # letter of fewer attempts than the known one changes nothing.
             same = another & (dead_letters.c.attempts >= insert.excluded.attempts)
             changes: dict[str, Any] = {
                 column.name: case((same, column), else_=insert.excluded[column.name])
@@ -82,15 +82,15 @@ class DeadLetterReads(Repository):
         await self._database.write(work)
 
     async def record_dead(self, letters: Sequence[DeadLetterRecord]) -> None:
-        """Mark the jobs of letters dead, as `index_dead` does, without noting the letters."""
+        """Mark the jobs of letters dead, as `index_dead` does, without indexing the letters."""
         burials = [MarkDead(letter) for letter in letters]
         if burials:
             await self._database.write(lambda connection: self._writer.run(connection, burials))
 
     async def note_returned(self, letter_ids: Sequence[str], now: float) -> None:
-        """Record that displaced jobs are back in their queues, as they were."""
+        """Record that displaced jobs were returned to their queues unchanged."""
         dialect = self._database.dialect
-        # Not one that has died meanwhile: that is another letter.
+        # Not a job that has died again meanwhile: its letter is another one.
         statement = text(
             "UPDATE dead_letters SET state = 'redriven', updated_at = :now "
             f"WHERE {keys_condition(dialect, 'id')} AND state = 'waiting' AND reason = :reason"
@@ -103,8 +103,8 @@ class DeadLetterReads(Repository):
         await self._database.write(lambda connection: connection.execute(statement, parameters))
 
     async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
-        """Record that letters do not go back by themselves after all: their jobs end with them, and
-        they wait as all others do."""
+        """Record that displaced letters are not returned to their queues after all: their jobs are
+        dead, and the letters wait as all others do."""
         burials = [MarkDead(letter) for letter in letters]
         statement = text(
             "UPDATE dead_letters SET reason = :reason, error_message = :message, "
@@ -129,7 +129,7 @@ class DeadLetterReads(Repository):
             await self._database.write(work)
 
     async def foreign_among(self, letters: Sequence[FoundLetter]) -> set[int]:
-        """Return the places of letters that carry another job's id: see
+        """Return the indexes of letters that carry another job's id: see
         `copy_validation.is_foreign_letter`."""
         contents = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
         dialect, at = self._database.dialect, self.clock.time()
@@ -179,16 +179,16 @@ class DeadLetterReads(Repository):
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def count_messages(self) -> int:
-        """Return how many messages `jobs.dead` must have by the index: what the broker never took
-        (`refused`) is in the ledger alone."""
+        """Return the number of messages that `jobs.dead` must have according to the index. Letters
+        that the broker never took (`refused`) are in the ledger alone, and not counted."""
         query = select(func.coalesce(func.sum(dead_letters.c.copies), 0)).where(
             dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.reason != REFUSED
         )
         return int(await self._database.read(lambda connection: connection.scalar(query) or 0))
 
     async def drop_absent(self, present: Collection[str], until: float) -> int:
-        """Record that the broker has no other letters than these, of those indexed until then.
-        Returns how many it has no longer."""
+        """Mark letters that were indexed until `until` and are not `present` as dropped: the broker
+        no longer has them. Returns their number."""
         query = select(dead_letters.c.id).where(
             dead_letters.c.state == DeadLetterState.WAITING,
             dead_letters.c.reason != REFUSED,
@@ -219,7 +219,7 @@ class DeadLetterReads(Repository):
     async def mark_dead_state(
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float
     ) -> int:
-        """Record what became of letters; returns how many there are. For a redrive, see
+        """Record a new state of letters; return the number of letters found. For a redrive, see
         `note_redriven`."""
         dialect = self._database.dialect
         statement = text(

@@ -1,4 +1,5 @@
-"""Whether anything is due: one look for all that the scheduler does, which is nothing mostly."""
+"""Tell whether any work is due: one query for all duties of the scheduler, which mostly finds
+none."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ from switchyard.services.engine.records.pauses import ActivePauses
 
 @dataclass(frozen=True, slots=True)
 class DueWork:
-    """Work that is due."""
+    """Kinds of work that are due."""
 
     jobs: bool
-    """Some are to be published: they are due, not confirmed, or of a silent worker."""
+    """Whether jobs are to be published: they are due, not confirmed, or their worker is silent."""
     schedules: bool
     """Whether a schedule is to be fired, or its job to be published."""
     limits: bool
     """Whether jobs wait for a named limit."""
     bulk: bool
-    """A bulk operation that nobody runs is to be run."""
+    """Whether there is a bulk operation that no process runs."""
     pauses: ActivePauses
-    """Pauses in force: when they change, jobs may become free."""
+    """Pauses in force: when they change, held jobs may have to be published."""
 
 
 class DueWorkReads(Repository):
@@ -37,9 +38,9 @@ class DueWorkReads(Repository):
     def look(
         self, connection: Connection, moment: float, *, unconfirmed_before: float, silent_for: float
     ) -> DueWork:
-        """Look for jobs that are due at that moment, recorded before another and not confirmed, or
-        run by a worker that has been silent for so many seconds; and for what else is due. Times in
-        seconds since the epoch."""
+        """Look for jobs that are due at one moment, recorded before another and not confirmed, or
+        run by a worker that has been silent for some seconds; and for other work that is due. Times
+        are seconds since the epoch."""
         row = connection.execute(
             _due_work(connection.dialect.name),
             {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
@@ -52,7 +53,7 @@ class DueWorkReads(Repository):
 @cache  # it is run twice a second, and finds nothing mostly
 def _due_work(dialect: str) -> TextClause:
     now = clock_of(dialect)
-    # Literal states, for only then are the partial indexes known to fit.
+    # Literal states: only with these does the database use the partial indexes.
     return text(
         "SELECT "
         "EXISTS (SELECT 1 FROM jobs WHERE state = 'scheduled' AND run_at <= :moment) "

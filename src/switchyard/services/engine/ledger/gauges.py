@@ -24,12 +24,12 @@ class GaugeReads(Repository):
     jobs."""
 
     async def gauges(self) -> Gauges:
-        """Return all at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
+        """Return all gauges of one moment. Raises LedgerUnavailable."""
         return await self._database.read(_gauges)
 
     async def load(self, host: str) -> dict[str, WorkerLoad]:
-        """Return, by kind of worker, its waiting jobs, and what its processes on that host do.
-        Raises LedgerUnavailable."""
+        """Return the load of each kind of worker: its oldest waiting job, and the running jobs of
+        its processes on that host. Raises LedgerUnavailable."""
         return await self._database.read(lambda connection: _load(connection, host))
 
     async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:

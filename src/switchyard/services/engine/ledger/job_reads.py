@@ -65,11 +65,11 @@ from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, OPEN,
 
 _LONG = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
-"""The place of a job's lane, most urgent first."""
+"""Rank of a job's lane; 0 is the most urgent one."""
 _SUMMARY = tuple(column for column in jobs.c if column.name not in _LONG)
 _PROGRESS = (job_progress.c.fraction, job_progress.c.note, job_progress.c.reported_at)
 _WITH_PROGRESS = jobs.outerjoin(
-    # Of the last attempt: what an earlier one has said is not how far the job is.
+    # Only of the last attempt: the progress of an earlier one no longer holds.
     job_progress,
     (job_progress.c.job_id == jobs.c.id) & (job_progress.c.claim_id == jobs.c.claim_id),
 )
@@ -90,12 +90,14 @@ _JOB = (
 _ATTEMPTS = select(attempts).where(attempts.c.job_id == bindparam("job")).order_by(attempts.c.id)
 
 NEW_SECONDS = 3 * DAY
-"""Age of jobs from which a recent death is looked for among the letters."""
+"""Seconds; a recent death of a job older than this is found by its letter."""
 COUNT_SECONDS = 0.1
 COUNT_PAUSE_RATIO = 20.0
-"""Ended jobs take at most about a twentieth of the time to count, however often somebody looks."""
+"""A count of ended jobs is reused for this many times its duration: so counting takes at most about
+a twentieth of the time."""
 MANY_ENDED = 100_000
-"""Fewer are counted each time: where that is slow, the machine is busy with something else."""
+"""Fewer ended jobs are counted anew each time: where that is slow, the machine is busy with other
+work."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
 
@@ -135,7 +137,8 @@ class JobReads(Repository):
         return {row.id: State(row.state) for row in connection.execute(query, keys)}
 
     async def ids_in_queues(self) -> AsyncIterator[str]:
-        """Yield the ids of the jobs that the broker holds by the ledger, in their order."""
+        """Yield the ids of the jobs that the broker holds according to the ledger, in ascending
+        order."""
         after: str | None = ""
         while after is not None:
             query = (
@@ -218,7 +221,8 @@ class JobReads(Repository):
     def count_by_state(
         self, connection: Connection, job_filter: JobFilter, *, newest: int
     ) -> dict[State, int]:
-        """Count the `newest` jobs that fit by their states, whichever state is wanted."""
+        """Count the newest jobs that fit, `newest` at most, by state; the filter's own state is
+        ignored."""
         query = _filter_jobs(
             select(jobs.c.state),
             replace(job_filter, state=None),
@@ -241,7 +245,7 @@ class JobReads(Repository):
 
     @read
     def records(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        """Return what is known of these jobs, without their timelines, by id."""
+        """Return the records of these jobs, without their timelines, by id."""
         query = select(jobs).where(among(connection, jobs.c.id, job_ids))
         return {row.id: to_record(row) for row in connection.execute(query)}
 
@@ -359,8 +363,8 @@ class JobReads(Repository):
     def pipelines(
         self, connection: Connection, pipeline_ids: Collection[str], *, limit: int = 20_000
     ) -> dict[str, list[JobSummary]]:
-        """`pipeline` for many at once, in one query; those without jobs are left out. At most
-        `limit` jobs in all."""
+        """Return the jobs of several pipelines, as `pipeline` does, in one query; pipelines without
+        jobs are left out. At most `limit` jobs in all."""
         ids = set(pipeline_ids)
         query = (
             _summaries()
@@ -415,7 +419,7 @@ class JobReads(Repository):
         """
         query = (
             select(jobs)
-            # Literal text, for only then is the partial index known to fit.
+            # Literal text: only with it does the database use the partial index.
             .where(text("state = 'scheduled'"), jobs.c.run_at <= now)
             .where(*_others(without))
             .order_by(_URGENCY, jobs.c.run_at)
@@ -427,8 +431,8 @@ class JobReads(Repository):
     def stale_running(
         self, connection: Connection, silent_for: float, limit: int
     ) -> list[JobRecord]:
-        """Running jobs whose worker has stopped, is unknown, or has not beaten for `silent_for`
-        seconds by the database's clock."""
+        """Return running jobs whose worker has stopped, is unknown, or has sent no heartbeat for
+        `silent_for` seconds by the database's clock."""
         query = (
             select(jobs)
             .outerjoin(workers, workers.c.worker_id == jobs.c.worker_id)

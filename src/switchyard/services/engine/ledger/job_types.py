@@ -17,7 +17,7 @@ TYPES_MARK = (
     "SELECT CAST(COUNT(*) AS TEXT) || ' ' || CAST(COALESCE(MAX(registered_at), 0) AS TEXT) "
     "FROM job_types"
 )
-"""Query for a text that is another one when types were registered."""
+"""SQL query for a text that changes when job types are registered."""
 
 
 class JobTypeRepository(Repository):
@@ -33,9 +33,9 @@ class JobTypeRepository(Repository):
         *,
         replace: bool = True,
     ) -> None:
-        """Register job types, in the place of what was registered under these names; without
-        `replace` only those that nobody has registered. Types that nobody has known for KEPT_FOR
-        are removed. `now` is the ledger's time."""
+        """Register job types, replacing those of the same names; without `replace`, only register
+        types that are not registered yet. Types that no process has reported for KEPT_FOR are
+        removed. `now` is the ledger's time."""
         connection.execute(delete(job_types).where(job_types.c.seen_at < now - KEPT_FOR))
         known = set(connection.scalars(select(job_types.c.name)))
         new_types = [each for each in types if replace or each.name not in known]
@@ -69,8 +69,8 @@ class JobTypeRepository(Repository):
     def list_job_types(
         self, connection: Connection, names: Collection[str] | None = None
     ) -> list[JobTypeRecord]:
-        """List registered types by name, those of `names` or all. What can't be read is left out,
-        and logged."""
+        """List registered types by name, those of `names` or all. Rows that can't be read are left
+        out, and logged."""
         query = select(job_types).order_by(job_types.c.name).limit(MAX_JOB_TYPES)
         if names is not None:
             query = query.where(job_types.c.name.in_(names))
@@ -92,7 +92,7 @@ def _row(record: JobTypeRecord, now: float) -> dict[str, Any]:
 
 
 def _record(row: RowMapping) -> JobTypeRecord | None:
-    """Return the row's type; None for a row that somebody else's hand was in."""
+    """Return the row's type; None for a row that this program can't have written."""
     parts: dict[str, Any] = {}
     for name, form in _AS_JSON.items():
         try:

@@ -1,4 +1,4 @@
-"""Changes of jobs: recorded, confirmed, claimed, finished, cancelled."""
+"""Change jobs: record, confirm, claim, finish, cancel them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class JobRepository(Repository):
         return await self._database.write(lambda connection: connection.execute(statement).rowcount)
 
     async def requeue(self, job_ids: Sequence[str]) -> int:
-        """`requeue_all` for these jobs alone."""
+        """Make these queued jobs pending again, as `requeue_all` does."""
         dialect = self._database.dialect
         states = ", ".join(f"'{state}'" for state in sorted(IN_QUEUES))
         statement = text(
@@ -97,8 +97,8 @@ class JobRepository(Repository):
             _all_of(await self._committer.submit_many(marks))
 
     async def pin(self, job_ids: Sequence[str]) -> dict[str, State]:
-        """Pin jobs that others have recorded: none of these is rolled back any more. Returns
-        the states of those that are there; one that is missing was taken back before."""
+        """Pin jobs that other requests have recorded: they are not rolled back any more. Returns
+        the states of those that exist; a missing one was rolled back before."""
         answers = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
         states = zip(job_ids, _all_of(answers), strict=True)
         return {job_id: state for job_id, state in states if state is not None}
@@ -124,20 +124,18 @@ class JobRepository(Repository):
         return await self._committer.submit(Claim(request, JobContent.of(request.message)))
 
     async def finish(self, request: FinishRequest) -> AttemptFinished | None:
-        """End an attempt. None when somebody has taken the job over: nothing is changed then.
-
-        Raises RowRejected for a result that is not JSON.
-        """
+        """End an attempt. None when another worker has taken the job over: nothing is changed then.
+        Raises RowRejected for a result that is not JSON."""
         result = None if request.result is None else to_json(request.result)
         return await self._committer.submit(Finish(request, result))
 
     async def cancel(self, job_id: str, now: float) -> CancelResult:
-        """Cancel a job. One that runs must be stopped by its worker; that it is to end is noted,
-        so that it never begins again."""
+        """Cancel a job. A running job must be stopped by its worker; the request is recorded, so
+        that the job never begins again."""
         return await self._committer.submit(Cancel(job_id, now))
 
     async def running_claims(self, worker_id: str) -> list[tuple[str, str]]:
-        """Return job and claim of all that the worker runs, by the ledger."""
+        """Return job id and claim id of all jobs that the worker runs according to the ledger."""
         query = select(jobs.c.id, jobs.c.claim_id).where(
             jobs.c.state == State.RUNNING, jobs.c.worker_id == worker_id
         )
@@ -146,13 +144,14 @@ class JobRepository(Repository):
         )
 
     async def release_all(self, worker_id: str, now: float) -> int:
-        """Give back what the worker runs: it stops, or lost the broker. Counts as no crash and
-        as no attempt; later ends of those claims are refused. Returns the number of jobs."""
+        """Give back the jobs that a worker runs, when it stops or has lost the broker. Counts
+        neither as a crash nor as an attempt; these claims can't be finished any more. Returns the
+        number of jobs."""
         return await self._release(worker_id, now, State.QUEUED)
 
     async def release_unheld(self, worker_id: str, claim_ids: Sequence[str], now: float) -> int:
-        """Give back these claims of the worker, under which nothing runs: as `release_all`, but the
-        broker may have no copy of the jobs, so the scheduler publishes them."""
+        """Give back claims of a worker under which no job runs, as `release_all` does; the
+        scheduler publishes these jobs, as the broker may have no copy of them."""
         return await self._release(worker_id, now, State.PENDING, claim_ids)
 
     @write

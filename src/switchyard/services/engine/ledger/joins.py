@@ -54,10 +54,9 @@ class JoinRepository(Repository):
     async def seal(
         self, join_id: str, now: float, *, when_dead: WhenDead | None = None
     ) -> bool | None:
-        """Seal a join, all jobs of which are recorded: it waits for no others. `when_dead` replaces
-        that of the join. Return whether the job that waits is `pending` now; None where no such
-        join waits.
-        """
+        """Seal a join whose jobs are all recorded: no more are added. `when_dead` replaces the
+        join's own. Return whether the waiting job is `pending` now; None where no such join
+        waits."""
         settle = self._writer.joins.settle
         return await self._database.write(
             lambda connection: settle(connection, join_id, now, when_dead=when_dead)
@@ -96,8 +95,8 @@ class JoinRepository(Repository):
         state: str | None = None,
         limit: int,
     ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
-        """Read jobs of a join, in the order in which they were made, from after a place; and the
-        place for the next page, None after the last."""
+        """Return a page of a join's jobs, in the order in which they were made, from behind the
+        position `after`, and the position for the next page; None after the last."""
         query = select(*_JOINED).where(jobs.c.join_id == join_id)
         if state is not None:
             query = query.where(jobs.c.state == state)

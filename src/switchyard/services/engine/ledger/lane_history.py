@@ -25,7 +25,7 @@ KEPT_FOR = 7 * 24 * 3600.0
 MAX_GAP = 180
 """Minutes without a scheduler that are filled in afterwards, at most."""
 WAITS_SINCE = 600.0
-"""Seconds before now since which the jobs were published whose waits are measured."""
+"""Waits are measured for jobs that were published within this many seconds before now."""
 MAX_WAITS = 20_000
 _COLUMNS = tuple(column.name for column in lane_minutes.c)
 _INSERT = text(

@@ -32,11 +32,11 @@ Sleep = Callable[[float], Awaitable[None]]
 SCHEDULER = "scheduler"
 """The lease of the scheduler that is active."""
 DEAD_SCAN = "scan of jobs.dead"
-"""The lease of whoever goes through `jobs.dead`, and holds its letters meanwhile."""
+"""The lease of the process that reads through `jobs.dead`, and holds its letters meanwhile."""
 LEASE_SECONDS = 6.0
-"""Seconds after which the lease of a process that has died is over: who lives renews it."""
+"""Seconds after which the lease of a dead process ends; a living one renews it."""
 LEASE_POLL_INTERVAL = 0.1
-"""Seconds between looks at a lease that another holds."""
+"""Seconds between polls of a lease that another process holds."""
 
 
 class LeaseRepository(Repository):
@@ -90,7 +90,7 @@ class LeaseRepository(Repository):
 
     @write
     def renew_lease(self, connection: Connection, name: str, holder: str, ttl: float) -> bool:
-        """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
+        """Renew the lease for `ttl` seconds. False when it ran out or another process has it."""
         now = clock(connection)
         renewed_until = connection.execute(
             text(
@@ -104,7 +104,7 @@ class LeaseRepository(Repository):
 
     @write
     def release_lease(self, connection: Connection, name: str, holder: str) -> bool:
-        """Give the lease back. False when another has it."""
+        """Release the lease. False when another process has it."""
         deleted = connection.execute(
             text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
             {"name": name, "holder": holder},
@@ -113,8 +113,8 @@ class LeaseRepository(Repository):
 
     @write
     def drop_old_leases(self, connection: Connection, age: float, *, limit: int) -> Removal:
-        """Forget up to `limit` leases that ran out so many seconds ago, as those of web sites that
-        nobody visits any more."""
+        """Remove up to `limit` leases that ran out `age` seconds ago or earlier, such as those of
+        web sites that are not visited any more."""
         watch = Stopwatch(connection)
         is_old = f"expires_at < {clock(connection)} - :age"
         query = text(
@@ -126,8 +126,8 @@ class LeaseRepository(Repository):
 
     @asynccontextmanager
     async def holding_lease(self, name: str, wait: Sleep = asyncio.sleep) -> AsyncIterator[None]:
-        """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
-        with the seconds to the next one."""
+        """Wait until no other process holds the lease, then hold it. `wait` is awaited between
+        polls, with the seconds to the next one."""
         holder = new_instance_id()
         while not await self.acquire_lease(name, holder):
             await wait(LEASE_POLL_INTERVAL)
@@ -158,7 +158,8 @@ class LeaseRepository(Repository):
 async def renewing(
     what: str, ttl: float, renew: Callable[[], Awaitable[object]]
 ) -> AsyncIterator[None]:
-    """Renew until the end what runs out after `ttl` seconds. `what` is named in the log."""
+    """Call `renew` regularly until the end of the context, as the lease runs out after `ttl`
+    seconds. `what` is named in the log."""
     background = TaskSupervisor(structlog.get_logger("leases"))
     background.start(f"renew {what}", partial(keep_renewing, what, ttl, renew))
     try:
@@ -168,8 +169,8 @@ async def renewing(
 
 
 async def keep_renewing(what: str, ttl: float, renew: Callable[[], Awaitable[object]]) -> NoReturn:
-    """Renew for ever what runs out after `ttl` seconds, three times within them. A ledger that is
-    away is logged: whoever writes next is told."""
+    """Call `renew` for ever, three times within `ttl` seconds. An unreachable ledger is only
+    logged: the next write reports it."""
     while True:
         await asyncio.sleep(ttl / 3)
         try:

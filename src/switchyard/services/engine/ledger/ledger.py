@@ -81,7 +81,7 @@ class Ledger(AsyncCloseable):
 
     @property
     def clock(self) -> Clock:
-        """The time by which jobs grow old and due, on whichever host they are looked at."""
+        """The ledger's time, by which all hosts decide about ages and due times."""
         return self.core.clock
 
     @classmethod
@@ -108,7 +108,7 @@ class Ledger(AsyncCloseable):
         return ledger
 
     def observe(self, observe: Observe) -> None:
-        """Tell `observe` of every transaction from now on."""
+        """Call `observe` for every transaction from now on."""
         self.core.database = TimedDatabase(self.core.database, observe)
 
     async def check(self) -> None:
@@ -130,5 +130,5 @@ class Ledger(AsyncCloseable):
         return self.core.database.where
 
     async def close(self) -> None:
-        """Commit what waits, then close the connections."""
+        """Commit waiting operations, then close the connections."""
         await self.core.close()

@@ -33,9 +33,9 @@ from switchyard.services.engine.records.limits import (
 from switchyard.services.engine.records.retention import Removal
 
 FORGOTTEN_AFTER = 600.0
-"""Seconds after which a job that has not come back has lost its place."""
+"""Seconds after which a waiting job that has not come back loses its place."""
 IDLE_LIMIT_TTL = 3600.0
-"""Seconds after which a limit that nobody uses is forgotten; it has seconds of memory."""
+"""Seconds after which an unused limit is removed: it remembers the last minute only."""
 
 
 class LimitRepository(Repository):
@@ -66,7 +66,8 @@ class LimitRepository(Repository):
 
     @write
     def renew_permits(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
-        """Renew permits for `ttl` seconds; return how many there still are, one for each limit."""
+        """Renew permits for `ttl` seconds; return the number of permits that still exist, one for
+        each limit."""
         renewed = connection.execute(
             update(limit_holds)
             .where(limit_holds.c.hold.in_(holds))
@@ -82,7 +83,7 @@ class LimitRepository(Repository):
 
     @write
     def cancel_wait(self, connection: Connection, job_id: str) -> None:
-        """Take the job out of the queue of its limit."""
+        """Remove a job from those that wait for a limit."""
         statement = delete(limit_waits).where(limit_waits.c.job_id == job_id)
         connection.execute(statement)
 
@@ -154,7 +155,7 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
         size = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
         window = RateWindow.load(row.bins, now)
         used = in_use.get((row.name, row.key), 0)
-        # One token, where nobody waits: the least that a job may need.
+        # Where no job waits: one token, the least that a job may need.
         tokens = 1 if row.needs_tokens is None else row.needs_tokens
         next_room: float | None = window.wait(now, size, 1, tokens)
         if size.concurrency is not None and used >= size.concurrency:

@@ -174,8 +174,8 @@ class PauseRepository(Repository):
         return set(connection.scalars(query))
 
     async def hold(self, job_ids: Sequence[str], now: float) -> set[str]:
-        """Make those of these jobs `paused` that a pause holds and the broker does not have, or has
-        given up; return their ids. They are not to be published."""
+        """Make jobs `paused` that a pause holds and that the broker does not have or has given up;
+        return their ids. They must not be published."""
         if not job_ids or not (await self.active()).pauses:
             return set()
         held = await self._hold(job_ids, now)
@@ -195,11 +195,11 @@ class PauseRepository(Repository):
 
     @write
     def release(self, connection: Connection, limit: int) -> list[JobRecord]:
-        """Make jobs `pending` that no pause holds any more, and return them: the most urgent lane
-        first, then the oldest."""
+        """Make paused jobs `pending` that no pause holds any more, and return them: the most urgent
+        lane first, then the oldest job."""
         job_ids: list[str] = []
         free = ~_is_paused(connection)
-        for lane in LANES:  # each by the index: there may be a million that are held still
+        for lane in LANES:  # one by one, by the index: a million other jobs may still be held
             query = (
                 select(jobs.c.id)
                 .where(jobs.c.state == State.PAUSED, jobs.c.lane == lane.name, free)
@@ -233,7 +233,7 @@ def _is_paused(connection: Connection) -> ColumnElement[bool]:
 
 
 def _end_lapsed(connection: Connection, now: float) -> None:
-    """Note of pauses that have ended by themselves that they have."""
+    """Mark pauses as ended whose time is over."""
     lapsed = _NOT_ENDED & (pauses.c.ends_at <= now)
     connection.execute(update(pauses).where(lapsed).values(ended_at=pauses.c.ends_at))
 

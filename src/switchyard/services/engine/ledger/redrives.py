@@ -43,7 +43,7 @@ class RedriveRepository(Repository):
     def job_generations(
         self, connection: Connection, job_ids: Sequence[str]
     ) -> dict[str, tuple[State, int]]:
-        """State and redrives of those jobs that the ledger knows."""
+        """Return state and redrives of those jobs that the ledger has, by id."""
         dialect = self._database.dialect
         query = text(
             f"SELECT id, state, redrives FROM jobs WHERE {sql.keys_condition(dialect, 'id')}"
@@ -96,25 +96,26 @@ class RedriveRepository(Repository):
     # --- letters that are over, and not out of the queue yet ---------------------------------
 
     async def note_leftovers(self, leftovers: Sequence[LeftoverLetter]) -> None:
-        """Record letters that are over and whose messages are still in `jobs.dead`: whoever goes
-        through it next takes them out."""
+        """Record letters that are over and whose messages are still in `jobs.dead`: the next scan
+        of it removes these."""
         if leftovers:
             await self._database.write(lambda connection: _note_leftovers(connection, leftovers))
 
     @read
     def leftover_letters(self, connection: Connection) -> list[LeftoverLetter]:
-        """Return all of them."""
+        """Return all leftover letters."""
         query = select(leftover_letters)
         return [LeftoverLetter(*row) for row in connection.execute(query)]
 
     @read
     def count_leftovers(self, connection: Connection) -> int:
-        """Return how many messages of them are in `jobs.dead`."""
+        """Return the number of messages of leftover letters in `jobs.dead`."""
         query = select(func.coalesce(func.sum(leftover_letters.c.copies), 0))
         return int(connection.scalar(query) or 0)
 
     async def forget_leftovers(self, removed: Sequence[LeftoverLetter]) -> None:
-        """Record that so many messages of letters have gone from `jobs.dead`."""
+        """Record that messages of leftover letters were removed from `jobs.dead`; `copies`: their
+        number."""
         if not removed:
             return
         dialect = self._database.dialect
@@ -141,10 +142,11 @@ class RedriveRepository(Repository):
         copies: Mapping[str, int],
         edits: Sequence[LetterEdit] = (),
     ) -> bool:
-        """Note what an operation is about to send: the copies' redrives by letter, and what they
-        change. Before it is sent, so that whoever goes on after a crash does not send it twice.
+        """Record which copies an operation is about to send: their redrives by letter, and their
+        changes.
 
-        False when the holder has lost the operation: nothing was noted.
+        Called before they are sent, so that after a crash the next holder does not send them twice.
+        False when the holder has lost the operation: nothing was recorded.
         """
         if not copies:
             return True
@@ -204,11 +206,9 @@ class RedriveRepository(Repository):
     async def forget_planned(
         self, operation_id: str, holder: str, letter_ids: Sequence[str]
     ) -> bool:
-        """These were planned, and the broker did not take them.
-
-        False when the holder has lost the operation: nothing was forgotten, for whoever has it now
-        may have planned the same letters, and sent them.
-        """
+        """Forget planned copies that the broker did not take. False when the holder has lost the
+        operation: nothing is forgotten, as the new holder may have planned and sent the same
+        letters."""
         if not letter_ids:
             return True
         dialect = self._database.dialect
@@ -230,9 +230,9 @@ class RedriveRepository(Repository):
     def settle_redriven(
         self, connection: Connection, operation_id: str
     ) -> dict[RedriveOutcome | None, int]:
-        """Look what became of an operation's letters: how many of each outcome, None for those
-        that are still open."""
-        # A copy that died again without a job's record stands only among the dead letters.
+        """Settle the outcomes of an operation's letters; return the number of letters by outcome,
+        None for open ones."""
+        # A copy that died again, of a job without a record, is known only by its dead letter.
         ended = text(
             "UPDATE redriven_letters SET outcome = CASE WHEN j.state = 'succeeded' "
             "AND j.redrives = redriven_letters.redrives THEN 'succeeded' ELSE 'failed' END "
@@ -260,7 +260,8 @@ class RedriveRepository(Repository):
     async def redriven_letters(
         self, operation_id: str, outcome: RedriveOutcome | None, *, limit: int
     ) -> list[str]:
-        """Return ids of an operation's letters with that outcome; None: those without one yet."""
+        """Return ids of an operation's letters with that outcome; None: letters without an outcome
+        yet."""
         query = (
             select(redriven_letters.c.letter_id)
             .where(
@@ -298,10 +299,9 @@ class RedriveRepository(Repository):
     def undo_edit(
         self, connection: Connection, edit: LetterEdit, job: NewJob, restored: bytes, reason: str
     ) -> bool:
-        """Take a copy back that has not run: it never will, and the job is `job` again, dead.
-
-        `restored` is the letter that is to wait in its place. False when it is too late.
-        """
+        """Take back a copy that has not run: it never will, and the job is `job` again, dead.
+        `restored` is the letter that then waits. False when it is too late, as when the copy
+        runs."""
         condition = (letter_edits.c.letter_id == edit.letter_id) & (
             letter_edits.c.redrives == edit.redrives
         )
@@ -341,7 +341,8 @@ class RedriveRepository(Repository):
     async def dead_jobs_without_letter(
         self, *, after: str = "", limit: int = 500
     ) -> list[JobRecord]:
-        """Dead jobs of which the index has no letter, by id, those after `after`."""
+        """Return dead jobs of which the index has no letter, in the order of ids, from behind
+        `after`."""
         known = select(dead_letters.c.id).where(dead_letters.c.id == jobs.c.id).exists()
         query = (
             select(jobs)

@@ -23,16 +23,16 @@ class ReferencedKeys(Repository):
     """Raises LedgerUnavailable when the database is away."""
 
     async def names_needed(self, *, since: float = 0.0) -> set[str]:
-        """Every text in the payload of a job that has not ended, or is dead and can still be
-        redriven, with the ids of the job, its parent and its pipeline; the same of every dead
-        letter that waits. With `since`, only of jobs that were made at that time or later. And,
-        whenever it was made, every text in what an operation that has not ended is to do: a
-        backfill names its input.
+        """Return all texts that may name a needed file.
 
-        Costs as much as there are such jobs and letters.
+        These are all strings in the payloads of jobs that have not ended or can still be redriven,
+        with the ids of each job, its parent and its pipeline; the same of waiting dead letters;
+        with `since`, only of jobs that were made at that time or later. And all strings in the
+        specs of operations that have not ended, whenever these were made: a backfill names its
+        input. The cost grows with the number of such jobs and letters.
         """
         names: set[str] = set()
-        # All at one moment: a job that changes its state meanwhile is among them all the same.
+        # All in one snapshot: a job that changes its state meanwhile is not missed.
         ids = await self._database.read(partial(self._needed_jobs, since=since))
         for start in range(0, len(ids), _PAGE):
             batch = ids[start : start + _PAGE]
@@ -79,7 +79,7 @@ def _of_letters(connection: Connection, after: str, names: set[str]) -> str | No
         try:
             names.update(texts_in(json.loads(row.body)))
         except (ValueError, RecursionError):
-            continue  # no JSON: it names nothing that could be worked on
+            continue  # no JSON: no handler could read a name in it
     return rows[-1].id if len(rows) == _PAGE else None
 
 

@@ -101,11 +101,9 @@ class RetentionRepository(Repository):
         limit: int,
         foresee: bool = False,
     ) -> ExaminedJobs:
-        """Say which of the next `limit` ended jobs can be removed, and why others can't.
-
-        With `foresee`, a job is not held up by others that are old enough themselves, as these go
-        before it.
-        """
+        """Examine the next `limit` ended jobs: which can be removed, and why others can't. With
+        `foresee`, a job is not kept for the sake of others that are old enough themselves, as these
+        are removed before it."""
         watch = Stopwatch(connection)
         now = self.clock.time()
         age = ages.shortest(state, lane)
@@ -144,9 +142,9 @@ class RetentionRepository(Repository):
         *,
         archived: WrittenFile | None = None,
     ) -> Removal:
-        """Remove those of these jobs that nobody needs, with all that belongs to them. A job with
-        very many attempts loses these first, in several calls. With `archived`, the jobs are of
-        that file, and one that is not as it was archived stays."""
+        """Remove those of these jobs that are not needed, with all rows that belong to them. A job
+        with very many attempts loses these first, in several calls. With `archived`, the jobs are
+        those of that file; a job that has changed since it was archived stays."""
         watch = Stopwatch(connection)
         if archived is not None and not is_unsettled(connection, archived.file.number):
             return Removal(Counter(), True, watch.seconds())
@@ -338,14 +336,14 @@ def _bound(now: float, age: float | None) -> float:
 
 
 def _kept_for(ages: RetentionAges, now: float, *, foresee: bool = False) -> ColumnElement[str]:
-    """Return why the job of a row is kept; NULL for one that nobody needs."""
+    """Return an expression for the reason why a job is kept; NULL for a job that is not needed."""
     other = jobs.alias("other")
     stays = ~_old_enough(other.c, ages, now) if foresee else other.c.id.is_not(None)
     letter = exists().where(
         dead_letters.c.id == jobs.c.id, dead_letters.c.state == DeadLetterState.WAITING
     )
     operation = exists().where(bulk_operations.c.id == jobs.c.operation_id, _OPEN_OPERATION)
-    # A parent that somebody has made up must not keep a job for ever.
+    # A made-up parent id must not keep a job for ever.
     follower = exists().where(other.c.parent_id == jobs.c.id, other.c.id != jobs.c.id, stays)
     joined = exists().where(other.c.id == jobs.c.join_id, other.c.id != jobs.c.id, stays)
     redrive = (
@@ -387,7 +385,7 @@ def _old_workers(oldest: float) -> Select[Any]:
 
 
 def _count_removed(connection: Connection, removed: Sequence[Any]) -> None:
-    """Add removed jobs to the counts of their operations, which go on telling of them."""
+    """Add removed jobs to the counts of their operations, which keep including them."""
     numbers = Counter(
         (row.operation_id, "own" if row.parent_id is None else "followers", row.state)
         for row in removed

@@ -35,7 +35,7 @@ class ScheduleRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def schedules(self) -> list[ScheduleRecord]:
-        """Return all of them, by name."""
+        """Return all schedules, by name."""
         query = select(schedules).order_by(schedules.c.name)
         return await self._database.read(
             lambda connection: [_schedule(row) for row in connection.execute(query)]
@@ -50,7 +50,8 @@ class ScheduleRepository(Repository):
     def add_schedule(
         self, connection: Connection, entry: ScheduleRecord, *, most: int
     ) -> bool | None:
-        """Record a new one. False where its name is taken, None where there are `most` of them."""
+        """Record a new schedule. False where its name is taken, None where there are `most`
+        schedules already."""
         number = connection.scalar(select(func.count()).select_from(schedules)) or 0
         if number >= most:
             return None
@@ -70,8 +71,8 @@ class ScheduleRepository(Repository):
         changed: Sequence[ScheduleRecord],
         removed_names: Sequence[str],
     ) -> None:
-        """Make these what that origin says, in one transaction. One that is there keeps whether it
-        is paused."""
+        """Write the `changed` schedules of an origin, and remove those of `removed_names`, in one
+        transaction. An existing schedule stays paused if it is."""
         for entry in changed:
             columns = _columns(entry)
             insert = insert_into(connection, schedules).values(**columns)
@@ -90,7 +91,7 @@ class ScheduleRepository(Repository):
             _remove(connection, name, origin)
 
     async def remove_schedule(self, name: str, origin: str) -> bool:
-        """Forget one, with its history. False where there is none of that origin."""
+        """Remove a schedule of that origin, with its history. False where there is none."""
         return await self._database.write(lambda connection: _remove(connection, name, origin))
 
     @write
@@ -102,7 +103,8 @@ class ScheduleRepository(Repository):
         next_at: float,
         fire_at: float,
     ) -> None:
-        """Pause it (or with None, no longer): what is due meanwhile is neither fired nor missed."""
+        """Pause a schedule, or with None resume it: due times during a pause are neither fired nor
+        missed."""
         change = (
             update(schedules)
             .where(schedules.c.name == name)
@@ -134,8 +136,8 @@ class ScheduleRepository(Repository):
         next_at: float,
         fire_at: float,
     ) -> bool:
-        """Record what becomes of the due times up to `next_at`, which is the next one. False where
-        another scheduler has done so, or the schedule was changed, paused or removed meanwhile."""
+        """Record the outcomes of the due times before `next_at`, the next one. False where another
+        scheduler has done so, or the schedule was changed, paused or removed meanwhile."""
         move = (
             update(schedules)
             .where(
@@ -157,7 +159,8 @@ class ScheduleRepository(Repository):
 
     @write
     def note_firing(self, connection: Connection, firing: Firing) -> bool:
-        """Record one that no due time has asked for. False where that moment has one."""
+        """Record a firing outside of the schedule's due times. False where there is one for that
+        moment."""
         _forget_old(connection, firing.schedule)
         return _note(connection, firing)
 
@@ -198,7 +201,7 @@ class ScheduleRepository(Repository):
         connection.execute(change)
 
     async def firings(self, name: str, limit: int) -> list[Firing]:
-        """Return what became of a schedule's due times, the latest first."""
+        """Return the firings of a schedule, the latest first."""
         query = (
             select(schedule_firings)
             .where(schedule_firings.c.schedule == name)
@@ -210,8 +213,8 @@ class ScheduleRepository(Repository):
         )
 
     async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
-        """Return the latest of each schedule that has any; with `settled`, of those whose end is
-        known."""
+        """Return the latest firing of each schedule that has any; with `settled`, the latest whose
+        outcome is decided."""
         return await self._one_of_each(
             func.max(schedule_firings.c.due_at),
             schedule_firings.c.outcome != FiringOutcome.DUE if settled else true(),

@@ -1,4 +1,4 @@
-"""Ids that people shorten: the beginning of an id stands for the one that begins so."""
+"""Resolve shortened ids: the beginning of an id stands for the only id that begins with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_LISTED = 3
 
 
 class AmbiguousId(InvalidInput):
-    """Several ids begin so; the text names some."""
+    """Several ids have this beginning; the text names some."""
 
 
 class Among(Enum):
@@ -38,7 +38,7 @@ class Among(Enum):
 
 
 class ShortIds(Repository):
-    """Full ids, by their beginning. Raises LedgerUnavailable when the database is away."""
+    """Finds full ids by their beginning. Raises LedgerUnavailable when the database is away."""
 
     async def full_id(self, among: Among | Table, id_or_start: str) -> str:
         """Return the full id of an id or of its start, which has at least six hexadecimal digits.

@@ -30,7 +30,7 @@ class SystemRepository(Repository):
 
     @read
     def system(self, connection: Connection) -> SystemRecord:
-        """Id, name and generation."""
+        """Return id, name and generation of the system."""
         row = connection.execute(text("SELECT id, name, generation FROM system_id")).one()
         return SystemRecord(row.id, row.name, row.generation)
 
@@ -59,7 +59,7 @@ PROBE_ROWS = 20_000
 
 
 class DiskSpaceProbe(Repository):
-    """Asks a database server for room. A SQLite file lies on this host, which knows."""
+    """Checks that a database server has free disk space. For a SQLite file, this host can tell."""
 
     async def require_room(self) -> None:
         """Raise LedgerFull if PostgreSQL has no room for a temporary file where the ledger's tables

@@ -26,8 +26,8 @@ from switchyard.services.engine.records.results import (
 from switchyard.services.engine.records.states import AttemptOutcome, State
 
 RECENT_ATTEMPTS = 200_000
-"""Attempts that are looked through for those that a worker's death has ended: some tenths of a
-second, however many the ledger has."""
+"""Latest attempts that are searched for those that a worker's death has ended: some tenths of a
+second, however many attempts the ledger has."""
 BLOCKS_KEPT_FOR = 7 * 24 * 3600.0
 """Seconds for which records of blocked event loops are kept."""
 MAX_BLOCKS = 1000
@@ -89,9 +89,9 @@ class WorkerRepository(Repository):
         memory_bytes: int | None = None,
         is_stopping: bool = False,
     ) -> str | None:
-        """Record a sign of life; `hot` when the worker took a hot job since the last one,
+        """Record a heartbeat; `hot` when the worker took a hot job since the last one,
         `is_stopping` once it takes no more jobs. Return a mark of the registered job types, which
-        is another one when others have registered some; None when the worker is not registered."""
+        changes when another process registers some; None when the worker is not registered."""
         now = clock(connection)
         changes = f", hot_at = {now}" if hot else ""
         changes += f", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""

@@ -33,8 +33,9 @@ def schedule_samples(
     last: Mapping[str, Firing],
     now: float,
 ) -> list[tuple[Metric, Samples]]:
-    """Return them as metrics: MAX_SHOWN schedules have a label of their own, the others share
-    OTHER. `last`: each schedule's latest firing whose end is known."""
+    """Return lateness, time since the last firing and number of refused schedules as metrics:
+    MAX_SHOWN schedules have a label of their own, the others share OTHER. `last`: each schedule's
+    latest firing whose end is known."""
     late = lateness(entries, waiting, now)
     fired = {
         name: max(0.0, now - firing.noted_at)

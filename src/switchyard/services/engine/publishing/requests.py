@@ -25,7 +25,8 @@ from switchyard.services.engine.records.requests import MAX_DELAY
 from switchyard.services.engine.records.results import JobRecord
 
 SAME_MOMENT = 2.0
-"""Seconds by which two times may differ that were counted from the moment of each request."""
+"""Seconds by which times of equal requests may differ: each counts its delay from the moment at
+which it was made."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/requests")
 
@@ -121,8 +122,9 @@ def job_id_for(
 ) -> str:
     """Return the id of a job that is asked for: a new one, or one made of key, type and payload.
 
-    So two requests that ask for the same at the same time publish one job, whichever of them
-    the broker refuses; and another payload under the same key meets the ledger's conflict.
+    So two requests for the same at the same time have one id, and are one job even where the
+    broker refuses one of the publishes; and another payload under the
+    same key meets the ledger's conflict.
     """
     if idempotency_key is None:
         return str(uuid4())
@@ -152,9 +154,9 @@ def differs(
     `expires_in`: seconds from the moment of the request, where it has said that.
     """
     expires_at = None if request.expires_at is None else request.expires_at.timestamp()
-    expires_within = 0.001
+    expiry_tolerance = 0.001
     if expires_in is not None:
-        expires_at, expires_within = known.created_at + expires_in, SAME_MOMENT
+        expires_at, expiry_tolerance = known.created_at + expires_in, SAME_MOMENT
     known_delay = known.run_at - known.created_at if known.run_at is not None else 0.0
     if request.routing_key != known.routing_key:
         return "routing_key"
@@ -163,7 +165,7 @@ def differs(
         return "priority"
     if request.max_attempts is not None and request.max_attempts != known.max_attempts:
         return "max_attempts"
-    if not _same(expires_at, known.expires_at, expires_within):
+    if not _same(expires_at, known.expires_at, expiry_tolerance):
         return "expires_at"
     return None if abs(request.delay - known_delay) <= SAME_MOMENT else "delay"
 

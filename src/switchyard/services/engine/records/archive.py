@@ -58,7 +58,8 @@ class ArchiveFile:
     settled_at: float | None = None
     """When the last of its jobs was removed from the ledger; None while some may be in both."""
     kept: frozenset[str] = frozenset()
-    """Ids of its jobs that stayed in the ledger, as they came to be needed: there they count."""
+    """Ids of its jobs that were not removed from the ledger, as something needed them again: the
+    record in the ledger is the one that holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,7 @@ from typing import Any, Literal
 from switchyard.services.engine.records.states import State
 
 WhenDead = Literal["wait", "go_on", "fail"]
-"""What happens to the waiting job when all the others have ended and some are dead. `wait`: it
-waits until those were redriven and have succeeded. `go_on`: it runs, and can ask which died.
-`fail`: it is dead at once, and runs when it is redriven after them.
+"""What happens to the waiting job when all the others have ended and some are dead.
 
 `wait`: it waits until those were redriven and have succeeded. `go_on`: it runs all the same, and
 can ask which died. `fail`: it is dead at once, and runs when it is redriven after them; a job that
@@ -27,7 +25,7 @@ class Joining:
 
     when_dead: WhenDead = "wait"
     held: bool = False
-    """More jobs may come: it waits in any case, until `seal`."""
+    """More jobs may be added: the job waits in any case until `seal`."""
     again: bool = False
     """Once the waiting job was released, a copy of it is made each time that all the others have
     ended anew, as after a redrive."""
@@ -41,6 +39,7 @@ class JoinRecord:
     """The job that waits."""
     when_dead: WhenDead
     held: bool
+    """True until the join is sealed: more jobs may be added to it."""
     total: int
     """Jobs that it waits or waited for, with those that followed from the first ones."""
     open: int

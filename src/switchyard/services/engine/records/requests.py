@@ -368,25 +368,25 @@ class RedrivenCopy:
 
     letter_id: str
     redrives: int
-    """The copy's own number."""
+    """Number of this redrive of the letter."""
     changed: NewJob | None = None
     """The changed job, where the redrive changes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftoverLetter:
-    """A letter that is over, and whose messages are in `jobs.dead` all the same."""
+    """A letter that is over, but whose messages are still in `jobs.dead`."""
 
     letter_id: str
     redrives: int
     """Redrives of the letter."""
     copies: int
-    """Messages that are to be taken out of the queue."""
+    """Messages that are still to be removed from the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterEdit:
-    """A letter that goes back changed: what it was and what it is."""
+    """A change that a redrive makes to a letter: the letter before and after it."""
 
     letter_id: str
     redrives: int
@@ -401,9 +401,9 @@ class LetterEdit:
     original: bytes
     edited: bytes
     undone_at: float | None = None
-    """Taken back before it ran."""
+    """When the change was taken back, before the job ran."""
     restored_at: float | None = None
-    """The original is in `jobs.dead` again."""
+    """When the original was in `jobs.dead` again."""
 
 
 @dataclass(frozen=True, slots=True)

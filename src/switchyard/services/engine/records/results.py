@@ -41,15 +41,15 @@ Recorded = Created | Existing
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The job is yours to run, until you finish it or die."""
+    """The claim was granted: the worker runs the job until it finishes it or dies."""
 
     crashes: int
     """Claims of this generation that ended with the worker's death; 0 after a redrive."""
     has_checkpoint: bool = False
-    """An earlier attempt has kept where it was."""
+    """Whether an earlier attempt has stored a checkpoint."""
     unended: int = 0
-    """Runs just before this one, of this redrive, that had no end: their workers died, were stopped
-    or gave the job back."""
+    """Consecutive runs just before this one, of this redrive, without an end: their workers died,
+    were stopped or gave the job back."""
     join_id: str | None = None
     """The job that waits for this one, and for what follows from it."""
     joins: bool = False
@@ -180,6 +180,7 @@ class JobSummary:
     worker_id: str | None
     """Worker that runs it, or ran it last."""
     claim_id: str | None
+    """Fencing token of its last claim."""
     created_at: float
     queued_at: float | None
     started_at: float | None
@@ -196,7 +197,7 @@ class JobSummary:
     joins: bool
     """Whether it waits, or has waited, for other jobs."""
     operation_id: str | None
-    """The backfill that it belongs to."""
+    """The backfill or rerun that published it, or the job that it followed from."""
     cancel_asked_at: float | None = field(default=None, kw_only=True)
     """When its cancellation was first requested while it ran."""
     tags: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -266,7 +267,9 @@ class DeadLetter:
     redrives: int
     worker: str | None
     first_at: float
+    """When the first letter of this id died."""
     dead_at: float
+    """When the present letter died."""
     body: bytes
     headers: Mapping[str, Any]
     copies: int
@@ -380,7 +383,7 @@ class WorkerRecord:
     """When its last heartbeat was, by the database's clock, as the next two times."""
     stopped_at: float | None
     hot_at: float | None
-    """The last beat before which it took a hot job."""
+    """Time of the last heartbeat before which it took a hot job."""
     mark: str | None = None
     """Identification of its process (`instance_ids.process_mark`)."""
     job_types: frozenset[str] | None = None

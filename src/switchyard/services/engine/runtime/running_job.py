@@ -70,9 +70,9 @@ class RunningJob:
     async def from_claim(
         cls, ledger: Ledger, request: ClaimRequest, claim: Claimed, **fields: Any
     ) -> Self:
-        """Return the attempt that a claim allows; with a verdict where the job is not to run,
-        whatever its age: too many of its runs have had no end, or jobs that it has waited for are
-        dead. `fields` are those of the subclass. Raises LedgerError."""
+        """Return the attempt that a claim allows; with a verdict where the job is not to run
+        even though it has not expired: too many of its runs have had no end, or jobs that it
+        has waited for are dead. `fields` are those of the subclass. Raises LedgerError."""
         message = claim.message or request.message
         join = await ledger.joins.join(message.job_id) if claim.joins else None
         crashed = begun_too_often(message, claim.crashes, claim.unended)

@@ -2,7 +2,7 @@
 
 The process writes what its job says of itself, and needs no system call for it; the worker looks
 now and then, and finds the last word also of a process that was killed. The process is hostile, for
-it opens foreign files: what it writes is bounded, and is read as one reads a letter.
+it opens foreign files: what it writes is bounded, and is parsed as foreign input.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 from switchyard.services.engine.jobs.progress_buffer import MAX_CHECKPOINT, ProgressBuffer
 
-_HALF = Struct("<II")
+_HALF_HEADER = Struct("<II")
 """Before the data of a half: length and checksum."""
-_TOKEN = 16
+_TOKEN_BYTES = 16
 _READS = 8
 """Tries to read a half that is being written meanwhile."""
 
@@ -42,13 +42,13 @@ class _DoubleBuffer:
         return self._half(2)
 
     def _half(self, which: int) -> int:
-        return self.offset + 8 + which * (_HALF.size + self.capacity)
+        return self.offset + 8 + which * (_HALF_HEADER.size + self.capacity)
 
     def write(self, memory: mmap.mmap, data: bytes) -> None:
         which = 1 - (memory[self.offset] & 1)
         at = self._half(which)
-        memory[at + _HALF.size : at + _HALF.size + len(data)] = data
-        _HALF.pack_into(memory, at, len(data), zlib.crc32(data))
+        memory[at + _HALF_HEADER.size : at + _HALF_HEADER.size + len(data)] = data
+        _HALF_HEADER.pack_into(memory, at, len(data), zlib.crc32(data))
         memory[self.offset] = which
 
     def read(self, descriptor: int) -> bytes:
@@ -56,18 +56,18 @@ class _DoubleBuffer:
         for _ in range(_READS):
             active = os.pread(descriptor, 1, self.offset)
             at = self._half(active[0] & 1 if active else 0)
-            head = os.pread(descriptor, _HALF.size, at)
-            if len(head) < _HALF.size:
+            head = os.pread(descriptor, _HALF_HEADER.size, at)
+            if len(head) < _HALF_HEADER.size:
                 break
-            length, checksum = _HALF.unpack(head)
-            data = os.pread(descriptor, min(length, self.capacity), at + _HALF.size)
+            length, checksum = _HALF_HEADER.unpack(head)
+            data = os.pread(descriptor, min(length, self.capacity), at + _HALF_HEADER.size)
             if zlib.crc32(data) == checksum:
                 return data
         return b""
 
 
 _PROGRESS = _DoubleBuffer(0, 4096)
-_CHECKPOINT = _DoubleBuffer(_PROGRESS.end, MAX_CHECKPOINT + _TOKEN + 2)
+_CHECKPOINT = _DoubleBuffer(_PROGRESS.end, MAX_CHECKPOINT + _TOKEN_BYTES + 2)
 SIZE = _CHECKPOINT.end
 """Bytes of a page."""
 
@@ -98,14 +98,15 @@ class SharedProgressReader:
             case [data]:
                 progress_buffer.keep(data)
 
-    def _new(self, cell: _DoubleBuffer) -> Any:
-        # Read by calls, which end at the end of a file that somebody has cut off; memory does not.
-        data = cell.read(self._descriptor)
-        if not data.startswith(self.address.token) or self._seen.get(cell) == data:
+    def _new(self, buffer: _DoubleBuffer) -> Any:
+        # By pread and not through a map: where the process has truncated the file, pread returns
+        # less, and a map would kill the worker (SIGBUS).
+        data = buffer.read(self._descriptor)
+        if not data.startswith(self.address.token) or self._seen.get(buffer) == data:
             return None
-        self._seen[cell] = data
+        self._seen[buffer] = data
         try:
-            return json.loads(data[_TOKEN:], parse_constant=lambda _: None)
+            return json.loads(data[_TOKEN_BYTES:], parse_constant=lambda _: None)
         except (ValueError, RecursionError):
             return None
 
@@ -117,7 +118,7 @@ def open_page() -> Iterator[SharedProgressReader]:
     with _file() as (descriptor, path):
         os.ftruncate(descriptor, SIZE)
         yield SharedProgressReader(
-            descriptor, SharedProgressAddress(path, secrets.token_bytes(_TOKEN))
+            descriptor, SharedProgressAddress(path, secrets.token_bytes(_TOKEN_BYTES))
         )
 
 

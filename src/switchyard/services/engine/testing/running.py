@@ -125,9 +125,9 @@ async def run_job(
     """
     job_type = job_type_of(handler)
     with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
-        own = own_settings(Path(directory), settings or {})
+        test_settings = own_settings(Path(directory), settings or {})
         registry = Registry.load(
-            dict.fromkeys((*job_modules(), handler.__module__, *own.modules, *modules))
+            dict.fromkeys((*job_modules(), handler.__module__, *test_settings.modules, *modules))
         )
         registry.add(job_type)  # one that is declared inside a function, too
         chosen = lane or job_type.lanes[0]
@@ -142,12 +142,18 @@ async def run_job(
             job_id=job_id,
         )
         message = _receive(prepare(registry, request).message, attempt)
-        waited = None if joined is None else [_joined_job(each, n) for n, each in enumerate(joined)]
+        joined_results = (
+            None if joined is None else [_joined_job(each, n) for n, each in enumerate(joined)]
+        )
         if ledger is not None:
-            return await _run(registry, own, ledger, message, chosen, last_checkpoint, waited)
-        await upgrade(own.ledger_url)
-        async with await Ledger.open(own.ledger_url) as opened:
-            return await _run(registry, own, opened, message, chosen, last_checkpoint, waited)
+            return await _run(
+                registry, test_settings, ledger, message, chosen, last_checkpoint, joined_results
+            )
+        await upgrade(test_settings.ledger_url)
+        async with await Ledger.open(test_settings.ledger_url) as opened:
+            return await _run(
+                registry, test_settings, opened, message, chosen, last_checkpoint, joined_results
+            )
 
 
 def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
@@ -194,16 +200,16 @@ def _receive(message: JobMessage, attempt: int) -> JobMessage:
     return JobMessage.decode(message.with_metadata(attempts=attempt - 1).encode())
 
 
-def _joined_job(jobs: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
-    if isinstance(jobs, JoinedJob):
-        return jobs
+def _joined_job(job_or_result: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
+    if isinstance(job_or_result, JoinedJob):
+        return job_or_result
     return JoinedJob(
         job_id=f"joined-{number}",
         job_type="joined",
         state=State.SUCCEEDED,
         parent_id=None,
         payload={},
-        result=jobs,
+        result=job_or_result,
         error_type=None,
         error_message=None,
     )

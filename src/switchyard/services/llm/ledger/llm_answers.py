@@ -63,6 +63,7 @@ class LlmAnswerRepository(Repository):
                 "holder": holder,
                 "now": row.now,
                 "until": row.now + ttl,
+                # A lease that ends later was written while the database's clock was ahead: free.
                 "latest": latest_end(row.now, ttl),
             },
         )

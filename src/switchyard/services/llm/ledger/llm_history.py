@@ -51,7 +51,7 @@ class LlmHistory(Repository):
         return [LlmPause(**row) for row in connection.execute(query).mappings()]
 
 
-_EXTEND = text(
+_CHANGE_END = text(
     "UPDATE llm_pauses SET until = :until, reason = COALESCE(:reason, reason) "
     "WHERE server = :server AND until > :now"
 )
@@ -71,7 +71,7 @@ def note_pause(
     if before.paused_until > now:
         pause_values = {"server": server, "now": now, "until": max(now, after.paused_until)}
         reason = after.pause_reason if after.paused_until > now else None
-        if connection.execute(_EXTEND, {**pause_values, "reason": reason}).rowcount:
+        if connection.execute(_CHANGE_END, {**pause_values, "reason": reason}).rowcount:
             return
     if after.paused_until > now:
         new_pause = LlmPause(server, now, after.paused_until, after.pause_reason)

@@ -91,7 +91,8 @@ class LlmSpendRepository(Repository):
 
     @write
     def settle_lost_llm_calls(self, connection: Connection, limit: int) -> Removal:
-        """Record up to `limit` calls whose process has died with their estimates, as `unsure`."""
+        """Record, as `unsure` and at their estimated cost, up to `limit` calls whose process has
+        died."""
         watch = Stopwatch(connection)
         now = db_now(connection)
         lost = (
@@ -132,7 +133,7 @@ class LlmSpendRepository(Repository):
         """Return the budgets of an API key as they are now, each with the seconds until it begins
         anew."""
         now = db_now(connection)
-        budgets = _key_budgets(key_id, limits, _day(now))
+        budgets = _api_key_budgets(key_id, limits, _day(now))
         accounts = select(llm_accounts).where(llm_accounts.c.key.in_(budgets))
         rows = {row.key: row for row in connection.execute(accounts)}
         return [
@@ -287,7 +288,7 @@ def _limits(
     if key_id is not None:
         known = connection.scalar(_KEY_LIMITS, {"id": key_id})
         if known is not None:
-            limits |= _key_budgets(key_id, KeyLimits.from_json(json.loads(known)), _day(now))
+            limits |= _api_key_budgets(key_id, KeyLimits.from_json(json.loads(known)), _day(now))
     return limits
 
 
@@ -380,18 +381,18 @@ def _tokens(call: LlmCall) -> dict[str, int]:
 
 
 def _account_keys_of_call(call: LlmCall, day: str) -> list[str]:
-    return _account_keys(call.provider, call.asked_by.backfill_id, call.asked_by.source, day)
+    return _account_ids(call.provider, call.asked_by.backfill_id, call.asked_by.source, day)
 
 
 def _account_keys_of_row(row: Row[Any]) -> list[str]:
-    return _account_keys(row.provider, row.backfill_id, row.source, row.day)
+    return _account_ids(row.provider, row.backfill_id, row.source, row.day)
 
 
-def _account_keys(provider: str, backfill: str | None, source: str | None, day: str) -> list[str]:
+def _account_ids(provider: str, backfill: str | None, source: str | None, day: str) -> list[str]:
     keys = [f"day:{day}"]
     key_id = key_of_source(source)
     if key_id is not None:
-        keys += _key_accounts(key_id, day)
+        keys += _api_key_account_ids(key_id, day)
     if provider:
         keys.append(f"provider:{provider}/{day}")
     if backfill is not None:
@@ -405,14 +406,14 @@ def key_of_source(source: str | None) -> str | None:
     return rest.partition("/")[0] or None if kind == "api" else None
 
 
-def _key_accounts(key_id: str, day: str) -> list[str]:
-    """Return the keys of an API key's accounts: of the day, and of its month."""
+def _api_key_account_ids(key_id: str, day: str) -> list[str]:
+    """Return the ids of an API key's accounts: of the day, and of its month."""
     return [f"key:{key_id}/{day}", f"key:{key_id}/{day[:7]}"]
 
 
-def _key_budgets(key_id: str, limits: KeyLimits, day: str) -> dict[str, float]:
+def _api_key_budgets(key_id: str, limits: KeyLimits, day: str) -> dict[str, float]:
     budgets = (limits.budget_per_day, limits.budget_per_month)
-    accounts = zip(_key_accounts(key_id, day), budgets, strict=True)
+    accounts = zip(_api_key_account_ids(key_id, day), budgets, strict=True)
     return {account: budget for account, budget in accounts if budget is not None}
 
 

@@ -35,7 +35,8 @@ class LlmServerState:
     failures: int = 0
     """Calls in a row that the server did not answer."""
     hot_waits_until: float = 0.0
-    """Until when a hot call is known to wait for room. Kept by who waits, not with the state."""
+    """Until when a hot call is known to wait for room. Written by waiting hot calls alone: a change
+    of the state leaves it as it is."""
     learned: str = ""
     """How it takes parameters, by what it has refused (`services.llm.parameters`), as JSON."""
     learned_at: float = 0.0
@@ -99,7 +100,7 @@ class LlmMinute:
     """A server at the end of a minute."""
 
     at: float
-    """When the minute began, in seconds since the epoch."""
+    """End of the minute, a whole minute of wall-clock time, in seconds since the epoch."""
     server: str
     calls_allowed: int
     """Calls that it might get at once."""
@@ -161,7 +162,7 @@ class AnswersExamined:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedAnswers:
-    """Which of some files of answers nobody knows."""
+    """The files of answers, of those asked for, that have no record."""
 
     keys: Sequence[str]
     seconds: float

@@ -93,7 +93,7 @@ def without_markup(text: str) -> str:
         return " ".join(text.split())
     text = html.unescape(html.unescape(text))
     read: list[str] = []
-    skipped: list[str] = []
+    skipped: list[str] = []  # put back if the element is never closed
     at, source, is_formula = 0, "", False
     for tag in _TAG.finditer(text):
         is_closing, prefix, name = bool(tag[1]), tag[2], tag[3].lower()

@@ -24,20 +24,23 @@ class Keywords:
 
     def __init__(self, keywords: Iterable[str]) -> None:
         self._whole: dict[Phrase, list[str]] = {}
-        self._begun: dict[Phrase, list[str]] = {}
-        """The keywords by their words; two labels may spell the same words differently."""
-        self._lengths: dict[str, set[int]] = {}
-        """Numbers of words of the phrases that begin with a word."""
-        self._beginnings: set[int] = set()
+        self._prefix_keywords: dict[Phrase, list[str]] = {}
+        """The keywords by their words, those that end with * apart; two labels may spell the same
+        words differently."""
+        self._word_counts: dict[str, set[int]] = {}
+        """By first word, the numbers of words of the phrases."""
+        self._prefix_lengths: set[int] = set()
         """Lengths, in letters, of the last words of keywords that end with *."""
         for keyword in keywords:
             phrase = tuple(words(_plain(keyword)))
             is_begun = keyword.endswith("*")
-            (self._begun if is_begun else self._whole).setdefault(phrase, []).append(keyword)
+            (self._prefix_keywords if is_begun else self._whole).setdefault(phrase, []).append(
+                keyword
+            )
             if is_begun:
-                self._beginnings.add(len(phrase[-1]))
+                self._prefix_lengths.add(len(phrase[-1]))
             if not is_begun or len(phrase) > 1:
-                self._lengths.setdefault(phrase[0], set()).add(len(phrase))
+                self._word_counts.setdefault(phrase[0], set()).add(len(phrase))
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
         """Count how often each keyword is in the texts."""
@@ -54,10 +57,10 @@ class Keywords:
         """Count the keywords that end behind the first `seen_words` words, which were searched
         before."""
         for at, word in enumerate(text):
-            for length in self._lengths.get(word, ()):
+            for length in self._word_counts.get(word, ()):
                 if seen_words < at + length <= len(text):
                     self._count_phrase(tuple(text[at : at + length]), counts)
-            if at >= seen_words and self._beginnings:
+            if at >= seen_words and self._prefix_lengths:
                 self._count_beginnings((), word, counts)
 
     def _count_phrase(self, phrase: Phrase, counts: Counter[str]) -> None:
@@ -66,9 +69,9 @@ class Keywords:
             self._count_beginnings(phrase[:-1], phrase[-1], counts)
 
     def _count_beginnings(self, before: Phrase, last: str, counts: Counter[str]) -> None:
-        for length in self._beginnings:
+        for length in self._prefix_lengths:
             if len(last) >= length:
-                counts.update(self._begun.get((*before, last[:length]), ()))
+                counts.update(self._prefix_keywords.get((*before, last[:length]), ()))
 
 
 def classes_by_keywords(

@@ -46,5 +46,5 @@ def found_pages(
 def crawl_pressure(snapshot: Snapshot) -> Pressure:
     """Return the pressure of the fullest of the queues that crawled pages go through."""
     names = (queue_name(BACKFILL.name, worker) for worker in BACKFILL.workers)
-    depths = filter(None, map(snapshot.queue, names))
-    return fullest(each.pressure for each in depths)
+    queues = filter(None, map(snapshot.queue, names))
+    return fullest(each.pressure for each in queues)

@@ -308,8 +308,8 @@ class DocumentService:
         return figures
 
     async def figure(self, document_id: str, number: int) -> tuple[bytes, str]:
-        """Return the picture of a figure, from 1, and its media type, which is one of our own
-        encodings.
+        """Return the picture of a figure, from 1, and its media type, PNG or JPEG: this
+        system encoded the picture.
 
         Raises as `figures`, and UnknownDocument for a figure that does not exist.
         """
@@ -340,6 +340,7 @@ class DocumentService:
             )
         page_text = pages[number - 1]["text"]
         if not page_text:  # OCR may have read the page already, before the text has all pages
+            # `content` is the hash of the file that was read.
             read = await self._json(page_key(document_id, OCR.name, number))
             if read is not None and read.get("content", "") == text.get("content"):
                 page_text = read["text"] or ""

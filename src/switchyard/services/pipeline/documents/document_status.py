@@ -69,8 +69,8 @@ class DocumentStatus:
     updated_at: float | None = None
     classes: tuple[DocumentClass, ...] = ()
     unreadable_pages: tuple[int, ...] = ()
-    """Pages, from 1, whose text could not be read, not even by OCR. Only set for a document with a
-    result, when its status alone is read."""
+    """Pages, from 1, whose text could not be read, not even by OCR. Set only by
+    `DocumentService.status`, not in lists, and only for a document with a result."""
     page_errors: Mapping[int, str] = field(default_factory=dict)
     """Why pages could not be read, for those that are broken or take too long."""
 

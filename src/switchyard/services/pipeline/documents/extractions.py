@@ -48,7 +48,8 @@ class ExtractionService:
         self.inbox = inbox
 
     async def order(self, upload: Upload, about: UploadMetadata) -> Extraction:
-        """Start the extraction of an upload's text. Inline, return it with its result.
+        """Start the extraction of an upload's text. Without a broker (inline), the job runs in this
+        process: return its result, too.
 
         Raises as UploadIntake.start does; inline, ExtractionNotFinished for a file that can't be
         read.
@@ -77,6 +78,7 @@ class ExtractionService:
         Raises UnknownExtraction, ExtractionNotFinished, LedgerUnavailable.
         """
         record = await self._ledger.job_reads.get(job_id)
+        # Without `key`, it is a stage of a document's pipeline, and no upload's extraction.
         if record is None or record.job_type != EXTRACT.name or "key" not in record.payload:
             raise UnknownExtraction(f"there is no extraction {job_id}")
         if record.state is not State.SUCCEEDED:

@@ -22,7 +22,8 @@ class Runs:
     next_id: str
     """Id of the first job of the next run."""
     latest: list[JobSummary] = field(default_factory=list)
-    """The jobs of the last run that did more than find the document known."""
+    """The jobs of the last run, leaving out runs that ended at once because the document was
+    known."""
     is_open: bool = False
     """Whether the last run has not ended."""
 

@@ -24,11 +24,12 @@ from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENC
 Order = Literal["extract_references", "parse_references", "process_references"]
 """Job types on references that a client can start."""
 MAX_OUTPUT = 8 * 1024 * 1024
-"""Bytes of an output, at most, that is shown in a job's view."""
+"""Bytes of an output that is read, at most."""
 
 
 class NoReferences(NotFoundError):
-    """There is no job on references with that id, or its result was removed."""
+    """There is no job on references with that id, or its result was removed or is larger than
+    MAX_OUTPUT."""
 
 
 @dataclass(frozen=True, slots=True)

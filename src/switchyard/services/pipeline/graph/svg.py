@@ -1,5 +1,5 @@
-"""Draw a neighbourhood of the graph as SVG: columns by distance, with nodes whose edges lead to the
-middle on the left.
+"""Draw a neighbourhood of the graph as SVG: columns by distance; nodes whose edges lead to the
+middle node stand on its left.
 
 Every label has a line of its own beside its dot, so none covers another. Labels come from anybody's
 files; the XML library escapes them.
@@ -216,8 +216,8 @@ def _dot(svg: ET.Element, node: DrawnNode, place: _Place) -> None:
         x, more = x - 11, {"text-anchor": "end"}
     else:
         x += 11
-    # A white edge around the letters keeps them readable where lines cross them; as a text of its
-    # own below, as not every program knows the order of stroke and filling.
+    # A white edge around the letters keeps them readable where lines cross them; drawn as a
+    # separate text underneath, as not every program knows `paint-order`.
     _text(
         group, x, y, place.label, fill="#ffffff", stroke="#ffffff", **{"stroke-width": "4"}, **more
     )

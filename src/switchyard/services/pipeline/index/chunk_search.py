@@ -218,6 +218,7 @@ def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]
     worded = [each for each in candidates if each.relevance]
     if not worded:
         return 0.0
+    # The index gives the text of the best chunk by words: of equal ones, take one with text.
     best = min(worded, key=lambda each: (-each.relevance, not each.text, each.key))
     known = set(stems(best.text))
     # The index finds words also where no spaces are written: it found one even if we see none.
@@ -225,9 +226,9 @@ def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]
     return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
 
 
-def _hit(ranked: _Ranked, words: set[str]) -> Hit:
+def _hit(ranked: _Ranked, query_forms: set[str]) -> Hit:
     chunk = ranked.chunk
-    snippet = _snippet(chunk.text, words)
+    snippet = _snippet(chunk.text, query_forms)
     return Hit(
         document_id=chunk.document_id,
         title=ranked.title,
@@ -235,11 +236,11 @@ def _hit(ranked: _Ranked, words: set[str]) -> Hit:
         snippet=snippet,
         score=round(ranked.score, 4),
         chunk_id=chunk.id,
-        highlights=highlights(snippet, words),
+        highlights=highlights(snippet, query_forms),
     )
 
 
-def _snippet(text: str, words: set[str]) -> str:
+def _snippet(text: str, query_forms: set[str]) -> str:
     """Return the text from the sentence on that has most of the query's words; all of the text
     where none has any."""
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
@@ -247,15 +248,15 @@ def _snippet(text: str, words: set[str]) -> str:
         return ""
     best, most = 0, 0
     for at, part in enumerate(parts if len(parts) > 1 else ()):
-        forms_by_word = {forms(word) for word in accented_words(part)}
-        number = sum(not words.isdisjoint(word_forms) for word_forms in forms_by_word)
+        forms_of_words = {forms(word) for word in accented_words(part)}
+        number = sum(not query_forms.isdisjoint(each) for each in forms_of_words)
         if number > most:
             best, most = at, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
 
 
 def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
-    """Return start and end of each run of words of the text that have one of these forms
+    """Return start and end of each word of the text that has one of the forms `query_words`
     (`stems.forms`).
 
     Of a run in Chinese or Japanese, which has no spaces, only the characters that match are taken.

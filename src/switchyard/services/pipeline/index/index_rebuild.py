@@ -76,17 +76,19 @@ async def begin_rebuild(
     with `force`, even if one is searched. Return the state after that. Raises AnotherRebuild where
     a generation of another embedder is being built, IndexMismatch, IndexUnavailable."""
 
-    def step(now: Generations) -> Generations | None:
-        if now.building is not None:
-            if _is_of(now.building, embedder):
+    def step(current: Generations) -> Generations | None:
+        if current.building is not None:
+            if _is_of(current.building, embedder):
                 return None
             raise AnotherRebuild(
-                f"the index is being rebuilt for {now.building.embedder!r}: wait for that "
+                f"the index is being rebuilt for {current.building.embedder!r}: wait for that "
                 "(`jobctl index show`), or give it up with `jobctl index abandon`"
             )
-        if _is_of(now.active, embedder) and not force:
+        if _is_of(current.active, embedder) and not force:
             return None
-        return replace(now, building=generation_of(embedder, f"{FIRST_TABLE}_{now.number + 1}"))
+        return replace(
+            current, building=generation_of(embedder, f"{FIRST_TABLE}_{current.number + 1}")
+        )
 
     return await change_generations(index.store, index.configured, step)
 
@@ -136,7 +138,7 @@ async def _copy_and_swap(
             await may_write()
             await target.delete_document(document_id)
     await change_generations(
-        store, index.configured, lambda now: _swap(now, building, index.clock())
+        store, index.configured, lambda current: _swap(current, building, index.clock())
     )
     return True
 
@@ -145,12 +147,12 @@ async def abandon_rebuild(index: OpenIndex) -> Generation | None:
     """Give up the generation that is being built. Return it; None where there was none."""
     given_up: list[Generation] = []
 
-    def step(now: Generations) -> Generations | None:
-        given_up[:] = [now.building] if now.building is not None else []
-        if now.building is None:
+    def step(current: Generations) -> Generations | None:
+        given_up[:] = [current.building] if current.building is not None else []
+        if current.building is None:
             return None
-        retired = (*now.retired, Retired(now.building, index.clock()))
-        return replace(now, building=None, retired=retired)
+        retired = (*current.retired, Retired(current.building, index.clock()))
+        return replace(current, building=None, retired=retired)
 
     await change_generations(index.store, index.configured, step)
     return given_up[0] if given_up else None
@@ -166,9 +168,9 @@ async def compact_index(index: OpenIndex) -> list[Generation]:
     for each in old:
         await index.store.drop(each.generation)
 
-    def step(now: Generations) -> Generations | None:
-        retired = tuple(each for each in now.retired if each not in old)
-        return None if retired == now.retired else replace(now, retired=retired)
+    def step(current: Generations) -> Generations | None:
+        retired = tuple(each for each in current.retired if each not in old)
+        return None if retired == current.retired else replace(current, retired=retired)
 
     if old:
         await change_generations(index.store, index.configured, step)
@@ -226,11 +228,11 @@ async def _copy_differences(
     return has_changed
 
 
-def _swap(now: Generations, building: Generation, moment: float) -> Generations | None:
-    if now.building != building:
+def _swap(current: Generations, building: Generation, moment: float) -> Generations | None:
+    if current.building != building:
         return None  # another process has swapped them, or abandoned the rebuild
-    retired = (*now.retired, Retired(now.active, moment))
-    return replace(now, active=building, building=None, retired=retired)
+    retired = (*current.retired, Retired(current.active, moment))
+    return replace(current, active=building, building=None, retired=retired)
 
 
 def _is_of(generation: Generation, embedder: Embedder) -> bool:

@@ -48,9 +48,9 @@ EXACTLY = "SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = on"
 
 
 def search_settings(lists: int | None, *, several_vectors: bool = False) -> str:
-    """Return the settings of a transaction that searches so many lists, or the graph where `lists`
-    is None. The server searches on, step by step, until it has found enough or reaches its own
-    limit."""
+    """Return the settings of a transaction that searches an index of so many lists (a part of
+    them), or the graph where `lists` is None. The server searches on, step by step, until it has
+    found enough or reaches its own limit."""
     # Planned for each query: a filter may have one document or thousands.
     planned = "SET LOCAL plan_cache_mode = force_custom_plan"
     if lists is None:

@@ -227,7 +227,7 @@ async def _ask_about(
     from switchyard.services.llm.vision_model import picture_chat, vision_model_of
 
     async with vision_model_of(ctx) as client:
-        answer, paid_before = await client.answer(
+        answer, answer_reused = await client.answer(
             picture_chat(pictures, caption, question),
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             timeout=ANSWER_TIMEOUT,
@@ -237,5 +237,5 @@ async def _ask_about(
         "description": answer.text,
         "model": answer.model,
         "complete": answer.is_complete,
-        "answer_reused": paid_before,
+        "answer_reused": answer_reused,
     }

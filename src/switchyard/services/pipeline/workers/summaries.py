@@ -83,7 +83,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
                 SUMMARIZE, input_hash, work, content=text.content, force=payload.force
             )
         except PermanentError as error:
-            if not _is_of_document(error):
+            if not _refuses_document(error):
                 raise
             from switchyard.services.llm.llm_errors import shortened
 
@@ -101,9 +101,9 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     return Next([Job("embed_content", payload.model_dump())], result)
 
 
-def _is_of_document(error: PermanentError) -> bool:
-    """Return whether a model refuses this document, and would refuse it again: not for the key, the
-    address or the settings, which the operator can put right."""
+def _refuses_document(error: PermanentError) -> bool:
+    """Return whether a model refuses this document, and would refuse it again: not because of
+    the key, the address or the settings, which the operator can put right."""
     from switchyard.services.llm.llm_errors import LlmBadRequest, LlmDeclined
 
     return isinstance(error, LlmBadRequest | LlmDeclined)
@@ -152,7 +152,7 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
                 "temperature": 0,
             }
             try:
-                answer, paid_before = await client.answer(
+                answer, answer_reused = await client.answer(
                     chat,
                     urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
                     timeout=max(0.1, deadline - time.monotonic()),
@@ -171,7 +171,7 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
         "truncated": truncated,
         "complete": answer.is_complete,
         "usage": dict(answer.usage),
-        "answer_reused": paid_before,
+        "answer_reused": answer_reused,
     }
 
 

@@ -40,7 +40,7 @@ in that table, so that it costs them a look into its index."""
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker wants to run the job."""
+    """Operation: a worker asks to run the job."""
 
     order: ClassVar[int] = 3
     request: ClaimRequest
@@ -116,7 +116,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """An attempt has ended."""
+    """Operation: end an attempt."""
 
     order: ClassVar[int] = 4
     request: FinishRequest

@@ -53,11 +53,11 @@ class Clock:
         return time.time() + self.offset
 
     def now(self) -> datetime:
-        """Return the same as a time with a zone, UTC."""
+        """Return the ledger's time as a datetime in UTC."""
         return datetime.fromtimestamp(self.time(), UTC)
 
     def measured(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
-        """Return the work, with a measurement before it where one is due."""
+        """Return `work`, preceded by a measurement of the offset where one is due."""
 
         def run(connection: Connection) -> T:
             if self._is_due():
@@ -81,7 +81,7 @@ class Clock:
         self._correct(theirs - (sent + took / 2), took)
 
     def _correct(self, measured: float, uncertain: float) -> None:
-        """Take a new offset, unless it says the same as the known one."""
+        """Take a new offset, unless it agrees with the known one within the uncertainty."""
         if abs(measured) <= max(TOLERANCE, uncertain):
             measured = 0.0
         if abs(measured - self.offset) <= max(TOLERANCE, uncertain):

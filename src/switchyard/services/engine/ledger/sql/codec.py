@@ -1,4 +1,4 @@
-"""Between a job message and the columns of its row."""
+"""Convert between a job message and the columns of its row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
 
 
 def to_json(value: Any) -> str:
-    """JSON, ASCII. Raises RowRejected for what JSON can't say, or nobody could read again."""
+    """Return a value as JSON in ASCII. Raises RowRejected for values that JSON can't express or
+    that could not be parsed again."""
     is_odd = False
     try:
         written = to_utf8(value)  # five times as fast, and nearly always ASCII
@@ -47,12 +48,13 @@ def to_json(value: Any) -> str:
 
 
 def clean(text: str | None) -> str | None:
-    """Free text as every database takes it: NUL and lone surrogates escaped, and not endless."""
+    """Return free text in a form that every database takes: NUL and lone surrogates are escaped,
+    and it is cut to TEXT_LIMIT."""
     return None if text is None else writable(text, TEXT_LIMIT)
 
 
 def fingerprint(job_type: str, payload_json: str) -> str:
-    """Return a hash of what is asked for; it does not depend on the order of the payload's
+    """Return a hash of job type and payload; it does not depend on the order of the payload's
     fields."""
     ordered = json.dumps(json.loads(payload_json), sort_keys=True)
     return sha256(f"{job_type}\n{ordered}".encode()).hexdigest()

@@ -1,4 +1,5 @@
-"""Group commit: what is submitted while one transaction runs goes into the next one."""
+"""Group commit: operations that are submitted while a transaction runs are committed by the next
+one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from switchyard.services.engine.records.errors import (
 Answer = TypeVar("Answer")
 
 MAX_BATCH = 500
-"""Operations in one transaction at most: one row too many must not hold up the others long."""
+"""Operations in one transaction, at most: a faulty one must not delay the others for long."""
 
 Commit = Callable[[Sequence[JobChange[Any]]], Awaitable[Sequence[Any]]]
 """Runs operations in one transaction; answers each with its result or its LedgerError."""
@@ -55,7 +56,7 @@ class GroupCommitter:
         return await asyncio.gather(*futures, return_exceptions=True)
 
     async def close(self) -> None:
-        """Commit what waits, then refuse more."""
+        """Commit waiting operations, then refuse further ones."""
         self._closed = True
         if not self._owner.is_here:
             return  # what waits is the parent's

@@ -14,7 +14,7 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 
 @dataclass(frozen=True, slots=True)
 class MarkOverflowed:
-    """The lane was full, and the job waits in `jobs.dead`."""
+    """Operation: the lane was full, and the job waits in `jobs.dead`."""
 
     order: ClassVar[int] = 2
     job_id: str
@@ -30,7 +30,7 @@ class MarkOverflowed:
 
 @dataclass(frozen=True, slots=True)
 class MarkRedriven:
-    """A dead job was sent back to its lane, perhaps as another job than it was."""
+    """Operation: a dead job was sent back to its lane, perhaps with changes."""
 
     order: ClassVar[int] = 2
     job_id: str
@@ -53,10 +53,8 @@ class MarkRedriven:
 
 @dataclass(frozen=True, slots=True)
 class UndoRedrive:
-    """A redrive is taken back: the copy in its lane is not to run, and the job is what it was.
-
-    The copy is of the generation that has died now, so whoever gets it skips it.
-    """
+    """Operation: take back a redrive. The job is what it was before, and the copy in its lane does
+    not run: it is of a generation that counts as dead now, so workers skip it."""
 
     order: ClassVar[int] = 5
     job: NewJob
@@ -80,7 +78,7 @@ class UndoRedrive:
 
 @dataclass(frozen=True, slots=True)
 class MarkDead:
-    """A letter of the job lies in `jobs.dead`. Makes its row when there is none."""
+    """Operation: a letter of the job is in `jobs.dead`. Makes the job's row when there is none."""
 
     order: ClassVar[int] = 5
     letter: DeadLetterRecord

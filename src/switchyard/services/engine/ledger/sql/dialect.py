@@ -97,7 +97,7 @@ def among(
 
 
 def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
-    """`among`, where no connection is at hand."""
+    """Return the condition of `among`, for a dialect instead of a connection."""
     members = list(values)
     if dialect == "sqlite":
         each = func.json_each(json.dumps(members)).table_valued("value")
@@ -149,7 +149,7 @@ def clock(connection: Connection) -> str:
 
 
 def clock_of(dialect: str) -> str:
-    """`clock`, for a statement that is made once."""
+    """Return the time as `clock` does, for a statement that is made once for a dialect."""
     if dialect == "sqlite":
         return "((julianday('now') - 2440587.5) * 86400.0)"
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)"
@@ -161,5 +161,5 @@ def db_now(connection: Connection) -> float:
 
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """Return an INSERT that knows ON CONFLICT, which both databases write alike."""
+    """Return an INSERT with support for ON CONFLICT, which both databases write alike."""
     return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)

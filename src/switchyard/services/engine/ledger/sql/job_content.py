@@ -27,7 +27,7 @@ class JobContent:
 
     job_type: str
     payload: str
-    """JSON, as `codec.to_json` writes it."""
+    """JSON, as written by `codec.to_json`."""
 
     @classmethod
     def of(cls, message: JobMessage) -> JobContent:
@@ -130,7 +130,7 @@ class ContentHistory:
 def load_recorded(
     connection: Connection, dialect: str, ids: Sequence[str]
 ) -> dict[str, ContentHistory]:
-    """Return what is recorded of those jobs that are known, without edits."""
+    """Return the recorded contents of those jobs that the ledger has, without edits."""
     query = text(
         "SELECT id, job_type, payload, redrives, state, run_at, queued_at, routing_key FROM jobs "
         f"WHERE {keys_condition(dialect, 'id')}"

@@ -1,4 +1,4 @@
-"""The key with which the ids of jobs to come are made."""
+"""The key from which the ids of future jobs are derived."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from switchyard.services.engine.records.job_ids import JobIds
 
 
 def read_job_ids(connection: Connection) -> JobIds:
-    """Return how ids of jobs are made."""
+    """Return the generator of job ids."""
     key = connection.scalar(text("SELECT job_id_key FROM system_id"))
     return JobIds(None if key is None else bytes.fromhex(key))

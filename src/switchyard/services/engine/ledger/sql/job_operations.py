@@ -25,7 +25,7 @@ class JobChange(Protocol[Answer_co]):
     """A change of one job."""
 
     order: ClassVar[int]
-    """Its place within a transaction: a job is made before it is claimed."""
+    """Rank of the operation within a transaction: a job is made before it is claimed."""
 
     @property
     def job_id(self) -> str: ...
@@ -108,7 +108,7 @@ class InsertJob:
 
     def _recorded_of(self, row: JobRow) -> Recorded:
         if rules.is_held_by(row, self._receipt):
-            # Its first answer was lost on the way.
+            # The answer to its first request was lost on the way.
             paused = row.state is State.PAUSED
             return Created(row.id, self._receipt, self._notice_id, paused)
         _pin(row)
@@ -138,7 +138,7 @@ class PinJob:
 
 @dataclass(frozen=True, slots=True)
 class MarkQueued:
-    """The broker has confirmed the job."""
+    """Operation: the broker has confirmed the job."""
 
     order: ClassVar[int] = 2
     job_id: str
@@ -154,8 +154,8 @@ class MarkQueued:
 
 @dataclass(frozen=True, slots=True)
 class RollbackInsert:
-    """The broker refused the job: forget it, unless anybody else relies on it. Comes last, for
-    that may be in the same transaction."""
+    """Operation: forget a job that the broker refused, unless another caller relies on it. Runs
+    last, as that caller's operation may be in the same transaction."""
 
     order: ClassVar[int] = 6
     made: Created

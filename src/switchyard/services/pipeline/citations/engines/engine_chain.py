@@ -86,8 +86,8 @@ def parsing_method(settings: Settings) -> list[str]:
 async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
     """Parse each reference, in order; `engine` names the engine that has parsed it.
 
-    While a server is busy, the job waits, which uses up no attempt. Where all engines have failed,
-    raises what the last one raises.
+    While a server is busy, the job waits, which uses up no attempt. Where references are
+    left that no engine has parsed and an engine has failed, raises the last such error.
     """
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:

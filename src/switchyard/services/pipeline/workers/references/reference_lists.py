@@ -53,7 +53,8 @@ def references_of_tei(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict
 def with_citations(
     raw: Sequence[Mapping[str, Any]], fields: Sequence[Mapping[str, Any]], body: Sequence[str]
 ) -> dict[str, Any]:
-    """Return references with their places in the list, and where the text cites them."""
+    """Return references with their labels and their places in the paper, and where the text cites
+    them."""
     from switchyard.services.pipeline.citations.reference import Reference
     from switchyard.services.pipeline.citations.reference_sections import (
         RawReference,
