@@ -91,7 +91,7 @@ class RateLimited(ApiError):
 
 
 class Unavailable(ApiError):
-    """The service can't do it now."""
+    """The service failed (500), or can't do it now (503)."""
 
 
 _BY_STATUS: Mapping[int, type[ApiError]] = {

@@ -27,8 +27,9 @@ class _Page(Protocol):
 PageT = TypeVar("PageT", bound=_Page)
 
 
-class _OfOperation(Generic[P, T]):
-    """Made of an operation, whose subject is imported when somebody needs it."""
+class _OperationDescriptor(Generic[P, T]):
+    """Base of the descriptors for an operation; `operation` imports its subject when it is first
+    called."""
 
     def __init__(self, operation: Callable[[], Operation[P, T]]) -> None:
         self._operation = operation
@@ -38,7 +39,7 @@ class _OfOperation(Generic[P, T]):
         return (self._operation().id,)
 
 
-class Method(_OfOperation[P, T]):
+class Method(_OperationDescriptor[P, T]):
     """An operation as a method of both clients."""
 
     def each(
@@ -69,7 +70,7 @@ class Method(_OfOperation[P, T]):
         return method
 
 
-class Listing(_OfOperation[P, PageT], Generic[P, PageT, Item]):
+class Listing(_OperationDescriptor[P, PageT], Generic[P, PageT, Item]):
     """A listing as a method of both clients that goes through all its pages."""
 
     def __init__(

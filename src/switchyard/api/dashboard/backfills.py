@@ -1,4 +1,4 @@
-"""Backfills: progress and dead jobs of each; pause, limit and end them; start new ones."""
+"""Backfills: show progress and dead jobs of each; pause, limit and end them; start new ones."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PUBLISH = [allows(Scope.PUBLISH)]
 SHOWN_JOBS = 5
 """Jobs of a preview that are written out."""
 OPTIONS = ("job_type", "lane", "weight", "rate", "max_open", "budget", "reason")
-"""Fields of a plan that a form has, besides the source's own."""
+"""Fields of a backfill's plan in its form, besides the options of the source."""
 NUMBERS = ("weight", "rate", "max_open", "budget")
 BackfillId = Annotated[str, Path(pattern=patterns.BACKFILL_ID)]
 
 
 @router.get("")
 async def list_backfills(state: Shared, cursor: Cursor = None) -> DashboardPage:
-    """List backfills, newest first, each with its jobs as they are by now."""
+    """List backfills, newest first, each with the present states of its jobs."""
     page = await state.ledger.bulk.list_bulk(KIND, limit=PAGE_SIZE, cursor=cursor)
     context = {
         "backfills": [
@@ -126,7 +126,7 @@ async def start(
 
 @router.get("/{backfill_id}")
 async def show_backfill(backfill_id: BackfillId, state: Shared) -> DashboardPage:
-    """Show how far a backfill is, and what has become of its jobs."""
+    """Show the progress of a backfill and the states of its jobs."""
     operation = await control.require_bulk(state.ledger, backfill_id, KIND)
     operation = shown_operation(state.registry, operation)
     context = {
@@ -142,8 +142,8 @@ async def show_backfill(backfill_id: BackfillId, state: Shared) -> DashboardPage
 
 @router.post("/{backfill_id}/limits", dependencies=PUBLISH)
 async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -> Response:
-    """Change the limits, also while it runs; an empty field removes the limit, and a weight that
-    is not said stays."""
+    """Change the limits of a backfill, also while it runs: an empty field removes its limit; an
+    empty weight leaves the weight as it is."""
     form = await form_fields(request)
     numbers = {name: _number(form.get(name, ""), name) for name in BackfillLimits.model_fields}
     if numbers["weight"] is None:
@@ -157,7 +157,7 @@ async def set_limits(backfill_id: BackfillId, request: Request, state: Shared) -
 async def control_backfill(
     backfill_id: BackfillId, state: Shared, action: Literal["pause", "resume", "cancel", "end"]
 ) -> Response:
-    """Pause, resume or cancel; `end` also cancels its jobs that have not begun."""
+    """Pause, resume or cancel a backfill; `end` also cancels its jobs that have not begun."""
     if action == "pause":
         await control.pause(state.ledger, backfill_id, kinds=[KIND])
         notice = "It is paused: nothing more is published."

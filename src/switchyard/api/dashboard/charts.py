@@ -11,15 +11,15 @@ WIDTH, HEIGHT = 240, 44
 """Size in the units of the drawing: the page scales it to the width that it has."""
 
 MINUTES = 60
-"""How much the charts of minutes show."""
+"""Minutes that a chart shows."""
 
 
 class Minute(Protocol):
-    """What is known of a minute."""
+    """A minute whose values a chart shows."""
 
     @property
     def at(self) -> float:
-        """When it began, in seconds since the epoch."""
+        """End of the minute, in seconds since the epoch."""
         ...
 
 
@@ -27,14 +27,14 @@ M = TypeVar("M", bound=Minute)
 
 
 def first_minute(now: float) -> float:
-    """Return when the first of the last MINUTES minutes began."""
+    """Return the end of the first of the last MINUTES minutes that have ended by `now`."""
     return now - now % 60 - 60 * (MINUTES - 1)
 
 
 def minute_series(
     minutes: Iterable[M], first: float, value: Callable[[M], float | None]
 ) -> list[float | None]:
-    """Return the value of each of MINUTES minutes from the first; None where it is not known."""
+    """Return the values of MINUTES minutes from `first` on; None for unknown ones."""
     found: list[float | None] = [None] * MINUTES
     for each in minutes:
         index = round((each.at - first) / 60)
@@ -54,7 +54,7 @@ class Bar:
 
 
 class Chart:
-    """A row of values, of which some may be unknown, drawn from the left to the right."""
+    """A chart of values in a row, from left to right; unknown values are None."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Chart:
         self.step = width / max(1, len(values))
 
     def y(self, value: float) -> float:
-        """Return how far from the upper edge a value is."""
+        """Return the distance of a value from the upper edge, in the units of the drawing."""
         room = self.height - 2
         return round(1 + room - room * min(1.0, max(0.0, value / self.top)), 1)
 
@@ -96,7 +96,7 @@ class Chart:
         for index, value in enumerate(self.values):
             if value is not None:
                 x = round((index + 0.5) * self.step, 1)
-                # A value alone is a dot: round ends make one of a line without length.
+                # A single value is a line without length, which round line ends draw as a dot.
                 parts.append(f"{'L' if is_drawing else 'M'}{x} {self.y(value)}")
                 parts.append("" if is_drawing else "h0")
             is_drawing = value is not None

@@ -1,4 +1,5 @@
-"""One dead letter, edited in a form of its type's fields, compared, and sent again."""
+"""Edit one dead letter in a form with the fields of its job type, show the difference, redrive
+it."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ HERE = f"{PATH}/dead/letters"
 router = Pages(DashboardView("edit", "Edit", HERE, Scope.ADMIN, is_shown=lambda _: False))
 
 MAX_EDITED_BYTES = 256 * 1024
-"""Bytes of a message up to which it gets a form; `jobctl dead edit` takes larger ones."""
+"""Bytes of the largest message that can be edited here; `jobctl dead edit` takes larger ones."""
 MAX_DIFFERENCE = 2_000
-"""Lines that are shown."""
+"""Lines of a difference that are shown."""
 LetterId = Annotated[str, Path(pattern=patterns.JOB_ID)]
 
 
@@ -50,7 +51,7 @@ async def show_form(state: Shared, letter_id: LetterId) -> DashboardPage:
 
 @router.post("/{letter_id}/edit")
 async def show_difference(request: Request, state: Shared, letter_id: LetterId) -> DashboardPage:
-    """Show what was changed, and whether the job type takes it. Nothing is sent."""
+    """Show what was changed, and whether the job type accepts it. Nothing is sent."""
     letter, stored, before = await _letter(state, letter_id)
     form = await form_fields(request)
     if "again" in form:
@@ -141,7 +142,7 @@ async def _form(
     values: Mapping[str, str] | None = None,
     trouble: str = "",
 ) -> DashboardPage:
-    """Show the form; also with fields that were sent (`values`), and why they are refused."""
+    """Show the form; after a refusal with the fields that were sent (`values`) and the reason."""
     context = {
         "letter": letter,
         "fields": fields_of(_schema(state, stored), before, values),

@@ -1,4 +1,4 @@
-"""Documents: sent by drag and drop, followed through their stages, read, searched."""
+"""Documents: upload them by drag and drop, follow their stages, read and search them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def _require_wing(request: Request) -> None:
 
 router = Pages(DashboardView("documents", "Documents", HERE, is_shown=_is_installed))
 files = Pages(router.view, route_class=GuardedRoute)
-"""Pictures: each waits for its own turn, and keeps no page waiting."""
+"""Routes of pictures, which are not counted as pages: a slow picture keeps no page waiting."""
 for each in (router, files):
     each.dependencies.append(Depends(_require_wing))
 
@@ -89,7 +89,8 @@ Asked = Annotated[str, Query(max_length=2000, pattern=patterns.NO_NUL)]
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """A text in three parts, each cut into pieces that are a word that was asked for or are not."""
+    """A text in three parts, each cut into pieces: words of the query, and the text between
+    them."""
 
     before: Sequence[tuple[str, bool]]
     passage: Sequence[tuple[str, bool]]
@@ -173,7 +174,7 @@ async def search_documents(
 async def show_document(
     document_id: DocumentIdOf, request: Request, state: Shared, documents: DocumentsOf
 ) -> Response:
-    """Show what was made of a document, and how."""
+    """Show the results of a document's stages, and how they were made."""
     status = await documents.status(document_id)
     if status.document_id != document_id:
         return RedirectResponse(f"{HERE}/{quote(status.document_id, safe='')}", 303)
@@ -204,8 +205,7 @@ async def show_page(
     q: Asked = "",
     passage: Annotated[str, Query(max_length=1000)] = "",
 ) -> Response:
-    """Show the text of a page; where somebody comes from a search, with the passage and the words
-    that were found."""
+    """Show the text of a page; for a hit of a search, with its passage and the words found."""
     page = await documents.page(document_id, number)
     where = _passage_in(page.text, passage)
     if passage and where is None and number < page.page_count:
@@ -244,7 +244,7 @@ async def show_page_picture(
 ) -> Response:
     """Return a picture of a page, drawn from the document's file."""
     page = await pictures.find(document_id, number)
-    # Asked for again each time: a key may have been revoked.
+    # Not cached: the key may have been revoked since.
     headers = {**HEADERS, "Cache-Control": "private, no-cache", "ETag": f'"{page.etag}"'}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -265,7 +265,7 @@ async def show_figure(
 
 
 async def _if_made(result: Awaitable[T]) -> T | None:
-    """Return the result; None if it was not made yet, or is gone."""
+    """Await a stage's result and return it; None if it was not made yet, or was removed."""
     try:
         return await result
     except (UnknownDocument, NotFinished):
@@ -273,7 +273,7 @@ async def _if_made(result: Awaitable[T]) -> T | None:
 
 
 async def _costs(state: ApiState, run: Sequence[JobSummary]) -> dict[str, float]:
-    """Return what the calls of a run's jobs came to, by the id of the job."""
+    """Return the cost of the model calls of a run's jobs, by job id."""
     if not run or not state.settings.model_servers:
         return {}
     since = datetime.fromtimestamp(run[0].created_at, UTC).date().isoformat()
@@ -327,7 +327,7 @@ async def _neighbours(state: ApiState, document_id: str) -> dict[str, Any]:
 
 
 def _stored_neighbours(near: Neighbourhood) -> list[tuple[str, str]]:
-    """Return id and label of the neighbours that are documents here."""
+    """Return id and label of the neighbours of which there is a document here."""
     return [(each.documents[0], each.label) for each in near.nodes[1:] if each.documents]
 
 
@@ -338,7 +338,8 @@ def _place(hit: HitView, query: str) -> str:
 
 
 def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
-    """Return where a snippet is in a text, which may be broken into lines elsewhere."""
+    """Return start and end of a snippet in a text that may break its lines in other places; None
+    where the snippet is not found."""
     words = passage.rstrip(" …").split()
     if not words:
         return None
@@ -347,7 +348,7 @@ def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
 
 
 def _lines_with_words(lines: Sequence[ReadLine], query: str) -> set[int]:
-    """Return at which places in the list the lines are that have words of a query."""
+    """Return the indexes of the lines that have words of a query."""
     words = {form for word in query_terms(query) for form in word} if query.strip() else set()
     return {at for at, line in enumerate(lines) if words and highlights(line.text, words)}
 
@@ -364,7 +365,7 @@ def _mark_words(text: str, query: str, where: tuple[int, int] | None) -> MarkedT
 
 
 def _cut_at(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
-    """Cut a text into pieces: each, and whether it is one of the spans."""
+    """Cut a text into pieces; return each with whether it is one of the spans."""
     pieces, at = [], 0
     for start, end in spans:
         pieces += [(text[at:start], False), (text[start:end], True)]

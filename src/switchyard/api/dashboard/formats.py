@@ -1,4 +1,4 @@
-"""How numbers, lengths and moments are written on pages."""
+"""Write numbers, durations, sizes and times for pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = "–"
 
 
 class Html(str):
-    """A text that is HTML already: templates do not escape what has the method `__html__`."""
+    """A text that is HTML already: templates do not escape objects with the method `__html__`."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class Html(str):
 
 
 def number(value: float | None) -> str:
-    """Write a number with separated thousands; large ones short."""
+    """Write a number with separated thousands, a large one in short form."""
     if value is None:
         return NOTHING
     if abs(value) >= 10_000_000:
@@ -32,7 +32,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a length of time with its two largest units, or a fraction of a second."""
+    """Write a duration with its two largest units, or as a fraction of a second."""
     if seconds is None:
         return NOTHING
     seconds = max(0.0, seconds)
@@ -59,8 +59,8 @@ def moment(at: float | None) -> datetime | None:
 
 
 def ago(at: float | datetime | None, now: float) -> str:
-    """Write how long ago, or in how long, a moment is: a `<time>` with the exact one on hover.
-    The page's script keeps it up to date."""
+    """Write how long ago a moment was, or in how long it comes: a `<time>` with the exact moment on
+    hover. The page's script keeps it up to date."""
     if at is None:
         return NOTHING
     when = moment(at) if isinstance(at, int | float) else at.astimezone(UTC)
@@ -78,8 +78,8 @@ def ago(at: float | datetime | None, now: float) -> str:
 
 
 def since(at: float | None, now: float) -> str:
-    """Write for how long something has been so since a moment, with that on hover. The page's
-    script counts on."""
+    """Write the time that has passed since a moment, with the moment on hover. The page's script
+    keeps it up to date."""
     when = moment(at)
     if at is None or when is None:
         return NOTHING
@@ -99,7 +99,7 @@ def clock(at: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Write a number of bytes."""
+    """Write a number of bytes with a unit."""
     return NOTHING if count is None else size_in_words(count)
 
 
@@ -113,26 +113,26 @@ def as_json(value: object) -> str:
 
 
 class Exact(str):
-    """A text that a form sends back, and so stands in it as it is."""
+    """A text in a form that sends it back: it must not be changed."""
 
     __slots__ = ()
 
 
 def exact(value: object) -> object:
-    """Leave a form's value as it is."""
+    """Mark a form's value as one that must not be changed."""
     return Exact(value) if isinstance(value, str) else value
 
 
 def shown(value: object) -> object:
-    """Return what stands in a page for a value: text from elsewhere without characters that would
-    steer how the text around it reads. HTML of ours, and what a form sends back, stays as it is."""
+    """Return a value as it is written into a page. Text loses characters that would change how the
+    text around it is read; `Html` and `Exact` stay as they are."""
     if isinstance(value, str) and not isinstance(value, Exact) and not hasattr(value, "__html__"):
         return printable(value)
     return value
 
 
 def code_parts(text: str) -> list[tuple[str, bool]]:
-    """Cut a text at its backticks: each part, and whether it is a command or a name."""
+    """Cut a text at its backticks; return each part with whether it is code."""
     return [(part, bool(index % 2)) for index, part in enumerate(text.split("`")) if part]
 
 

@@ -1,4 +1,4 @@
-"""Named limits: what uses them, what waits, and when there is room again."""
+"""Named limits: their use, waiting jobs, and when there is room again."""
 
 from __future__ import annotations
 

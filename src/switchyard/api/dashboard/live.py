@@ -1,4 +1,5 @@
-"""Pages that stay up to date: each is read once for all who look at it, and only while they do."""
+"""Pages that stay up to date: each is read once for all browsers that show it, and only while one
+does."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import SwitchyardError
 
 INTERVAL = 2.0
-"""Seconds between two readings of a page that somebody looks at."""
+"""Seconds between two readings of a page that a browser shows."""
 REST = 10
-"""How many times as long as the last reading took a page rests at least: one that costs much, such
-as a rare filter of a million jobs, is read less often."""
+"""A page is read again after this many times the duration of its last reading, at least: an
+expensive page, such as a rare filter of a million jobs, is read less often."""
 MAX_REST = 60.0
 SECONDS_FOR_EACH = 0.1
-"""Where many different pages are looked at, each is read less often: 50 of them every 5 s or so."""
+"""Seconds between two readings for each of the pages that are shown: 50 different pages are read
+every 5 s."""
 HEARTBEAT_INTERVAL = 15.0
 Read = Callable[[], Awaitable[dict[str, str]]]
 _COUNTED = re.compile(r"data-(?:ago|since)>[^<]*")
-"""How long ago something was, and for how long it has been so (`formats.ago`, `formats.since`): the
-page's script keeps that up to date."""
+"""Texts of `formats.ago` and `formats.since`, which the page's script keeps up to date."""
 
 
 class _Feed:
@@ -37,10 +38,11 @@ class _Feed:
         self.followers = 0
         self.changed = asyncio.Event()
         self.regions: dict[str, tuple[int, bytes]] = {}
-        """The number of its last change, and its event, by region."""
+        """By region: the number of its last change, and the event that was sent."""
         self.turn = 0
         self._content: dict[str, str] = {}
-        """The regions as they were sent last, without what the page tells by itself."""
+        """The regions as they were sent last, without the texts that the page's script keeps up to
+        date."""
         self.update(regions)
         self.task: asyncio.Task[None] | None = None
 
@@ -58,13 +60,13 @@ class _Feed:
         self.wake()
 
     def wake(self) -> None:
-        """Have all who follow look again."""
+        """Wake all streams of this page, so that they look for changes."""
         waiting, self.changed = self.changed, asyncio.Event()
         waiting.set()
 
 
 class Feeds:
-    """All pages that are looked at."""
+    """All pages that browsers show."""
 
     def __init__(self, *, interval: float = INTERVAL) -> None:
         self._interval = interval
@@ -73,11 +75,11 @@ class Feeds:
 
     @property
     def number(self) -> int:
-        """How many different pages are looked at."""
+        """Number of different pages that browsers show."""
         return len(self._feeds)
 
     def end(self) -> None:
-        """End every stream, also those that are about to begin: this process stops."""
+        """End every stream, also those that are about to begin, as this process stops."""
         self._ended = True
         for feed in self._feeds.values():
             feed.wake()
@@ -126,8 +128,8 @@ class Feeds:
 
 
 def _until_together(rest: float, interval: float) -> float:
-    """Return a number of seconds, at least nearly `rest`, after which all pages with that interval
-    are read at once: what they ask alike can be asked for all of them."""
+    """Return a number of seconds, nearly `rest` or more, after which all pages with that interval
+    are read at the same time, so that they can share their questions."""
     if not interval:
         return rest
     due = time.monotonic() + rest - interval / 2

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DAYS = 30
 """Length of the chart of costs."""
 PAUSES_FOR = 24 * 3600.0
-"""Seconds after their end for which pauses are shown."""
+"""Seconds for which pauses are shown after their end."""
 
 
 def _has_servers(request: Request) -> bool:
@@ -42,7 +42,7 @@ router = Pages(DashboardView("llm", "LLM", "/dashboard/llm", is_shown=_has_serve
 
 @dataclass(frozen=True, slots=True)
 class ServerHistory:
-    """The last hour of a server; None for minutes that nobody has recorded."""
+    """The last hour of a server, by minute; None for minutes without a record."""
 
     allowed: list[float | None]
     in_flight: list[float | None]
@@ -53,7 +53,7 @@ class ServerHistory:
         return max((each for each in (*self.allowed, *self.in_flight) if each), default=1.0)
 
     def texts(self, times: Sequence[float]) -> list[str]:
-        """Say each minute in words."""
+        """Describe each minute in words."""
         found = []
         for at, allowed, calls in zip(times, self.allowed, self.in_flight, strict=True):
             known = allowed is not None and calls is not None
@@ -65,7 +65,7 @@ class ServerHistory:
 
 @router.get("")
 async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
-    """Show servers with their last hour, what waits for them, costs, budgets and batches."""
+    """Show servers with their last hour, the requests that wait, costs, budgets and batches."""
     settings, repositories = state.settings, LlmLedger(state.ledger)
     now = state.ledger.clock.time()
     today = datetime.fromtimestamp(now, UTC).date()

@@ -1,5 +1,5 @@
-"""A new job of a type, by a form made from the type's schema; empty, or filled with what another
-job has."""
+"""Publish a new job by a form made from the schema of its type; the form is empty, or filled with
+the values of another job."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ router = Pages(jobs.router.view)
 PUBLISH = [allows(Scope.PUBLISH)]
 LikeJob = Annotated[str, Query(pattern=patterns.JOB_ID_OR_NONE)]
 OWN_FIELDS = ("lane", "priority", "tags")
-"""Of the form, beside those of the payload."""
+"""Fields of the form besides those of the payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The type of a new job, and the job whose values it begins with."""
+    """The type of a new job, and the job whose values fill its form."""
 
     job_type: JobType
     like: JobRecord | None
     keeps_secrets: bool = False
-    """Whoever asks may use that job's secrets in another job, which may send them elsewhere."""
+    """Whether the user may use that job's secrets in another job, which may send them elsewhere."""
 
     @property
     def before(self) -> Mapping[str, Any]:
-        """The payload of that job; an empty one where there is none."""
+        """The payload of that job; empty without such a job."""
         return {} if self.like is None else self.like.payload
 
     @property
@@ -58,8 +58,8 @@ class Wanted:
         return shown
 
     def payload(self, form: Mapping[str, str]) -> dict[str, Any]:
-        """Return the payload that the form says, with the secrets of the other job where they were
-        left as they are shown, for whoever may use them. Raises Problem."""
+        """Return the payload that the form asks for. A secret that was left as it is shown is that
+        of the other job, if the user may use it. Raises Problem."""
         schema = self.job_type.payload_model.model_json_schema()
         values = read_fields(schema, self.shown, form)
         before = self.before if self.keeps_secrets else {}
@@ -87,7 +87,7 @@ async def publish(
     name: Annotated[str, Query(alias="type", max_length=200)] = "",
     like: LikeJob = "",
 ) -> Response:
-    """Publish the job; where it can't be, show the form again, with the reason."""
+    """Publish the job; if it is refused, show the form again with the reason."""
     wanted = replace(await _load_wanted(state, name, like), keeps_secrets=may(request, Scope.ADMIN))
     form = await form_fields(request)
     broker = state.require_broker()
@@ -102,7 +102,7 @@ async def publish(
 
 
 def _request(wanted: Wanted, form: Mapping[str, str], *, source: str) -> JobRequest:
-    """Make the request. Raises Problem, ValueError."""
+    """Make the request for the job from the form. Raises Problem, ValueError."""
     priority = form.get("priority", "").strip()
     if priority and not priority.isdecimal():
         raise ValueError(f"the priority must be a number from 0 to {MAX_PRIORITY}")
@@ -116,7 +116,7 @@ def _request(wanted: Wanted, form: Mapping[str, str], *, source: str) -> JobRequ
 
 
 async def _load_wanted(state: ApiState, name: str, like: str) -> Wanted:
-    """Raises UnknownJobType, UnknownJob."""
+    """Return the type of a new job, and the job `like`. Raises UnknownJobType, UnknownJob."""
     record = await state.ledger.job_reads.require(like) if like else None
     name = record.job_type if record is not None else name.strip()
     await find_type(state.registry, state.ledger, name)
@@ -126,7 +126,7 @@ async def _load_wanted(state: ApiState, name: str, like: str) -> Wanted:
 def _form(
     wanted: Wanted, *, values: Mapping[str, str] | None = None, trouble: str = ""
 ) -> DashboardPage:
-    """Show the form; with what somebody has said already, and why that can't be."""
+    """Show the form; after a refusal with the values that were sent and the reason."""
     job_type, like = wanted.job_type, wanted.like
     lanes = [each.name for each in LANES if each.name in job_type.lanes]
     own_values = {"lane": lanes[0], "priority": "", "tags": ""}

@@ -1,4 +1,4 @@
-"""What needs attention, and how full and how fast the lanes are."""
+"""The overview: what needs attention, and load and throughput of the lanes."""
 
 from __future__ import annotations
 
@@ -38,21 +38,23 @@ class LaneRow:
     ready: int | None
     limit: int | None
     percent: float | None
-    """Of the fullest of its queues."""
+    """Depth of its fullest queue, in per cent of the queue's limit."""
     oldest: float | None
-    """Since when the job has waited that has waited longest, in seconds since the epoch."""
+    """When the job that waits longest entered its queue, in seconds since the epoch."""
     jobs: dict[str, int]
     published: list[float | None]
-    """In each of the last minutes; None where nobody counted."""
+    """Jobs published in each of the last minutes; None where no scheduler counted."""
     ended: list[float | None]
     dead: list[float | None]
 
     @property
     def in_hour(self) -> int:
+        """Jobs published in the last hour."""
         return round(sum(each or 0 for each in self.published))
 
     @property
     def out_hour(self) -> int:
+        """Jobs ended in the last hour."""
         return round(sum(each or 0 for each in self.ended))
 
 
@@ -86,7 +88,8 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
 
 
 async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
-    """The doctor names hosts and files: only who may change things is told the words."""
+    """Return the doctor's findings. They name hosts and files, so the template shows their text
+    only to those with the scope `admin` (`may_see_findings`)."""
     answers = await readings.doctor.look()
     diagnostics: list[Diagnostic] = (
         [] if answers is None else [e for e in answers if e.status != "ok"]
@@ -170,7 +173,8 @@ def _lane(
 
 
 def _waits(minutes: Sequence[LaneMinute], first: float) -> dict[str, Any]:
-    """How long hot jobs waited: the latest minute that had any, the worst, and all of them."""
+    """Return how long hot jobs waited: in the latest minute that had any, in the worst, and in
+    each."""
     hot = [each for each in minutes if each.lane == HOT.name and each.wait_p99 is not None]
     latest = hot[-1] if hot else None
     return {

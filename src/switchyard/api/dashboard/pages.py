@@ -41,7 +41,7 @@ from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.access.api_keys import Scope
 
 LIVE = "live_"
-"""Blocks of templates that are sent again when they change."""
+"""Prefix of the names of those blocks of a template that are sent again when they change."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -51,7 +51,7 @@ HEADERS = {
     "Vary": "Accept, Cookie",
 }
 NOTICE = "switchyard_notice"
-"""A cookie: what the last form has done, shown once."""
+"""Cookie with the notice of what the last form has done, which is shown once."""
 MAX_NOTICE = 500
 PRESETS = (1, 5, 20, 100)
 """Sizes of a first batch that forms offer before all letters or jobs are sent."""
@@ -79,16 +79,16 @@ class DashboardView:
 
 @dataclass(frozen=True, slots=True)
 class PageHead:
-    """What tells cheaply whether a page that costs much has to be read again. What changes with
-    time alone is counted by the page's script."""
+    """A value that is cheap to read, and changes when an expensive page has to be read again. Ages
+    and durations, which change with time alone, are kept current by the page's script."""
 
     read: Callable[[], Awaitable[Hashable]]
     value: Hashable
-    """As it was before the page was read."""
+    """The value before the page was read."""
 
 
 class DashboardPage(Response):
-    """A template, and what it shows; written when the route sends it."""
+    """A template and its values; rendered when the route sends it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class DashboardPage(Response):
         status: int = 200,
         head: PageHead | None = None,
     ) -> None:
-        """Without a `head`, a page that somebody looks at is read again every few seconds."""
+        """Without a `head`, a page that is open in a browser is read again every few seconds."""
         super().__init__(status_code=status)
         self.head = head
         self.template = template
@@ -108,8 +108,8 @@ class DashboardPage(Response):
 
 
 class Macros:
-    """The macros of all templates, compiled when the first page is written: 4 MB that an API whose
-    dashboard nobody opens has no use for."""
+    """The macros of all templates, compiled when the first page is rendered: an API whose dashboard
+    nobody opens saves 4 MB."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -119,7 +119,7 @@ class Macros:
 
 
 class Renderer:
-    """Writes pages."""
+    """Renders pages."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -137,11 +137,11 @@ class Renderer:
         self._environment.globals["ui"] = Macros(self._environment)
 
     def html(self, page: DashboardPage, frame: dict[str, Any]) -> str:
-        """Write the whole page."""
+        """Render the whole page."""
         return self._environment.get_template(page.template).render(frame | dict(page.context))
 
     def regions(self, page: DashboardPage, frame: dict[str, Any]) -> dict[str, str]:
-        """Write the live blocks of the page alone, by their names."""
+        """Render only the live blocks of the page; return them by name."""
         template = self._environment.get_template(page.template)
         context = template.new_context(frame | dict(page.context))
         return {
@@ -152,7 +152,7 @@ class Renderer:
 
 
 class Assets:
-    """The files of the dashboard, under addresses that change with them."""
+    """The static files of the dashboard, each under an address that changes with its content."""
 
     TYPES: Mapping[str, str] = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -186,11 +186,11 @@ class Dashboard:
     reading: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, READ_AT_ONCE))
 
     def regions(self, request: Request, page: DashboardPage) -> dict[str, str]:
-        """Write the live blocks of a page for all who share it."""
+        """Render the live blocks of a page for all streams that share it."""
         return self.renderer.regions(page, self.frame(request, page) | {"csrf": self.csrf_mark})
 
     def frame(self, request: Request, page: DashboardPage) -> dict[str, Any]:
-        """Return what the layout needs of a request."""
+        """Return the values of a request that the layout shows."""
         principal = getattr(request.state, "principal", None)
         return {
             "title": page.title,
@@ -210,7 +210,7 @@ class Dashboard:
         }
 
     def show(self, request: Request, page: DashboardPage) -> Response:
-        """Write a page as an answer."""
+        """Render a page as an answer."""
         html = self.renderer.html(page, self.frame(request, page))
         response = HTMLResponse(html, page.status_code, headers=HEADERS)
         if NOTICE in request.cookies:
@@ -224,7 +224,7 @@ def dashboard_of(request: Request) -> Dashboard:
 
 
 class PageRoute(GuardedRoute):
-    """A route whose answers, errors too, are pages."""
+    """A route whose answers, errors included, are pages."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -271,8 +271,8 @@ def _trouble(problem: Problem) -> DashboardPage:
 
 
 def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response:
-    """Stream the live blocks of a page: all that look at one address with the same scopes share
-    one reading, in which a mark stands for the token of each one's forms."""
+    """Stream the live blocks of a page. All streams of one address with the same scopes share one
+    reading, in which a placeholder stands for each session's form token."""
     dashboard = dashboard_of(request)
 
     principal = request.state.principal
@@ -307,7 +307,8 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
 
 
 class Pages(Routes):
-    """The routes of one view: `GET` shows, `POST` does and leads back to what shows it."""
+    """The routes of one view: `GET` shows a page; `POST` acts, and redirects to the page that shows
+    the result."""
 
     def __init__(self, view: DashboardView, *, route_class: type[GuardedRoute] = PageRoute) -> None:
         super().__init__(
@@ -320,12 +321,12 @@ class Pages(Routes):
 
 
 def allows(scope: Scope | None) -> Any:
-    """A dependency: whoever is signed in has this scope, or `admin`; None for any."""
+    """Return a dependency that admits sessions with this scope or `admin`; None: any session."""
     return Depends(SessionGuard(scope))
 
 
 def done(to: str, notice: str) -> Response:
-    """Lead from a form to a page of the dashboard, which says once what was done."""
+    """Redirect from a form to a page of the dashboard, which shows the notice once."""
     response = RedirectResponse(to, 303, headers=HEADERS)
     response.set_cookie(
         NOTICE, quote(notice[:MAX_NOTICE]), max_age=60, path=PATH, httponly=True, samesite="strict"

@@ -1,4 +1,4 @@
-"""Pauses of lanes, types, sources and queues: begun and ended by buttons on the pages that show
+"""Begin and end pauses of lanes, types, sources and queues, by buttons on the pages that show
 these."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from switchyard.services.engine.records.pauses import (
 router = Pages(DashboardView("pauses", "Pauses", f"{PATH}/pauses", is_shown=lambda _: False))
 ADMIN = [allows(Scope.ADMIN)]
 VIEWS: dict[str, str] = {"overview": PATH, "workers": f"{PATH}/workers"}
-"""Where forms for pauses are, and lead back to."""
+"""Addresses of the pages with forms for pauses, to which the forms redirect, by view."""
 From = Annotated[Literal["overview", "workers"], Form(alias="from")]
 
 
@@ -52,7 +52,7 @@ async def pause(
     length: Annotated[str, Form(alias="for", max_length=100)] = "",
     back: From = "overview",
 ) -> Response:
-    """Pause something, until somebody resumes it or for a time."""
+    """Pause a lane, type, source or queue, for a time or until it is resumed."""
     seconds = _seconds(length)
     if not target.strip():
         raise invalid(RequestFieldError(("target",), "say what is to be paused"))

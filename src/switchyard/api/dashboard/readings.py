@@ -1,4 +1,5 @@
-"""Readings of the whole system that all pages share: what costs much is asked once for all."""
+"""Readings of the whole system that all pages share: an expensive question is asked once for
+all."""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ T = TypeVar("T")
 DOCTOR_INTERVAL = 30.0
 LANES_INTERVAL = 1.5
 GAUGES_INTERVAL = 5.0
-"""Seconds for which a reading is shown again."""
+"""Seconds for which a reading is used before it is read again."""
 MAX_AGE = 30.0
-"""Seconds beyond that after which a reading is not shown any more."""
+"""Seconds after that until a reading counts as too old to be shown."""
 HEADS_WINDOW = 0.02
-"""Seconds in which the heads of jobs that several pages show are gathered for one question."""
+"""Seconds for which requests for heads of jobs are collected, to read them by one query."""
 FIRST_TIMEOUT = 1.5
-"""Seconds that a page waits for the first reading of a process, and in the place of one that is too
-old."""
+"""Seconds that a page waits for the first reading of a process, and for a new one when the last is
+too old."""
 
 
 class Reading(Generic[T]):
-    """Something that is asked every few seconds at most, beside the pages, while somebody looks."""
+    """A value that is read in the background, every few seconds at most, while pages ask for it."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], fresh_for: float) -> None:
         self._ask = ask
@@ -45,19 +46,19 @@ class Reading(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
         self.value: T | None = None
-        """What was answered last; None where nothing ever was."""
+        """The last value; None before the first one."""
         self.trouble: str | None = None
-        """Why the last question was not answered."""
+        """Error of the last attempt to read it; None where that succeeded."""
 
     @property
     def age(self) -> float | None:
-        """How old the value is, in seconds."""
+        """Age of the value, in seconds; None where there is none."""
         return None if self.value is None else time.monotonic() - self._asked_at
 
     async def look(self) -> T | None:
-        """Return the last value, and ask for the next one where that is old. Where there is none
-        yet, or nobody has looked for a while, a moment is waited for it. None where nothing is
-        known, or nothing that is new enough to be shown."""
+        """Return the last value, and begin to read the next one where it is old. Where there is no
+        value, or it is too old to be shown, wait a moment for the next one; None if that does not
+        come in time, or can't be read."""
         is_old = time.monotonic() - self._asked_at > self._fresh_for
         if is_old and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._read())
@@ -86,8 +87,8 @@ class Reading(Generic[T]):
 
 
 class RunHeads:
-    """Heads of jobs and their runs (`JobReads.run_heads`): of all that pages ask for at about the
-    same time, by one question."""
+    """Reads heads of jobs and their runs (`JobReads.run_heads`): one query for all that pages ask
+    for at about the same time."""
 
     def __init__(self, reads: JobReads) -> None:
         self._reads = reads
@@ -108,7 +109,7 @@ class RunHeads:
 
 
 class Readings:
-    """The readings of a process."""
+    """All readings of a process."""
 
     def __init__(self, state: ApiState) -> None:
         self._state = state
@@ -124,8 +125,8 @@ class Readings:
             await each.close()
 
     async def gauges(self) -> Gauges:
-        """Return the ledger's gauges, of half a minute ago at most: to count what waits takes some
-        tenths of a second where it is much. Raises LedgerUnavailable."""
+        """Return the ledger's gauges, at most half a minute old: counting many waiting jobs takes
+        some tenths of a second. Raises LedgerUnavailable."""
         gauges = await self._gauges.look()
         return await self._state.ledger.gauges.gauges() if gauges is None else gauges
 

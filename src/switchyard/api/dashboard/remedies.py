@@ -1,5 +1,5 @@
-"""What a page has for a command that a finding's remedy names: a button that does it, or a link to
-where it is done."""
+"""Turn the commands that a finding's remedy names into buttons that do the same, or links to the
+page where it is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchyard.api.dashboard.sessions import PATH
 from switchyard.broker import patterns
 
 MAX_ACTIONS = 3
-"""For one finding."""
+"""Actions shown for one finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class RemedyAction:
 
 
 def actions_of(remedy: str) -> list[RemedyAction]:
-    """Return what can be done here of what a remedy says to do, in its order."""
+    """Return actions for the commands in a remedy, as far as the dashboard has any, in their
+    order."""
     actions: dict[str, RemedyAction] = {}
     for part, is_code in code_parts(remedy):
         action = _action_of(part) if is_code else None

@@ -1,4 +1,4 @@
-"""Schedules: due times, their results, run now, pause, resume."""
+"""Schedules: show due times and their results; run now, pause, resume."""
 
 from __future__ import annotations
 

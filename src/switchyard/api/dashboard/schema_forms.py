@@ -1,5 +1,5 @@
-"""Forms made from a JSON Schema: a plain field for a text, number, choice or yes and no; JSON for
-what has parts."""
+"""Forms made from a JSON Schema: a plain field for a text, number, choice or boolean; a field of
+JSON for lists and objects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from switchyard.services.common.json_values import dict_in, list_in
 from switchyard.services.engine.jobs.secret_fields import HIDDEN, MARK
 
 PREFIX = "f."
-"""Of the names of fields in a form, so that they meet no others."""
+"""Prefix of the fields' names in a form, so that they differ from the form's other names."""
 OTHERS = "others"
-"""The field, without the prefix, for what the schema does not know."""
+"""Name, without the prefix, of the field for values that the schema does not know."""
 MAX_LINE = 80
 """Characters from which a text gets more than one line."""
 PLAIN_KINDS: Mapping[str, type | tuple[type, ...]] = {
@@ -65,9 +65,9 @@ def fields_of(
 def read_fields(
     schema: Mapping[str, Any], values: Mapping[str, Any], form: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the values that a form says. A field that was left empty is not given; a text that was
-    empty, or null, before stays so. Raises Problem (422) for what is no JSON or no number; whether
-    the values fit is for whoever takes them to say."""
+    """Return the values of a form. An empty field is left out; a text that was empty, or null,
+    before stays so. Raises Problem (422) for invalid JSON or numbers; the values are not validated
+    against the schema here."""
     fields: dict[str, Any] = {}
     for field in fields_of(schema, values):
         text = form.get(PREFIX + field.name, "").replace("\r\n", "\n")
@@ -135,7 +135,8 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _resolve(own: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a schema refers to, and the one way of several that is not null."""
+    """Return a schema with its reference followed; of alternatives, the only one that is not
+    null."""
     for _ in range(5):
         if isinstance(reference := own.get("$ref"), str):
             own = dict_in(dict_in(schema.get("$defs")).get(reference.rpartition("/")[2]))
@@ -175,8 +176,8 @@ def _chosen(text: str, field: FormField) -> Any:
 
 
 def parsed_json(text: str, name: str) -> Any:
-    """Return what somebody has written as JSON. Raises Problem (422), also for a number that is
-    larger than every reader of JSON takes."""
+    """Parse JSON that a user has written. Raises Problem (422), also for a number that some readers
+    of JSON can't take."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

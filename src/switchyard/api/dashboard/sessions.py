@@ -45,13 +45,13 @@ class SessionStore:
     def __init__(self, state: ApiState) -> None:
         self._state = state
         self._secret = secrets.token_bytes(TOKEN_BYTES)
-        """Makes the tokens of forms where nobody signs in."""
+        """Key of the form tokens where nobody signs in."""
         self._remembered: dict[str, tuple[str, float]] = {}
         """Hash of the key, and until when it is cached, by the hash of the token."""
 
     async def begin(self, key: str) -> str | None:
-        """Return the token of a new session of whoever has this key; None where nobody has it.
-        Raises LedgerError."""
+        """Begin a session with an API key, and return its token; None for an unknown key. Raises
+        LedgerError."""
         if await self._state.keys.identify(key) is None:
             return None
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -94,7 +94,7 @@ class SessionStore:
 
 
 class SessionAdmission:
-    """Whether a stream's session is still one."""
+    """Checks that the session of a stream has not ended."""
 
     def __init__(self, store: SessionStore, state: ApiState, token: str | None) -> None:
         self._store = store
@@ -103,7 +103,8 @@ class SessionAdmission:
         self._confirmed_at = time.monotonic()
 
     async def check(self) -> None:
-        """Raises Problem (401), and LedgerError where that has not been known for a minute."""
+        """Check the session. Raises Problem (401) when it has ended, and LedgerError when it could
+        not be checked for a minute."""
         try:
             needs_key = await self._state.keys.has_keys()
             if needs_key and await self._store.principal(self._token) is None:
@@ -125,14 +126,15 @@ def sessions_of(request: Request) -> SessionStore:
 
 
 class SessionGuard:
-    """Admits who is signed in with a key of that scope; changes only from forms with its token."""
+    """Admits sessions of keys with a scope; changes only by forms with the session's token."""
 
     def __init__(self, scope: Scope | None) -> None:
-        """Without a scope, whoever is signed in may."""
+        """Without a scope, any session is admitted."""
         self.scope = scope
 
     async def admit(self, request: Request) -> None:
-        """Raises Problem (401, 403, 429), LedgerError."""
+        """Check the session of a request, and the token of a form. Raises Problem (401, 403, 429),
+        LedgerError."""
         if getattr(request.state, "principal", None) is None:
             await _identify(request)
         if self.scope is not None:
@@ -159,7 +161,7 @@ async def _identify(request: Request) -> None:
 
 
 def require_same_origin(request: Request) -> None:
-    """Raise Problem (403) for what a page of another site has sent."""
+    """Raise Problem (403) for a request that a page of another site has sent."""
     origin = request.headers.get("origin")
     if origin is not None:
         try:
@@ -174,8 +176,8 @@ def require_same_origin(request: Request) -> None:
 
 
 async def _require_csrf_token(request: Request) -> None:
-    """The token is in a header, where a script sends it, in the form, or in the query of a form
-    with files, which is read piece by piece."""
+    """Raise Problem (403) without the session's token: in a header (of a script), in the form, or
+    in the query of a form with files, which is read piece by piece."""
     sent = request.headers.get(CSRF_HEADER) or request.query_params.get(CSRF_FIELD)
     if sent is None and request.headers.get("content-type", "").startswith(FORM_TYPE):
         sent = (await form_fields(request)).get(CSRF_FIELD)

@@ -30,7 +30,7 @@ from switchyard.api.state import Shared
 
 MAX_KEY_LENGTH = 500
 MAX_SIGN_IN_BYTES = 8 * 1024
-"""Of the form, which is read before anybody is known: a key, and where to go."""
+"""Bytes of the form to sign in, which anybody can send: a key, and the page to go to."""
 SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 
 router = Routes(include_in_schema=False)
@@ -38,14 +38,14 @@ router.route_class = PageRoute
 
 
 def _inside(target: str) -> str:
-    """Return where to go after signing in: a page of ours, and of nobody else."""
+    """Return the page to go to after signing in: `target` if it is a page of the dashboard."""
     is_ours = target == PATH or target.startswith((f"{PATH}/", f"{PATH}?"))
     return target if is_ours and target.isprintable() and "\\" not in target else PATH
 
 
 @router.get(f"{PATH}/login")
 async def show_login(request: Request, state: Shared, next: str = PATH) -> Response:  # noqa: A002
-    """Ask for an API key; where nobody has one, nothing is asked."""
+    """Ask for an API key; where there are no keys, go on without one."""
     if not await state.keys.has_keys():
         return RedirectResponse(PATH, 303, headers=HEADERS)
     return DashboardPage("login.html", {"next": _inside(next), "wrong": False}, title="Sign in")
@@ -53,7 +53,7 @@ async def show_login(request: Request, state: Shared, next: str = PATH) -> Respo
 
 @router.post(f"{PATH}/login", dependencies=[Depends(BodyBound(MAX_SIGN_IN_BYTES))])
 async def sign_in(request: Request) -> Response:
-    """Begin a session of whoever has this key."""
+    """Begin a session with the API key of the form."""
     require_same_origin(request)
     fields = await form_fields(request)
     target = _inside(fields.get("next", PATH))
@@ -79,13 +79,14 @@ async def sign_out(request: Request) -> Response:
 
 @router.get(f"{PATH}/static/{{name}}")
 async def show_file(request: Request, name: str) -> Response:
-    """Send a file of the pages: without a key, for the page that asks for one needs them, too."""
+    """Send a static file of the dashboard, without a session: the page to sign in needs these
+    files, too."""
     return dashboard_of(request).renderer.assets.response(name)
 
 
 @router.get("/docs")
 async def show_docs() -> Response:
-    """Show the API's own page, which asks for a key where it calls."""
+    """Show Swagger UI, which asks for an API key for the calls that it tries."""
     return DashboardPage("docs.html", {}, title="API")
 
 

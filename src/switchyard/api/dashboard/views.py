@@ -53,7 +53,7 @@ ROUTERS = (
 
 @asynccontextmanager
 async def open_dashboard(app: FastAPI, state: ApiState) -> AsyncIterator[None]:
-    """Put into the application what its pages share."""
+    """Give the application the state that its pages share, and close it at the end."""
     app.state.sessions = SessionStore(state)
     app.state.dashboard = Dashboard(tuple(each.view for each in VIEWS), Renderer(), Feeds())
     app.state.readings = readings = Readings(state)

@@ -1,4 +1,4 @@
-"""Who works, what each runs now, and whose jobs are in the lanes."""
+"""Workers, the jobs that they run now, and the sources of the jobs in the lanes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchyard.services.engine.records.states import State
 router = Pages(DashboardView("workers", "Workers", "/dashboard/workers", scope=Scope.ADMIN))
 
 MAX_RUNNING = 200
-"""Running jobs that are listed, the latest first."""
+"""Running jobs that are listed, latest start first."""
 SHOWN_JOBS = 5
 """Jobs of a worker that are shown at once; the others unfold."""
 SOURCES_SAMPLE = 2_000

@@ -97,7 +97,7 @@ async def start(
     validated before it starts. The source `documents` also needs the scope `read`.
     """
     state.require_broker()
-    operation = await _open_source(state, body, principal).start(
+    operation = await _backfills_for(state, body, principal).start(
         _make_spec(body),
         created_by=starter_of(request),
         reason=body.reason,
@@ -119,7 +119,7 @@ async def preview(body: BackfillPlan, state: Shared, principal: PrincipalOf) -> 
     started. The source `documents` also needs the scope `read`.
     """
     return view_preview(
-        state.registry, await _open_source(state, body, principal).preview(_make_spec(body))
+        state.registry, await _backfills_for(state, body, principal).preview(_make_spec(body))
     )
 
 
@@ -190,9 +190,9 @@ def _backfills(state: ApiState) -> Backfills:
     )
 
 
-def _open_source(state: ApiState, body: BackfillPlan, principal: Principal) -> Backfills:
-    """Return what starts it. Raises Problem (403) for who may not read the items;
-    InvalidBackfill."""
+def _backfills_for(state: ApiState, body: BackfillPlan, principal: Principal) -> Backfills:
+    """Return the service that starts backfills. Raises Problem (403) where the key may not read the
+    source's items; InvalidBackfill."""
     backfills = _backfills(state)
     if backfills.sources.get(body.source).shows_records:
         require_scope(principal, Scope.READ)
@@ -200,9 +200,10 @@ def _open_source(state: ApiState, body: BackfillPlan, principal: Principal) -> B
 
 
 def _make_spec(plan: BackfillPlan) -> BackfillSpec:
-    """Make the plan. Raises InvalidBackfill where fields do not fit together."""
+    """Make the spec of a plan. Raises InvalidBackfill where fields do not fit together."""
     fields = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
     try:
+        # remote: the plan comes from outside, so that some options are refused.
         return BackfillSpec.model_validate({**fields, "remote": True})
     except ValidationError as error:
         raise InvalidBackfill(describe(error)) from error

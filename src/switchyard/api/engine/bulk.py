@@ -1,4 +1,4 @@
-"""What backfills and redrives have in common over HTTP: list, show, pause, resume, other limits."""
+"""What backfills and redrives have in common over HTTP: list, show, pause, resume, set limits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class BulkRoutes(Generic[V]):
     """The routes of the operations of one kind."""
 
     noun: str
-    """What one is called in paths and answers, such as `redrive`."""
+    """Name of an operation in paths and answers, such as `redrive`."""
     kinds: Collection[str]
     path: str
-    """Where they are listed, below the router's prefix."""
+    """Path of the list of operations, below the router's prefix."""
     suffix: str = ""
-    """Ends the names of the API's operations: `_redrive` in `pause_redrive`."""
+    """Suffix of the API's operation ids: `_redrive` in `pause_redrive`."""
     id_pattern: str
     view: type[V]
     view_of: Callable[[Ledger, BulkOperation], Awaitable[V]]
@@ -50,8 +50,8 @@ class BulkRoutes(Generic[V]):
         return await self._view(state, operation)
 
     async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
-        """Return what `found` does, as the key that changed the operation may see it: whole if the
-        key started the operation. Raises as `found` does."""
+        """Return the view of an operation for the key that has changed it: complete if that key
+        also started the operation. Raises as `found` does."""
         operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
         view = await self._view(state, operation)
         return receipt(request, view, is_own=operation.created_by == starter_of(request))

@@ -1,4 +1,4 @@
-"""`/schemas`, `/asyncapi.json` and `/problems`: what the service says about itself."""
+"""`/schemas`, `/asyncapi.json` and `/problems`: the service's contract, described by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/admin/dead/groups`, `/admin/dead/redrives`: dead letters by cause, and sending them back."""
+"""`/admin/dead/groups`, `/admin/dead/redrives`: list dead letters by cause, and send them back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from switchyard.services.engine.redrive.spec import KIND, RedriveSpec
 router = Routes(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
 SCAN_TIMEOUT = 5.0
-"""Seconds that a request waits until nobody else goes through `jobs.dead`."""
+"""Seconds that a request waits until no other process reads through `jobs.dead`."""
 
 REDRIVES = BulkRoutes(
     noun=KIND,

@@ -1,4 +1,4 @@
-"""`/events` and `/jobs/{id}/events`: what happens, as it happens, as server-sent events."""
+"""`/events` and `/jobs/{id}/events`: stream job events, as server-sent events."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def _one(
 
     with broker.feed.subscribe(matches) as subscription:
         missed = _missed_frames(broker, matches, last_id)
-        # Looked up after subscribing, so that nothing happens in between unseen.
+        # The job is looked up after subscribing, so that no event between the two is missed.
         status, ended = await _status(state, job_id)
         yield frame("state", status)
         for each in missed:
@@ -161,8 +161,8 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
 def _missed_frames(
     broker: BrokerSide, matches: Callable[[JobEvent], bool], last_id: str | None
 ) -> Iterator[bytes]:
-    """Make the frames of what happened since. Each is made when it is sent: the events belong to
-    all streams, their frames to one."""
+    """Yield the frames of the events after `last_id`, each made when it is sent: the stored events
+    are shared by all streams, so nothing is copied for this one beforehand."""
     if not last_id:  # an empty one is that of a client which has seen none
         return iter(())
     events, complete = broker.feed.since(last_id)

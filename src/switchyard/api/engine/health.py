@@ -1,4 +1,4 @@
-"""`/health…`: whether this process, and what it stands on, can do their work. Without a key."""
+"""`/health…`: whether this process and its dependencies can work. Needs no key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from switchyard.services.engine.monitoring.health import Dependency, Probe, exam
 router = Routes(prefix="/health", tags=["health"])
 
 EXAMINATION_RATE, EXAMINATION_BURST = 1.0, 3
-"""Full checks per second, and the most at once. Each writes a file, and anybody may ask without a
-key: whoever asks more often is shown the latest result."""
+"""Full checks per second on average, and in a burst. A check writes a file, and anybody may ask
+without a key: more frequent requests get the latest result."""
 EVENTS = "events"
-"""The component that is shown, and not needed to take work."""
+"""The component that is shown, but not needed to accept jobs."""
 
 
 AWAY: dict[int | str, dict[str, Any]] = {
@@ -78,15 +78,15 @@ def _checks(state: ApiState) -> dict[str, Probe]:
 
 
 async def _ask_ledger(state: ApiState) -> None:
-    """Ask the ledger. Raises LedgerError."""
+    """Check that the ledger answers. Raises LedgerError."""
     await state.ledger.check()
     await state.ledger.disk_space.require_room()
     await asyncio.to_thread(require_room_for_ledger, state.settings)
 
 
 async def _ask_broker(broker: BrokerSide) -> None:
-    """Ask the broker. Raises BrokerUnavailable; Blocked under an alarm, of which the broker tells
-    those that publish."""
+    """Check that the broker answers. Raises BrokerUnavailable; Blocked under an alarm, which the
+    broker tells to publishing connections."""
     await broker.pressure.probe()
     await broker.publisher.probe()
 

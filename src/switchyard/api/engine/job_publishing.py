@@ -1,4 +1,4 @@
-"""What every endpoint that publishes a job does: headers, refusals, idempotency keys."""
+"""What all endpoints that publish jobs share: headers, refusals, idempotency keys."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ IdempotencyKey = Annotated[
 async def tell_pressure(
     broker: BrokerSide, job: NewJob, done: Published, response: Response
 ) -> Pressure | None:
-    """Say in the header how full the queue of a published job is, and return it; None where that
-    is not known."""
+    """Set the header that tells how full the queue of a published job is, and return the pressure;
+    None where it is not known."""
     pressure = done.pressure
     if pressure is None and done.state is JobState.QUEUED:
         depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
@@ -80,7 +80,7 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
 async def check_same(
     state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
 ) -> None:
-    """Raise Problem where the key belongs to a job that was asked for in another way."""
+    """Raise Problem where the idempotency key belongs to a job of a different request."""
     record = await state.ledger.job_reads.get(published.job_id)
     field = None if record is None else differs(request, record, expires_in=expires_in)
     if field is None and record is not None:

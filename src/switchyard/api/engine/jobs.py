@@ -347,7 +347,7 @@ def _request(
     now: datetime,
     ids: JobIds,
 ) -> JobRequest:
-    """Make the request. Raises InvalidRequest."""
+    """Make the job request from the body of an HTTP request. Raises InvalidRequest."""
     routing_key = routing_key_of(body.routing_key, body.lane, body.job_type)
     job_type = routing_key.partition(".")[2]
     return JobRequest(
@@ -367,7 +367,7 @@ def _request(
 
 
 def _check_notify_url(state: ApiState, url: str) -> None:
-    """Check the address. Raises InvalidRequest."""
+    """Check the address for the notice of a job's end. Raises InvalidRequest."""
     try:
         check_notify_url(url, state.settings)
     except InvalidJob as error:

@@ -27,8 +27,8 @@ from switchyard.services.engine.webhooks.deliveries import DeliveryJob, Ignored,
 router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
 
 RETRY_DELAY = 5.0
-"""Seconds after which a job enters its lane that finds it full, or the broker away: whoever sends
-webhooks does not come again, so it is recorded and waits."""
+"""Seconds after which a job is published whose lane was full, or the broker away: senders of
+webhooks do not repeat a delivery, so its job is recorded and waits."""
 
 
 @router.post("/github")
@@ -110,8 +110,8 @@ async def _publish(state: Shared, delivery_job: DeliveryJob, source: str) -> Pub
 
 
 async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:
-    """Read the body, which must be signed. It is read only where that is possible: everybody may
-    send one. Raises Problem (401)."""
+    """Read the body, and check its signature. A request whose header can't be a signature is
+    refused before its body is read, as anybody can send one. Raises Problem (401)."""
     signature = request.headers.get(header, "")
     refused = Problem("unauthorized", "the signature is not that of this delivery")
     if not may_be_signature(signature, prefix=prefix):

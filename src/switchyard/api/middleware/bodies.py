@@ -34,7 +34,8 @@ one piece are not counted."""
 JSON_MARKS = (b",", b"[", b"{", b":")
 BYTES_PER_BYTE, BYTES_PER_MARK = 2, 64
 """Memory that JSON takes while it is processed: for its text, and for each value an object and its
-place in a list or dict. `[[],[],…` takes the most: 64 bytes for 3 bytes of text."""
+place in a list or dict. `[[],[],…` takes the most: 64 bytes for 3 bytes of text, which
+are counted as 134."""
 
 
 class BodyMemory:
@@ -43,7 +44,9 @@ class BodyMemory:
     def __init__(self, most: int) -> None:
         self.all = Shares(most)
         self.without_key = Shares(max(1, most // 2), parent=self.all, name="without a key")
-        """Senders of webhooks are only known by the body, so all of them count as one client."""
+        """At most a share of `all`, in which all requests without a key (such as those of webhooks,
+        whose sender only the body tells) count as one client; among themselves, they count by
+        address."""
 
     def hold(self, scope: Scope) -> Held:
         """Begin to count for the client that makes this request."""

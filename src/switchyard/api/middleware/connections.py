@@ -133,13 +133,15 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_write_timer(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        due = self._given - waiting + min(waiting, int(WRITE_TIMEOUT * MIN_READ_RATE))
-        self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_reading, due)
+        must_be_read = self._given - waiting + min(waiting, int(WRITE_TIMEOUT * MIN_READ_RATE))
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_reading, must_be_read)
 
-    def _check_reading(self, due: int) -> None:
+    def _check_reading(self, must_be_read: int) -> None:
+        """Cut the connection where the client has read fewer bytes, of all that were written, than
+        it had to by now."""
         self._write_timer = None
         waiting = self.transport.get_write_buffer_size()
-        if self._given - waiting < due:
+        if self._given - waiting < must_be_read:
             structlog.get_logger("api").info("client too slow", client=self._client, unread=waiting)
             self.transport.abort()
         elif waiting:

@@ -36,7 +36,8 @@ SECURITY_HEADERS = {
 
 
 class RequestMiddleware:
-    """The layer around all requests. Bodies, queries and keys never reach the log."""
+    """The layer around all requests. Bodies, queries and API keys never reach the log, only the
+    keys' ids. `trouble` in the log is the cause of an error that the answer does not tell."""
 
     def __init__(
         self, app: ASGIApp, limiter: RateLimiter, probes: RateLimiter, tracer: object = None

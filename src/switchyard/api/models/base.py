@@ -1,4 +1,4 @@
-"""The classes of all models, and values that several have: times, ids, and what JSON can carry."""
+"""The base classes of all models, and types that several models share: times, ids, JSON objects."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ def _finite(value: Any) -> Any:
 
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
-"""What a request says as JSON that is kept, sent on and read by programs in any language."""
+"""A JSON object in a request that is stored, passed on and read by programs in any language: no NaN
+and no infinity."""
 
 
 def _iso_8601(value: object) -> object:
-    """Times are text with a date and a time: a bare number, which could mean anything, is not."""
+    """Refuse a bare number as a time, as its unit is unknown: a time is text with a date and a
+    time."""
     if not isinstance(value, str) or not re.match(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}", value):
         raise ValueError("write it as in 2026-01-05T09:00:00Z")
     return value
@@ -60,7 +62,7 @@ def _from_seconds(value: object) -> object:
 
 
 Timestamp = Annotated[datetime, BeforeValidator(_from_seconds)]
-"""A moment in an answer; records have it in seconds since the epoch."""
+"""A moment in an answer; made of the seconds since the epoch in a record."""
 
 EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
 """The id of a job."""

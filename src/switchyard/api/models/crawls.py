@@ -16,7 +16,7 @@ from switchyard.services.pipeline.records.crawls import (
 
 
 class NewCrawl(RequestModel):
-    """Where a crawl begins, and how far it may go."""
+    """Start and bounds of a crawl."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -55,7 +55,7 @@ class NewCrawl(RequestModel):
 
 
 class CrawlView(ApiModel):
-    """A crawl, and how far it is."""
+    """A crawl, with its progress."""
 
     id: str
     state: CrawlState = Field(

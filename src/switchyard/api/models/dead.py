@@ -170,7 +170,7 @@ class NewRedrive(RequestModel):
 
 
 class RedriveRate(RequestModel):
-    """Another rate; null takes the limit away."""
+    """A new rate; null removes the limit."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
 
@@ -182,7 +182,7 @@ class RedriveRate(RequestModel):
 
 
 class RedriveDifference(ApiModel):
-    """What a change would make of a letter."""
+    """Difference that a change would make to a letter."""
 
     letter_id: str
     lines: list[str] = Field(description="Before and after, as a unified diff; none: no change.")
@@ -206,7 +206,7 @@ class RedrivePlan(ApiModel):
 
 
 class LetterOperationView(ApiModel):
-    """What was done to many dead letters: who started it and why, and where it stands."""
+    """An operation on many dead letters: who started it and why, and its state."""
 
     id: str = Field(examples=[EXAMPLE_ID])
     title: str

@@ -15,7 +15,7 @@ SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
 
 
 class FailureView(ApiModel):
-    """Why a document's pipeline stands still."""
+    """The failure that has stopped a document's pipeline."""
 
     reason: str = Field(examples=["permanent"])
     error_type: str | None = Field(examples=["CorruptDocument"])
@@ -34,7 +34,7 @@ class PageView(ApiModel):
 
 
 class ClassView(ApiModel):
-    """What a document is classified as, and why."""
+    """One class of a document, and the reason for it."""
 
     kind: str = Field(examples=["privacy"])
     label: str = Field(examples=["confidential"])
@@ -49,7 +49,7 @@ class ClassView(ApiModel):
 
 
 class DocumentView(ApiModel):
-    """How far a document is."""
+    """Progress of a document."""
 
     document_id: str
     state: str = Field(
@@ -95,7 +95,7 @@ class DocumentView(ApiModel):
 
 
 class DocumentSummary(ApiModel):
-    """A document of the listing; `/documents/{id}` says more."""
+    """A document in a listing; `/documents/{id}` has more."""
 
     document_id: str
     state: str
@@ -156,7 +156,7 @@ class GenerateBody(RequestModel):
 
 
 class SampleView(ApiModel):
-    """A document that was made up."""
+    """A sample document."""
 
     document_id: str
     filename: str
@@ -175,7 +175,7 @@ class SamplesView(ApiModel):
 
 
 class ExtractionView(ApiModel):
-    """A text that was ordered."""
+    """An extraction of a file's text."""
 
     job_id: str
     result: dict[str, Any] | None = Field(

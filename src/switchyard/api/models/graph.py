@@ -67,7 +67,7 @@ class PathView(ApiModel):
 
 
 class PathsView(ApiModel):
-    """The shortest ways between two nodes; none where there is none so short."""
+    """The shortest paths between two nodes; empty where none is short enough."""
 
     paths: list[PathView]
     complete: bool = Field(
@@ -81,7 +81,7 @@ class RelatedView(ApiModel):
 
 
 class RelatedList(ApiModel):
-    """Those with most in common first."""
+    """Related works, those with the most citations in common first."""
 
     works: list[RelatedView]
     sampled: bool = Field(description="True if only a sample was examined.")
@@ -95,7 +95,7 @@ class NodeList(ApiModel):
 
 
 class RankingView(ApiModel):
-    """The PageRank and communities that are shown."""
+    """The ranking that is shown: PageRank and communities."""
 
     finished_at: Timestamp
     nodes: int
@@ -105,7 +105,7 @@ class RankingView(ApiModel):
 
 
 class GraphView(ApiModel):
-    """How large the graph is."""
+    """Size of the graph."""
 
     nodes: dict[str, int] = Field(description="By kind.")
     edges: dict[str, int] = Field(description="By kind.")

@@ -133,7 +133,7 @@ class NewJobAction(RequestModel):
 
 
 class JobActionRate(RequestModel):
-    """Another rate; null takes the limit away."""
+    """A new rate; null removes the limit."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
 

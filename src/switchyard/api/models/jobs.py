@@ -151,7 +151,7 @@ class AttemptView(ApiModel):
 
 
 class ProgressView(ApiModel):
-    """How far a job's last attempt is, as its handler says."""
+    """Progress of a job's last attempt, as its handler reports it."""
 
     fraction: float | None = Field(description="Of its work, 0 to 1; null where it can't say.")
     note: str = Field(examples=["page 12 of 30"])
@@ -159,7 +159,7 @@ class ProgressView(ApiModel):
 
 
 class ObservedChange(ApiModel):
-    """What was seen of a job while it was watched: a new state, or progress."""
+    """A change of a job that is watched: a new state, or progress."""
 
     seen_at: Timestamp
     job_id: str
@@ -168,7 +168,7 @@ class ObservedChange(ApiModel):
 
 
 class JobStatus(ApiModel):
-    """How things stand with a job."""
+    """State of a job."""
 
     job_id: str = Field(examples=[EXAMPLE])
     job_type: str
@@ -222,7 +222,7 @@ class JobView(JobStatus):
 
 
 class JoinView(ApiModel):
-    """How far the waiting for other jobs is."""
+    """Progress of a job's wait for other jobs."""
 
     when_dead: WhenDead = Field(description="What the job does if some of them are dead.")
     total: int
@@ -234,7 +234,7 @@ class JoinView(ApiModel):
 
 
 class RoomWait(ApiModel):
-    """The named limit in which a job waits for room."""
+    """The named limit that a job waits for."""
 
     name: str = Field(description="Name of the limit.", examples=["openai"])
     key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
@@ -304,7 +304,8 @@ class CancelledJob(ApiModel):
 
 
 class ReleasedJob(ApiModel):
-    """What a job still waits for that was let go on without the dead."""
+    """A job that was allowed to run without the dead jobs it waited for, and the jobs that it still
+    waits for."""
 
     job_id: str = Field(examples=[EXAMPLE])
     open: int = Field(description="Jobs that it waits for yet; with 0 it is published at once.")

@@ -100,7 +100,7 @@ class WorkerList(ApiModel):
 
 
 class GenerationView(ApiModel):
-    """A table of chunks, all of whose vectors one embedder has made."""
+    """A table of chunks whose vectors were all made by one embedder."""
 
     role: Literal["active", "building", "retired"] = Field(
         description="`active`: used by searches; `building`: replaces the active one when "

@@ -84,7 +84,7 @@ class AnswerOfModel(ApiModel):
 
 
 class Spending(ApiModel):
-    """What calls that have one thing in common came to."""
+    """Sums over the model calls of one day, model, job type or the like."""
 
     name: str | None = Field(description="The day, model, …; null for calls that have none.")
     calls: int
@@ -172,7 +172,7 @@ class ModelStatus(ApiModel):
 
 
 class SpendReport(ApiModel):
-    """What was spent, and what may be."""
+    """Costs and budgets."""
 
     by: SpentBy
     currency: str = Field(examples=["USD"])

@@ -13,7 +13,7 @@ from switchyard.services.llm.records.openai_batches import OpenAiBatchState
 
 
 class StreamOptions(ApiModel):
-    """What a stream has besides the answer."""
+    """What a stream sends besides the answer."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -77,7 +77,7 @@ class _EndpointRequest(RequestModel):
 
 
 class EmbeddingsBody(_EndpointRequest):
-    """Texts in the form of OpenAI's API, of which the vectors are wanted."""
+    """Texts to embed, in the form of OpenAI's API."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"model": "nomic", "input": ["high tide", "low tide"]}}

@@ -1,7 +1,7 @@
-"""Problem details (RFC 9457): every kind there is, and what an answer says of one.
+"""Problem details (RFC 9457): all kinds of problems, and the body of an answer with one.
 
-docs/api.md explains each kind under its name; a test holds the two together. `api.http.errors` says
-which error is which.
+docs/api.md explains each kind under its name; a test compares the two. `api.http.errors` maps
+errors to kinds.
 """
 
 from __future__ import annotations

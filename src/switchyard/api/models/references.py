@@ -11,7 +11,7 @@ from switchyard.services.pipeline.citations.reference_limits import MAX_AT_ONCE,
 
 
 class ReferenceRequest(ApiModel):
-    """What every request for references may say."""
+    """Fields of all requests for references."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,7 +20,7 @@ class ReferenceRequest(ApiModel):
 
 
 class TextWithReferences(ReferenceRequest):
-    """Where references stand: a text, or a document that was taken in."""
+    """The place where references are: a text, or a stored document."""
 
     document_id: DocumentIdField | None = None
 
@@ -47,7 +47,7 @@ class ReferencesToParse(ReferenceRequest):
 
 
 class OrderedReferences(ApiModel):
-    """The job that will have the references."""
+    """The job that finds the references."""
 
     job_id: str
     result: dict[str, Any] | None = Field(

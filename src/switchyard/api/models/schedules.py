@@ -13,7 +13,7 @@ from switchyard.services.engine.records.schedules import FiringOutcome
 
 
 class NewSchedule(RequestModel):
-    """A job, and when it is published, again and again."""
+    """A job, and the times at which it is published."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -70,7 +70,7 @@ class NewSchedule(RequestModel):
 
 
 class FiringView(ApiModel):
-    """What became of a due time."""
+    """Result of a due time."""
 
     due_at: Timestamp
     outcome: FiringOutcome = Field(
@@ -119,6 +119,6 @@ class ScheduleList(ApiModel):
 
 
 class ScheduleHistory(ApiModel):
-    """What became of a schedule's due times."""
+    """Results of a schedule's due times."""
 
     firings: list[FiringView] = Field(description="The latest first; 500 are kept.")

@@ -1,4 +1,4 @@
-"""What the service says of itself, as JSON: its health, job types, kinds of problems, limits; and
+"""What the service reports about itself, as JSON: health, job types, kinds of problems, limits; and
 its answers to webhooks."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from switchyard.api.models.base import ApiModel, Timestamp
 
 
 class ComponentView(ApiModel):
-    """One thing that the service stands on."""
+    """A dependency of the service."""
 
     state: Literal["ok", "away", "full", "blocked"] = Field(
         description="`full`: its disk has no room; `blocked`: a memory or disk alarm of the broker."
@@ -36,7 +36,7 @@ class Liveness(ApiModel):
 
 
 class JobTypeView(ApiModel):
-    """A kind of work, and what its payload looks like."""
+    """A job type, with the schema of its payload."""
 
     job_type: str = Field(examples=["summarize_content"])
     worker: str
@@ -117,7 +117,7 @@ class LimitList(ApiModel):
 
 
 class DeliveryView(ApiModel):
-    """What became of a delivery."""
+    """Result of a webhook delivery."""
 
     job_id: str | None = Field(default=None, description="The job that it asked for.")
     duplicate: bool = Field(default=False, description="It was known: nothing was done again.")
@@ -161,7 +161,7 @@ class QueueUsageView(ApiModel):
 
 
 class UsageView(ApiModel):
-    """What takes how much room."""
+    """How much space each part of the system takes."""
 
     ledger: LedgerUsageView | None = Field(description="The database of jobs.")
     files: list[FilesUsageView] | None = Field(description="The largest kind first.")
