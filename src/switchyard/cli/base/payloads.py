@@ -66,17 +66,17 @@ class StandardInput:
 
         Blocks for a fraction of a second: call it in a thread. `at_end` is set when all was read.
         """
-        line_end = self._cut(limit)
-        while not self.at_end and len(line_end) < limit:
+        lines = self._cut(limit)
+        while not self.at_end and len(lines) < limit:
             if not select.select([self._descriptor], [], [], POLL_SECONDS)[0]:
                 break
             read = os.read(self._descriptor, READ_BYTES)
             self._rest += read
             if not read and self._rest and not self._rest.endswith(b"\n"):
                 self._rest += b"\n"
-            line_end += self._cut(limit - len(line_end))
+            lines += self._cut(limit - len(lines))
             self.at_end = not read and not self._rest
-        return line_end
+        return lines
 
     def read_all(self) -> str:
         """Return everything that is left, as one text. Blocks until the end."""

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 LLM = "llm"
 POLL_INTERVAL = 5.0
-"""Seconds between looks."""
+"""Seconds between two readings of the load."""
 START_COOLDOWN = 15.0
-"""Seconds in which a process that was started gets to work: no other is started meanwhile."""
+"""Seconds that a new process needs until it works: no other is started meanwhile."""
 EASY_RATIO = 0.7
-"""Part of the slots that may be in use so that there are too many: not all, for jobs come in
+"""With one process fewer, so large a share of the slots may be in use: below 1, as jobs come in
 waves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """As many processes as that."""
+    """Minimum and maximum number of processes."""
 
     least: int
     most: int
@@ -40,43 +40,43 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class KindLoad:
-    """A kind of worker at one moment."""
+    """Load of a kind of worker at one moment."""
 
     processes: int
-    """Those that take jobs: without those that retire."""
+    """Processes that take jobs: without those that retire."""
     slots: int
-    """Of each process."""
+    """Slots of each process."""
     running: int
-    """Jobs, in those processes."""
+    """Jobs that run in those processes."""
     waited: float
-    """Seconds, of the job that has waited longest; 0 where none waits."""
+    """Seconds that the oldest job has waited; 0 where none waits."""
     feeds: int | None = None
-    """Jobs at once that whatever it needs can bear, as the servers of language models; None: any
-    number."""
+    """Jobs at once that the servers behind this kind can take, such as those of language models;
+    None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is known from the looks before. Seconds, by a clock that only goes on."""
+    """State kept from one reading to the next. Times are seconds of a monotonic clock."""
 
     started_at: float = float("-inf")
     calm_since: float | None = None
-    """Since when one process less would have done."""
+    """Since when one process fewer would have been enough; None: it would not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingCooldowns:
-    """When it is too much, and too little."""
+    """Thresholds, in seconds, for one process more and one less."""
 
     wait: float
-    """Seconds that the oldest job may wait."""
+    """The oldest job may wait so long before a process is started."""
     calm: float
-    """Seconds for which one process less would have done."""
+    """One process fewer must have been enough for so long before one is retired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done now."""
+    """Decision on the number of processes of one kind."""
 
     processes: int
     memory: Memory
@@ -110,14 +110,14 @@ def decide(
 
 
 def idlest(names: Sequence[str], running: Mapping[str, int], number: int) -> list[str]:
-    """So many of these processes, in the order of their start: those that run the fewest jobs, and
-    of equals the youngest."""
+    """Return `number` of these processes (`names` is in the order of their start): those with the
+    fewest jobs, of equals the youngest."""
     ranked = sorted(enumerate(names), key=lambda each: (running.get(each[1], 0), -each[0]))
     return [name for _, name in ranked[: max(0, number)]]
 
 
 def _most(seen: KindLoad, span: Span) -> int:
-    """No more processes than get anything to do."""
+    """Return the largest number of processes of which each can get a job."""
     if seen.feeds is None:
         return span.most
     return min(span.most, max(1, -(-seen.feeds // seen.slots)))
@@ -143,7 +143,7 @@ def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> 
 
 
 class Autoscaler:
-    """Looks now and then, and starts and retires workers of a supervisor."""
+    """Reads the load from time to time, and starts and retires workers of a supervisor."""
 
     def __init__(self, system: System, supervisor: Supervisor, spans: Mapping[str, Span]) -> None:
         self._system = system
@@ -154,7 +154,7 @@ class Autoscaler:
         self._memory = dict.fromkeys(spans, Memory())
         self._next_look = 0.0
         self._running: dict[str, int] = {}
-        """Jobs in each process, at the last look."""
+        """Jobs in each process, at the last reading."""
 
     async def look(self, now: float) -> list[str]:
         """Change the numbers of processes if it is time, and return the changes as lines. A ledger

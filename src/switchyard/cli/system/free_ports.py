@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody else has."""
+"""Find ports of this machine that are not in use."""
 
 import random
 import socket

@@ -1,7 +1,7 @@
-"""A broker for `jobctl demo` and `jobctl up`, from what the machine has.
+"""Find or start a broker for `jobctl demo` and `jobctl up`.
 
-JOBS_AMQP_URL where it is set; else a broker on localhost; else a private node from the installed
-RabbitMQ; else, as root, RabbitMQ is installed with apt; else a container.
+The first of these that is available: JOBS_AMQP_URL; a broker on localhost; a private node of the
+installed RabbitMQ; as root, one that is installed with apt; a container.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INSTALL_TIMEOUT = 600.0
 CONTAINER_TIMEOUT = 60.0
 CONNECT_TIMEOUT = 2.0
 QUIET_INSTALL = "#!/bin/sh\nexit 101\n"
-"""As policy-rc.d: the package must not start a service of its own."""
+"""Content of policy-rc.d: the package must not start a service of its own."""
 
 Tell = Callable[[str], None]
 
@@ -41,17 +41,17 @@ class FoundBroker:
     """A broker that can be used, and where."""
 
     what: str
-    """In words, without credentials."""
+    """Description for people, without credentials."""
     amqp_url: str = field(repr=False)
     management_url: str = field(repr=False)
     is_private: bool
-    """Started for us, with nothing else on it."""
+    """Whether it was started by this process, so that nothing else uses it."""
     node: LocalNode | None = None
-    """Where it is a process of ours."""
+    """The node, where this process has started it."""
 
 
 def _do_nothing() -> None:
-    """Do what there is to do while a broker starts."""
+    """Do nothing while a broker starts: the default of `meanwhile`."""
 
 
 @contextmanager

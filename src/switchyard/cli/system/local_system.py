@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from switchyard.services.engine.jobs.registry import Registry
 
 OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
-"""Settings that lead out of the data directory."""
+"""Settings with places outside of the data directory."""
 PROCESSES = {"ingest": 2}
-"""Of a kind of worker in `jobctl up`, where nobody says otherwise; one of each other kind."""
+"""Processes of each kind of worker in `jobctl up` by default; of kinds not named here, one."""
 MAX_PROCESSES = 64
-"""Of one kind of worker on one machine."""
+"""Processes of one kind of worker on one machine, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class System:
     registry: Registry
     environment: Mapping[str, str]
     spawner: Spawner | None = None
-    """Forks the children, where that can be."""
+    """Forks the children; None where the machine can't fork them."""
 
 
 @dataclass(slots=True)
 class EarlyStart:
-    """What needs no broker, and is done while one starts: the process that the others are forked
+    """Steps that need no broker, and are taken while one starts: the process that others are forked
     from, and the ledger's tables."""
 
     ledger_url: str

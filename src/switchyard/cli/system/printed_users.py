@@ -1,4 +1,4 @@
-"""What `jobctl topology users` and `jobctl db users` share: an option, and what they print."""
+"""Shared by `jobctl topology users` and `jobctl db users`: an option, and the printed users."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class _Made(Protocol):
 def print_users(
     made_users: Sequence[_Made], url: Callable[[], str], named: Collection[str], *, as_json: bool
 ) -> None:
-    """Print each user with its address, which is `url` with the user's login; or why no password
-    has to be told. `named` are the roles whose passwords come from the settings."""
+    """Print each user with its address, which is `url` with the user's login; for a user whose
+    password was not made now, print why there is none. `named` are the roles whose passwords come
+    from the settings."""
     from switchyard.broker.addresses import with_login
 
     addresses = {

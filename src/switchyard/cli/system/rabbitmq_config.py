@@ -1,4 +1,4 @@
-"""What a private RabbitMQ node is told: its files and its environment."""
+"""Configuration of a private RabbitMQ node: its files and its environment."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ CONTROL = "rabbitmqctl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSetup:
-    """The choices for one node, all made; LocalNode says what they mean.
-
-    Everything that the node reads and writes lies in `base_dir`.
-    """
+    """All settings of one node, as LocalNode explains them. Everything that the node reads and
+    writes lies in `base_dir`."""
 
     base_dir: Path
     amqp_port: int
@@ -39,7 +37,7 @@ class NodeSetup:
     cookie: str | None = field(default=None, repr=False)
 
     def write(self) -> None:
-        """Every file that the node reads, and the directories into which it writes."""
+        """Write every file that the node reads, and make the directories into which it writes."""
         make_private(self.base_dir)
         for name in ("data", "log", "home"):
             (self.base_dir / name).mkdir(exist_ok=True)
@@ -103,7 +101,8 @@ class NodeSetup:
         }
 
     def environment(self) -> dict[str, str]:
-        """Everything that the node and its tools are told: no variable of ours reaches them."""
+        """The whole environment of the node and its tools: no other variable of this process
+        reaches them."""
         here = self.base_dir
         loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
         return {
@@ -127,7 +126,7 @@ class NodeSetup:
                 f"{loopback_only} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
             ),
             "RABBITMQ_CTL_ERL_ARGS": loopback_only,
-            # The script then becomes the broker instead of a shell that waits for it.
+            # Makes the script replace itself by the broker, instead of waiting for it in a shell.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
 
@@ -148,13 +147,13 @@ def _hash(password: str) -> str:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner may enter; one that is there stays as it is."""
+    """Make a directory that only its owner may enter; an existing one is not changed."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, in a directory that is made where it is missing.
-    One that was open to others is closed to them before a word of it is written."""
+    """Write a file that only its owner may read; make its directory if missing. An existing file
+    that others may read is closed to them before anything is written."""
     make_private(path.parent)
     path.touch(mode=0o600)
     path.chmod(0o600)

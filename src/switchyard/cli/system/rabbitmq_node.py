@@ -38,7 +38,7 @@ class LocalNodeError(CommandFailed):
     """A private broker could not be started, stopped or asked; the message says what to do."""
 
     keeps_lines = True
-    """The message ends with the node's last words, which are lines of their own."""
+    """The message ends with the last lines of the node's log: keep the line breaks."""
 
 
 class NotInstalledError(LocalNodeError):
@@ -54,7 +54,7 @@ class CommandError(LocalNodeError):
 
 
 class HasPid(Protocol):
-    """A process, whoever has started it."""
+    """A process with a process id, such as `subprocess.Popen`."""
 
     pid: int
 
@@ -136,7 +136,7 @@ class LocalNode:
         return scripts
 
     def _make_setup(self, **choices: Any) -> NodeSetup:
-        """Return what the node is told; a subclass may tell it more."""
+        """Return the configuration of the node; a subclass may add to it."""
         return NodeSetup(**choices)
 
     def __enter__(self) -> Self:
@@ -153,42 +153,43 @@ class LocalNode:
 
     @property
     def amqp_url(self) -> str:
-        """With credentials, for the default vhost."""
+        """AMQP address of the default vhost, with credentials."""
         return self.amqp_url_of("/")
 
     def amqp_url_of(self, vhost: str) -> str:
-        """Return the address of that vhost, with credentials."""
+        """Return the AMQP address of a vhost, with credentials."""
         login = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         return f"amqp://{login}@{LOOPBACK}:{self.amqp_port}/{quote(vhost, safe='')}"
 
     @property
     def management_url(self) -> str:
-        """Of the management plugin, with credentials and without a path."""
+        """Address of the management plugin, with credentials and without a path."""
         login = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         return f"http://{login}@{LOOPBACK}:{self.management_port}"
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there; it may still be starting or stopping."""
+        """Whether the process exists; it may still be starting or stopping."""
         return self._broker is not None and self._broker.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the node's process. Raises LocalNodeError while it is not running."""
+        """Process id of the node. Raises LocalNodeError while it is not running."""
         if self._broker is None or not self.is_running:
             raise LocalNodeError("The node is not running: start() it first")
         return self._broker.pid
 
     @property
     def version(self) -> str:
-        """For example "3.10.8". Raises LocalNodeError before the first start."""
+        """Version of RabbitMQ, for example "3.10.8". Raises LocalNodeError before the first
+        start."""
         if self._version is None:
             raise LocalNodeError("The version is known once the node has been started: start()")
         return self._version
 
     @property
     def log(self) -> Path:
-        """The file to which the node writes its log, all starts one after the other."""
+        """File with the node's log, to which each start appends."""
         return self.base_dir / "log" / "rabbit.log"
 
     @property
@@ -198,11 +199,8 @@ class LocalNode:
 
     @property
     def log_tail(self) -> str:
-        """The last lines of the log since the last start.
-
-        If the node could not start: the last ones before Erlang's own crash reports, which say
-        the same again in pages.
-        """
+        """The last lines of the log since the last start. If the node could not start: the last
+        lines before Erlang's crash reports, which repeat the same at length."""
         if not self.log.exists():
             return ""
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
@@ -243,8 +241,8 @@ class LocalNode:
         self.kill()
 
     def kill(self) -> None:
-        """End the node at once, as a crash would. Returns when its ports are free again."""
-        # The reaper goes first: it must not act on process ids that are somebody else's by then.
+        """Kill the node, as in a crash. Returns when its ports are free again."""
+        # The reaper ends first: the process ids that it knows may be reused by other processes.
         for process in (self._reaper, self._broker, self._epmd):
             if process is not None:
                 process.kill()
@@ -289,7 +287,8 @@ class LocalNode:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
+            # Ctrl-C reaches this process alone, which then stops the node in good order.
+            start_new_session=True,
         )
 
     def wait_until_ready(self, timeout: float = START_TIMEOUT) -> None:
@@ -361,19 +360,19 @@ def _exit_of(process: subprocess.Popen[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """Password and ports of a node for its next start, in a file that its owner alone may read: a
-    shell that knows the address goes on with it."""
+    """File with password and ports of a node for its next start, which only its owner may read: so
+    the node's address stays the same."""
 
     path: Path
 
     def read(self) -> dict[str, Any]:
-        """Read options for LocalNode; ports that are taken meanwhile are left out."""
+        """Read options for LocalNode; ports that are in use now are left out."""
         try:
             values = json.loads(self.path.read_text())
             password = str(values["password"])
             ports = {name: int(values[name]) for name in PORTS}
         except (OSError, ValueError, KeyError, TypeError):
-            return {}  # the first start, or a damaged file: new ones do as well
+            return {}  # the first start, or a damaged file: new values are made
         free = {name: port for name, port in ports.items() if is_free(port)}
         return {"password": password, **free}
 

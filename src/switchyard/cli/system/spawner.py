@@ -61,25 +61,25 @@ SHARED_MODULES = (
     "switchyard.services.engine.scheduler.scheduler",
     "switchyard.services.engine.schedules.file",
 )
-"""What most of the processes import; less would only take longer."""
+"""Modules that most of the processes import."""
 API_MODULES = ("switchyard.cli.process.api", "switchyard.api.server")
-"""What the HTTP API imports, where its extra is installed."""
+"""Modules that the HTTP API imports, where its extra is installed."""
 WING_LEDGERS: Mapping[str, str] = MappingProxyType(
     {"llm": "switchyard.services.llm.ledger", "pipeline": "switchyard.services.pipeline.ledger"}
 )
 """Wing → package with its repositories."""
 POSTGRES_MODULES = ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "sqlalchemy.ext.asyncio")
-"""What a ledger on PostgreSQL imports, and one on SQLite does not."""
+"""Modules that a ledger on PostgreSQL imports, and one on SQLite does not."""
 PROGRAM = "switchyard.cli.main"
-"""What is run, here as by the interpreter: it knows all commands, and so this one."""
+"""Module that is run in a fork, as by the interpreter: it has all commands."""
 COMMANDS = (("worker", "ingest"), ("scheduler",), ("api",))
 """What is forked, by its arguments."""
 NO_LEDGER = "sqlite+aiosqlite:////nowhere/ledger.db"
-"""An address at which nothing is opened."""
+"""Address of a ledger that is never opened."""
 ANSWER_TIMEOUT = 60.0
-"""Seconds after which a spawner that says nothing counts as gone, on a busy machine, too."""
+"""Seconds after which a spawner that has not answered counts as dead; enough on a busy machine."""
 UNKNOWN_CODE = 255
-"""How a process ended whose spawner had gone before."""
+"""Exit code of a process whose real one is unknown, as its spawner died before."""
 POLL_INTERVAL = 0.05
 _GONE = "the process that others are forked from has ended: start `jobctl up` again"
 _PR_SET_NAME = 15  # of prctl(2)
@@ -99,20 +99,22 @@ class ChildProcess(Protocol):
 
 
 class ForkedProcess:
-    """A command that a Spawner has begun. Until its end was asked for, its id is nobody else's."""
+    """A command that a Spawner has started. Its process id is not reused before its exit code was
+    read."""
 
     def __init__(self, spawner: Spawner, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._spawner = spawner
         self._end: int | None = None
-        """A descriptor that can be read once it has ended: the spawner need not be asked before."""
+        """File descriptor that becomes readable when the process has ended: until then the spawner
+        need not be asked."""
         if open_process := getattr(os, "pidfd_open", None):
             with suppress(OSError):  # an older kernel
                 self._end = open_process(pid)
 
     def poll(self) -> int | None:
-        """Return how it ended, as `Popen.poll` does; None while it runs."""
+        """Return the exit code, as `Popen.poll` does; None while it runs."""
         if self.returncode is None and not self._runs():
             self.returncode = self._spawner.end_of(self.pid)
             if self.returncode is not None and self._end is not None:
@@ -121,7 +123,7 @@ class ForkedProcess:
         return self.returncode
 
     def _runs(self) -> bool:
-        """Tell whether it has surely not ended."""
+        """Tell whether the process certainly still runs."""
         if self._end is None:
             return False
         looking = select.poll()
@@ -129,7 +131,7 @@ class ForkedProcess:
         return not looking.poll(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Wait for the end, and return the exit code. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
@@ -138,13 +140,13 @@ class ForkedProcess:
         return code
 
     def send_signal(self, sig: int) -> None:
-        """Do nothing if it has ended."""
+        """Send a signal to the process; do nothing if it has ended."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
 
 class Spawner:
-    """The process that commands are forked from; it ends with the one that made it."""
+    """The process that commands are forked from; it ends with the process that made it."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
@@ -160,10 +162,10 @@ class Spawner:
         Call it before anything starts a thread or opens a connection; None where that has happened,
         or where the system's own libraries have threads.
         """
-        gc.disable()  # of what is imported nothing is garbage: to look costs a second
+        gc.disable()  # nothing of the imports is garbage: a collection would cost a second
         try:
             load_shared_modules(postgres=postgres)
-            gc.freeze()  # to look at them is to write into them, and so to copy their pages
+            gc.freeze()  # a collection writes into objects, and so would copy their pages
         finally:
             gc.enable()
         if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
@@ -173,7 +175,7 @@ class Spawner:
         ours, theirs = socket.socketpair()
         if pid := os.fork():
             theirs.close()
-            ours.recv(1)  # until it has let go of what is ours
+            ours.recv(1)  # until the child has closed what belongs to this process
             return cls(pid, ours)
         try:
             channel = _keep_alone(theirs)
@@ -204,7 +206,7 @@ class Spawner:
         return code
 
     def stop(self) -> None:
-        """End it; what it has begun goes on."""
+        """End the spawner; the processes that it has started go on."""
         if self._channel is not None:
             self._channel.close()
             self._answers.close()
@@ -219,19 +221,19 @@ class Spawner:
             answer: dict[str, Any] = json.loads(self._answers.readline())
         except (OSError, ValueError) as error:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # it hangs; an answer must not come later
+                os.kill(self.pid, signal.SIGKILL)  # it hangs, and must not answer later
             self.stop()
             raise SpawnerGone(_GONE) from error
         return answer
 
 
 class SpawnerGone(CommandFailed):
-    """The spawner has been killed; a supervisor starts processes without it."""
+    """The spawner was killed; a supervisor then starts processes without it."""
 
 
 def load_shared_modules(*, postgres: bool = False) -> None:
-    """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the job types that come along, and
-    the API if it is installed; make what each process would make of them at its start."""
+    """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the built-in job types, and the API
+    if it is installed; do the work that each process would otherwise do at its start."""
     leave_out_unused()
     for name in (*SHARED_MODULES, *(POSTGRES_MODULES if postgres else ())):
         import_module(name)
@@ -243,8 +245,8 @@ def load_shared_modules(*, postgres: bool = False) -> None:
 
 
 def _rehearse() -> None:
-    """Do what each process does at its start, as far as it starts no thread: what libraries
-    keep of it is then shared, and takes 5 MB less of a process's own."""
+    """Do what each process does at its start, as far as that starts no thread: what libraries cache
+    is then shared, which saves 5 MB for each process."""
     from switchyard.cli.base.common import load_settings, run
     from switchyard.services.common.logs import quiet_libraries
     from switchyard.services.engine.ledger import Ledger
@@ -254,7 +256,8 @@ def _rehearse() -> None:
         command = cast("LazyCommand", program.commands[arguments[0]])
         with program.make_context("jobctl", list(arguments)) as context:
             command.make_context(arguments[0], list(arguments[1:]), parent=context)
-    load_settings()  # once more: what was asked of abstract classes is forgotten as others are made
+    # Again: caches of abstract classes are dropped when further subclasses are made.
+    load_settings()
     run(Ledger.open(NO_LEDGER))
     quiet_libraries()
 
@@ -295,8 +298,8 @@ def _end_of_orphan(pid: int) -> int | None:
 
 
 def _keep_alone(channel: socket.socket) -> socket.socket:
-    """Let go of everything of the parent's but its standard streams: locks, pipes and sockets."""
-    os.setsid()  # Ctrl-C is for the parent, whose end is ours
+    """Close everything of the parent's but its standard streams: locks, pipes and sockets."""
+    os.setsid()  # Ctrl-C is for the parent: this process ends with it
     os.dup2(channel.fileno(), 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     channel.detach()
@@ -308,7 +311,8 @@ def _keep_alone(channel: socket.socket) -> socket.socket:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Fork, and tell of ends, as asked, until whoever asks has ended."""
+    """Answer requests, to fork a command or for an exit code, until the requesting process has
+    ended."""
     requests = channel.makefile("rb")
     for line in requests:
         request = json.loads(line)
@@ -321,7 +325,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _begin(request: dict[str, Any], channel: socket.socket, requests: IO[bytes]) -> dict[str, Any]:
-    """Return what to answer, in the spawner alone."""
+    """Fork a command. Return the answer, in the spawner; the child does not return."""
     began, to_begin = os.pipe()
     try:
         pid = os.fork()
@@ -376,8 +380,8 @@ def _run(arguments: list[str], environment: dict[str, str], log: str) -> NoRetur
 
 
 def _show_as(*arguments: str) -> None:
-    """Show the process under these arguments in `ps`, cut to the room that those of the program
-    have which was forked from. Linux alone keeps them where a program may write."""
+    """Show the process under these arguments in `ps`, cut to the length of the arguments of the
+    program that it was forked from. Only Linux keeps them where a program may write."""
     if sys.platform != "linux":
         return
     import ctypes

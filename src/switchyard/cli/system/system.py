@@ -1,5 +1,5 @@
-"""`jobctl system`: which system ledger, broker, file storage and index belong to; and the check of
-other commands before they change a broker."""
+"""`jobctl system`: the system that ledger, broker, file storage and index belong to; and the check
+that other commands make before they change a broker."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def adopt(yes: YesOption = False) -> None:
 
 
 async def _is_settled(settings: Settings) -> bool:
-    """Tell whether broker, files and index are this ledger's already, so that adopting takes
-    nothing from anybody."""
+    """Tell whether broker, files and index belong to this ledger's system already, so that adopting
+    them takes them from no other system."""
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.system_marker import MarkHidden
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
@@ -105,8 +105,8 @@ async def _read_ids(settings: Settings) -> dict[str, str]:
 
 
 async def require_ours(settings: Settings) -> LedgerError | None:
-    """Raise WrongSystem before anything is changed. On a host without the ledger nothing can be
-    checked; returns why."""
+    """Check that the broker belongs to the ledger's system. Raises WrongSystem. On a host without
+    the ledger nothing can be checked: return the reason."""
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.records.errors import LedgerError
 

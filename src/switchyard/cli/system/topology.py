@@ -1,4 +1,5 @@
-"""`jobctl topology`: what must exist on the broker, what differs there, and making it so."""
+"""`jobctl topology`: show what must exist on the broker, compare it with the broker, and apply
+it."""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ def users(
 
 
 async def _mark(settings: Settings) -> str | None:
-    """Mark a broker that nobody has marked; the system that it is of now, if that is new."""
+    """Mark a broker that no system has marked. Return the system that it is marked for now; None
+    where nothing was marked."""
     from switchyard.broker.topology.system_marker import MarkHidden
     from switchyard.services.engine.identity.broker import mark_broker
     from switchyard.services.engine.records.errors import LedgerError
@@ -227,6 +229,6 @@ def _print_table(differences: list[Difference]) -> None:
 
 
 def _advice(differences: Iterable[Difference]) -> list[str]:
-    """Return each piece of advice once, as a line."""
+    """Return the advice for these differences, each piece once, as lines."""
     advices = dict.fromkeys(each.advice for each in differences if each.advice)
     return [f"{text[:1].upper()}{text[1:]}." for text in advices]

@@ -1,4 +1,4 @@
-"""`jobctl usage`: what takes how much room."""
+"""`jobctl usage`: how much space each part of the system takes."""
 
 from __future__ import annotations
 

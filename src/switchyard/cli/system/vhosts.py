@@ -1,4 +1,4 @@
-"""A virtual host of our own on a broker that others use as well."""
+"""Virtual hosts of this system on a broker that others use, too."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
 
 VHOST = "switchyard"
-"""The virtual host of a system without an id, and the beginning of those of others."""
+"""The virtual host of a system without an id, and the prefix for systems with one."""
 
 
 @contextmanager
 def temporary_vhost(broker: FoundBroker, name: str) -> Iterator[str | None]:
-    """Create a virtual host, removed at the end, and return its AMQP address; None if we may not
-    create one.
+    """Create a virtual host, removed at the end, and yield its AMQP address; None if this user may
+    not create one.
 
-    When there is one of that name already, somebody else's demo runs in it: then it gets another.
+    Where one of that name exists, another demo runs in it: another name is taken.
     """
     from switchyard.broker.addresses import with_vhost
 
@@ -75,7 +75,7 @@ async def own_vhost(broker: FoundBroker, settings: Settings) -> str:
 
 
 async def has_vhost(broker: FoundBroker, name: str) -> bool:
-    """Tell whether the broker has a virtual host of that name that we may see."""
+    """Tell whether the broker has a virtual host of that name that this user may see."""
     from switchyard.broker.errors import ManagementForbidden
 
     async with _management(broker, name) as client:
@@ -101,7 +101,7 @@ async def permanent_vhost(broker: FoundBroker, name: str) -> str:
 
 
 async def make_vhost(broker: FoundBroker, name: str) -> bool:
-    """Create a virtual host and give our user all permissions in it; False if we may not."""
+    """Create a virtual host and give this user all permissions in it; False if the user may not."""
     from switchyard.broker.addresses import nodes_of
     from switchyard.broker.errors import ManagementForbidden
 

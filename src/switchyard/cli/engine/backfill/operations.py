@@ -1,4 +1,4 @@
-"""`jobctl backfill`: bulk jobs that are watched, paused, resumed and cancelled."""
+"""`jobctl backfill`: watch, pause, resume and cancel backfills, and change their limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobSummary
 
 MAX_LISTED = 20
-"""Jobs that had begun, of a backfill that is cancelled with its jobs."""
+"""Jobs that are listed because they had begun when their backfill was cancelled with its jobs."""
 MAX_COUNTED = 100_000
 app = typer.Typer(
     no_args_is_help=True,

@@ -1,4 +1,4 @@
-"""What every source of `jobctl backfill start` is asked."""
+"""Options that all sources of `jobctl backfill start` share."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ WatchOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """What all sources are asked: the options of `common_options`, as they were given."""
+    """Values of the options that all sources share (`common_options`), as they were given."""
 
     spec: dict[str, Any]
     rate: float | None

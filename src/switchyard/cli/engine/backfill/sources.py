@@ -25,7 +25,7 @@ app = typer.Typer(
 
 
 class FormatName(StrEnum):
-    """The formats, for the command line; held against FileFormat by a test."""
+    """The formats, for the command line; a test compares them with FileFormat."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -128,7 +128,7 @@ def github(
 
 
 class HubKind(StrEnum):
-    """What the hub has."""
+    """Kinds of repositories on the hub."""
 
     MODEL = "model"
     DATASET = "dataset"
@@ -272,8 +272,8 @@ def source(
 
 
 def _require_file(path: Path) -> None:
-    """Raise WrongUsage for a path at which nothing can be read. It is not opened: a pipe whose
-    reader goes away would break."""
+    """Raise WrongUsage for a path that can't be read. The file is not opened: the writer of a pipe
+    would fail when its reader closes."""
     try:
         path.stat()
         if path.is_dir():

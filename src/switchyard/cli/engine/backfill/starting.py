@@ -1,4 +1,4 @@
-"""Starting a backfill: check, show the first jobs, record, and watch."""
+"""Start a backfill: check it, show the first jobs, record it, watch it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _run(
         await require_same_system(settings, ledger)
         backfills = Backfills.from_settings(settings, registry, ledger, common.include)
         set_options = {key: value for key, value in options.items() if value is not None}
-        # What is wrong is said before a large file is copied.
+        # Errors are reported before a large file is copied.
         empty_spec = parse_spec({"source": name, "options": {}, **common.spec})
         ids = await ledger.system.job_ids()
         plan = Plan.from_spec("", empty_spec, backfills.sources.get(name), registry, ids)
@@ -97,7 +97,8 @@ async def _run(
 async def _report_start(
     ledger: Ledger, registry: Registry, operation: BulkOperation, common: CommonOptions
 ) -> bool:
-    """Say what was started, and follow it where that is wanted; whether all is well."""
+    """Print what was started, and watch it if that was asked for. Return False if a watched one
+    ends badly."""
     from switchyard.cli.engine.backfill.view import BackfillDisplay
     from switchyard.cli.engine.bulk.commands import follow
     from switchyard.services.engine.backfill.progress import progress_of

@@ -1,4 +1,4 @@
-"""A backfill on the terminal: its progress, live, and its report."""
+"""Show a backfill on the terminal: live progress, and the report at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAR_WIDTH = 30
 
 
 class BackfillDisplay(BulkDisplay["BackfillProgress"]):
-    """Backfills, for the commands that all operations have."""
+    """Display of backfills, for the commands that all kinds of operations share."""
 
     noun = "backfill"
     command = "jobctl backfill"
@@ -75,7 +75,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
         )
 
     def report(self, progress: BackfillProgress) -> None:
-        """Print everything there is to say; for one that is over, its report."""
+        """Print everything that is known of a backfill; for one that is over, its report."""
         operation = progress.operation
         seconds = progress.seconds
         limits = [
@@ -162,7 +162,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
 
 
 def redrive_command(progress: BackfillProgress) -> str:
-    """Return the command that sends its dead jobs back."""
+    """Return the command that redrives the dead jobs of a backfill."""
     return f"jobctl dead redrive --operation {progress.operation.id}"
 
 

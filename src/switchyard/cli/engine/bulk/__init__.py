@@ -1,1 +1,1 @@
-"""What all long operations have in common at the terminal: backfills, redrives, purges."""
+"""Shared by the commands for all long operations: backfills, redrives, purges."""

@@ -1,4 +1,4 @@
-"""The commands that every kind of operation has: list, show, watch, pause."""
+"""The commands that all kinds of operations share: list, show, watch, pause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
-    """Give a group of commands those that every kind has."""
+    """Add the commands that all kinds share to a group of commands."""
 
     @app.command(name="list", help=f"List {view.noun}s, newest first.")
     def list_them(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
@@ -153,8 +153,8 @@ async def follow(
     *,
     as_json: bool,
 ) -> bool:
-    """Show an operation until there is nothing more to watch, and its report then; whether it has
-    done all that it was asked to."""
+    """Show an operation until it is over, then print its report. Return whether it has done all
+    that it was to do."""
     import asyncio
 
     from rich.live import Live
@@ -205,7 +205,7 @@ async def _read_operation(view: BulkDisplay[T], operation_id: str) -> T:
 async def _read(
     view: BulkListing[T], ledger: Ledger, registry: Registry, operation: BulkOperation
 ) -> T:
-    """Read how far an operation is; the secrets of its record are hidden."""
+    """Read an operation with its progress; the secrets of its record are hidden."""
     from switchyard.services.engine.bulk.shown import shown_operation
 
     return await view.read(ledger, shown_operation(registry, operation))

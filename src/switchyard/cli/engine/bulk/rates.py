@@ -50,10 +50,10 @@ def per_second_of(text: str) -> float:
 
 
 def optional_rate(text: str | None) -> float | None:
-    """`per_second_of`, of an option that need not be given."""
+    """Parse an optional rate as `per_second_of` does; None if it was not given."""
     return None if text is None else per_second_of(text)
 
 
 def new_rate(text: str) -> float | None:
-    """Read a rate as `per_second_of` does; None, which is no limit, for 0."""
+    """Parse a rate as `per_second_of` does; None (no limit) for 0."""
     return None if text.partition("/")[0] == "0" else per_second_of(text)

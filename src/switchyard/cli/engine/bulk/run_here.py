@@ -1,4 +1,4 @@
-"""A redrive or purge run in this process, and how far it is."""
+"""Run a redrive or purge in this process, and show its progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL = 0.25
 NICENESS = 10
-"""What it adds to its niceness: what it shares its machine with is more urgent."""
+"""Added to the niceness of the process: others on the machine are more urgent."""
 
 
 async def run_here(
@@ -69,7 +69,7 @@ async def run_here(
 
 
 def give_way() -> None:
-    """Let the workers and the broker of this machine go first from now on."""
+    """Give the workers and the broker of this machine precedence from now on."""
     with suppress(OSError):
         os.nice(NICENESS)
 

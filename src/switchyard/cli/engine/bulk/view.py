@@ -1,4 +1,4 @@
-"""How operations of one kind are read and shown."""
+"""Read and show operations of one kind."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.bulk import BulkOperation
 
 T = TypeVar("T")
-"""An operation with how far it is."""
+"""An operation with its progress."""
 
 
 class BulkListing(ABC, Generic[T]):
-    """One kind of operation, as a listing shows it."""
+    """Listing of one kind of operation."""
 
     none: str
-    """What is said where there is none."""
+    """Text for an empty listing."""
     columns: Sequence[str]
-    """Of its listing."""
+    """Titles of the columns."""
     right: Sequence[str]
-    """Those that are numbers."""
+    """Titles of the columns with numbers."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class BulkListing(ABC, Generic[T]):
 
     @abstractmethod
     async def read(self, ledger: Ledger, operation: BulkOperation) -> T:
-        """Read how far an operation is. Raises LedgerUnavailable."""
+        """Read an operation's progress. Raises LedgerUnavailable."""
 
     @abstractmethod
     def public(self, operation: T) -> ApiModel:
@@ -50,12 +50,12 @@ class BulkListing(ABC, Generic[T]):
 
 
 class BulkDisplay(BulkListing[T]):
-    """One kind of operation, as the commands that all kinds have see it."""
+    """Display of one kind of operation, for the commands that all kinds share."""
 
     noun: str
-    """What one is called, such as `backfill`."""
+    """Name of an operation of this kind, such as `backfill`."""
     command: str
-    """What its commands begin with, such as `jobctl backfill`."""
+    """Beginning of the commands of this kind, such as `jobctl backfill`."""
 
     @abstractmethod
     def report(self, operation: T) -> None:
@@ -66,32 +66,32 @@ class BulkDisplay(BulkListing[T]):
         """Describe how far it is in one line, for a log file."""
 
     def picture(self, operation: T) -> RenderableType:
-        """Draw how far it is, for a live view."""
+        """Draw the progress of an operation, for a live view."""
         return self.one_line(operation)
 
     @abstractmethod
     def is_over(self, operation: T) -> bool:
-        """Tell whether there is nothing more to watch."""
+        """Tell whether an operation is over, so that there is nothing more to watch."""
 
     @abstractmethod
     def succeeded(self, operation: T) -> bool:
-        """Tell whether it has done all that it was asked to."""
+        """Tell whether an operation has done all that it was to do."""
 
 
 class RecordDisplay(BulkDisplay["BulkOperation"]):
-    """A kind of operation of which its record tells all that is shown."""
+    """Display of a kind of operation whose record has all that is shown."""
 
     counted: str
-    """The count of what it has done."""
+    """Name of the count that shows the progress."""
     other_counts: Sequence[str]
-    """Further ones, which are told where they are not 0."""
+    """Names of further counts, which are shown where they are not 0."""
 
     def participle(self, operation: BulkOperation) -> str:
-        """Return what that is which it counts, as a participle."""
+        """Return the participle for what the main count counts, such as `sent`."""
         return self.counted
 
     def facts(self, operation: BulkOperation) -> list[tuple[str, str]]:
-        """Return what is told first of each: names and values."""
+        """Return names and values of the facts that are shown first."""
         return [
             ("state", str(operation.state)),
             ("note", operation.note or ""),
@@ -121,7 +121,7 @@ class RecordDisplay(BulkDisplay["BulkOperation"]):
         return operation.state is BulkState.COMPLETED
 
     def report_start(self, operation: BulkOperation, *, as_json: bool) -> None:
-        """Say how to follow one that a scheduler runs."""
+        """Print how to follow an operation that a scheduler runs."""
         if as_json:
             print_json(self.public(operation))
             return
@@ -129,8 +129,8 @@ class RecordDisplay(BulkDisplay["BulkOperation"]):
         echo(operation.id)
 
     def require_success(self, operation: BulkOperation) -> None:
-        """Raise CommandFailed for one that has not done all that it was asked to, with how to go
-        on."""
+        """Raise CommandFailed, with how to go on, for an operation that has not done all that it
+        was to do."""
         if not self.succeeded(operation):
             raise CommandFailed(
                 f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on "

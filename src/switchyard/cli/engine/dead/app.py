@@ -1,4 +1,4 @@
-"""`jobctl dead`: its commands, from the modules beside this one."""
+"""The group `jobctl dead`, with the commands of the modules beside this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands are told what to change in dead letters."""
+"""Options that change dead letters."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def change_of(
     priority: int | None,
     max_attempts: int | None,
 ) -> Change:
-    """Make the change of the options. Raises WrongUsage, InvalidRedrive."""
+    """Make the change that the options describe. Raises WrongUsage, InvalidRedrive."""
     from switchyard.services.engine.dead.changes import Change, parse_assignment
 
     return Change(

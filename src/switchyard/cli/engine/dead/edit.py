@@ -1,4 +1,4 @@
-"""`jobctl dead edit` and `undo`: mend a payload in your editor; take that back."""
+"""`jobctl dead edit` and `undo`: change a payload in the user's editor; take the change back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def _edit(
 
 
 def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] | None:
-    """Return the new payload; None when it is as before. Raises CommandFailed, InvalidRedrive."""
+    """Return the new payload; None if it was not changed. Raises CommandFailed, InvalidRedrive."""
     from switchyard.services.engine.dead.changes import (
         Change,
         InvalidRedrive,
@@ -139,7 +139,7 @@ def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, 
 
 
 def in_editor(text: str) -> str:
-    """Return the text as it is when the user's editor closes. Raises CommandFailed."""
+    """Open the text in the user's editor, and return it as saved. Raises CommandFailed."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="jobctl-edit-") as directory:
         file = Path(directory) / "payload.json"

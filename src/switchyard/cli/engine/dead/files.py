@@ -1,4 +1,5 @@
-"""`jobctl dead export`, `import` and `replay`: dead letters elsewhere, and in this terminal."""
+"""`jobctl dead export`, `import` and `replay`: move dead letters between systems, and run one in
+this terminal."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def export(
 
 @asynccontextmanager
 async def _open_output(file: str) -> AsyncIterator[TextIO]:
-    """Open the output, under its name only when it is whole."""
+    """Open the output; a file gets its name only when it is complete."""
     if file == "-":
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""`jobctl dead groups`: dead letters by cause."""
+"""`jobctl dead groups`: list dead letters by cause."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 SPARKS = "▁▂▃▄▅▆▇█"
 EXAMPLE_LENGTH = 80
-"""Characters of one letter's message."""
+"""Characters of one letter's error message that are shown."""
 WIDE_COLUMNS = 130
-"""Columns from which on there is room for everything."""
+"""Width of a terminal, in columns, from which everything is shown."""
 
 
 def groups(
@@ -91,8 +91,8 @@ def groups(
 
 
 def groups_table(dead_groups: Sequence[DeadGroupView], width: int) -> Table:
-    """Show the groups on a terminal of that many columns. What is left out on a narrow one is the
-    bar, the first time and the reason where an error says more: the cause is what one looks for."""
+    """Make the table of the groups for a terminal of `width` columns. A narrow one leaves out the
+    bar, the first time, and the reason where an error says more: the cause matters most."""
     if width < WIDE_COLUMNS:
         rows = table(
             "GROUP", "COUNT", "LAST", "CAUSE", flexible=("CAUSE",), right=("COUNT", "LAST")
@@ -135,8 +135,8 @@ def error_of(group: DeadGroupView) -> str:
 
 
 def _example(cause: str, message: str) -> str:
-    """Return one letter's message, where the cause says nothing but that it varies: the key of a
-    KeyError tells which."""
+    """Return one letter's error message where the messages of a group vary so much that the cause
+    says nothing, as with the keys of KeyErrors."""
     says_more = re.search(r"\w", re.sub(r"<[a-z]+>", "", cause))
     return "" if says_more or not cause else " ".join(message.split())[:EXAMPLE_LENGTH]
 

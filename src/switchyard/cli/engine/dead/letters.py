@@ -1,4 +1,4 @@
-"""`jobctl dead`: what lies in the dead letters, and why."""
+"""`jobctl dead list` and `show`: the dead letters, and why they died."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def list_dead(
 
 
 def known_state(state: str) -> str | None:
-    """Return the state, None for all. Raises WrongUsage for one that there is not."""
+    """Return the state, None for all. Raises WrongUsage for an unknown state."""
     from switchyard.services.engine.records.states import DeadLetterState
 
     if state not in (ALL, *DeadLetterState):
@@ -140,7 +140,8 @@ def show(
 
 
 async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
-    """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
+    """Index letters that the broker has and the ledger does not. Without a broker, the letters
+    indexed before are shown."""
     from switchyard.broker.errors import BrokerUnavailable, WrongSystem
     from switchyard.services.engine.dead.indexing import index_waiting
     from switchyard.services.engine.identity.broker import require_same_system
@@ -239,7 +240,7 @@ def _describe_time(moment: float) -> str:
 
 
 def hints(letter: DeadLetter, message: object) -> list[str]:
-    """Return the exact commands with which one can go on."""
+    """Return the exact commands for the next steps."""
     from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 
     again = f"jobctl dead redrive {letter.id}"

@@ -1,4 +1,4 @@
-"""How commands are told which dead letters are meant."""
+"""Options that choose dead letters."""
 
 from __future__ import annotations
 
@@ -91,18 +91,19 @@ def _filter_options(
 
 
 filtered = with_options(_filter_options, "which")
-"""A command with the filters behind its own options; it gets them as `which`."""
+"""Give a command the options of the filter, behind its own; it gets them as `which`."""
 
 
 async def full_letter_id(ledger: Ledger, id_or_start: str) -> str:
-    """Return the id of the dead letter that is meant; see `full_id`. Raises AmbiguousId."""
+    """Return the id of the dead letter with that id or start of an id; see `full_id`. Raises
+    AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
     return await ledger.short_ids.full_id(Among.DEAD_LETTERS, id_or_start)
 
 
 def checked_filter(**values: Any) -> LetterFilter:
-    """Make a filter of these values. Raises WrongUsage for what no letter can have."""
+    """Make a filter of these values. Raises WrongUsage for values that no letter can have."""
     from pydantic import ValidationError
 
     from switchyard.broker.message import describe
@@ -131,7 +132,7 @@ def with_ids(which: LetterFilter, ids: list[str] | None, *, everything: bool) ->
 
 
 def require_reason(reason: str | None) -> None:
-    """Raise WrongUsage for a reason that there is not."""
+    """Raise WrongUsage for an unknown reason."""
     from switchyard.broker.dead.dead_letter_headers import Reason
 
     if reason is not None and reason not in list(Reason):

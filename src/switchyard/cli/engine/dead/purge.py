@@ -1,5 +1,5 @@
-"""`jobctl dead purge` and `purges`: dead letters go away; their record stays, and who did it. And
-`jobctl dead index`: the records are made to say what is there."""
+"""`jobctl dead purge` and `purges`: delete dead letters, keeping their records, and list who did
+so. `jobctl dead index`: make the records match the letters on the broker."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def _purge(
     require_broker(settings)
     registry = load_registry(settings, include)
     async with open_ledger(settings, registry) as ledger:
-        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        # Index first: a letter that is indexed only after it was purged would be listed as waiting.
         await bring_up_to_date(settings, ledger, registry)
         which = await with_full_ids(ledger, which)
         if dry_run or not yes:
@@ -142,7 +142,7 @@ def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
 
 
 class PurgeListing(BulkListing["BulkOperation"]):
-    """Purges, for their listing."""
+    """Listing of purges."""
 
     none = "No purges."
     columns = ("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY")
@@ -205,7 +205,8 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
 
 
 def wait_aloud() -> Sleep:
-    """Return what waits until nobody else goes through `jobs.dead`, and says so."""
+    """Return a function that waits until no other process reads through `jobs.dead`, and says
+    so."""
     import asyncio
 
     has_said = False

@@ -1,4 +1,5 @@
-"""`jobctl dead redrive`: dead letters go back, under a record that can be watched and paused."""
+"""`jobctl dead redrive`: send dead letters back, as a recorded operation that can be watched and
+paused."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ async def _redrive(
     require_broker(settings)
     registry = load_registry(settings, include)
     async with open_ledger(settings, registry) as ledger:
-        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        # Index first: a letter that is indexed only after it was sent would be listed as waiting.
         await bring_up_to_date(settings, ledger, registry)
         spec = replace(spec, which=await with_full_ids(ledger, spec.which))
         if dry_run:
@@ -198,7 +199,7 @@ async def begin(
     background: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Record a redrive, run it here unless it is for a scheduler, and report."""
+    """Record a redrive, run it in this process unless a scheduler is to run it, and report."""
     from switchyard.cli.base.common import current_user
     from switchyard.cli.engine.dead.view import RedriveDisplay
     from switchyard.services.engine.bulk.shown import shown_operation
@@ -238,7 +239,8 @@ async def run_redrive(
 
 
 def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:
-    """Say how it ended. Raises CommandFailed unless all went as it was asked."""
+    """Print how a redrive ended. Raises CommandFailed unless it sent all letters that it was to
+    send."""
     from switchyard.cli.engine.dead.view import RedriveDisplay
     from switchyard.services.engine.records.bulk import BulkState
     from switchyard.services.engine.redrive.spec import RedriveProgress
@@ -262,7 +264,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
 
 
 def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> None:
-    """Say what would go where. Raises CommandFailed for what could not go."""
+    """Print which letters would go where. Raises CommandFailed if some could not go."""
     missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
     if as_json:
         from switchyard.api.views.dead import view_redrive_plan
@@ -303,7 +305,7 @@ def _fail_for(missing: int, invalid: int) -> None:
 
 
 def percentage(text: str) -> float:
-    """`20%` or `0.2` as a part of one. Raises WrongUsage."""
+    """Parse `20%` or `0.2` into a fraction. Raises WrongUsage."""
     try:
         number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`jobctl dead redrives`: the records of redrives; watched, paused, resumed, cancelled."""
+"""`jobctl dead redrives`: list, watch, pause, resume and cancel redrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A redrive on the terminal: shown, or watched."""
+"""Show or watch a redrive on the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RedriveDisplay(RecordDisplay):
-    """Redrives, for the commands that all operations have."""
+    """Display of redrives, for the commands that all kinds of operations share."""
 
     noun = "redrive"
     command = "jobctl dead redrives"
@@ -56,7 +56,7 @@ class RedriveDisplay(RecordDisplay):
         )
 
     def report(self, operation: BulkOperation) -> None:
-        """Print all that is known of it."""
+        """Print everything that is known of a redrive."""
         from switchyard.services.engine.redrive.spec import RedriveProgress
 
         progress = RedriveProgress.from_operation(operation)

@@ -1,1 +1,1 @@
-"""Commands that look: lanes, workers, doctor, documents, search."""
+"""Commands that only read: lanes, workers, limits, doctor."""

@@ -1,4 +1,4 @@
-"""`jobctl doctor`: is everything as it must be, and if not, what to do."""
+"""`jobctl doctor`: check the system, and print remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jobctl lanes`: how full they are, and who takes from them."""
+"""`jobctl lanes`: depth of the lanes' queues, and their consumers."""
 
 from __future__ import annotations
 

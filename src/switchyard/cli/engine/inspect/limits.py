@@ -1,4 +1,4 @@
-"""`jobctl limits`: what has room, and what waits for it."""
+"""`jobctl limits`: use of named limits, and the jobs that wait for them."""
 
 from __future__ import annotations
 

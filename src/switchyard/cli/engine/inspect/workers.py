@@ -75,7 +75,7 @@ def workers(
             str(worker.concurrency),
             "" if worker.memory_bytes is None else size_in_words(worker.memory_bytes),
             age(worker.beat_at),
-            # To its last sign of life: one that has stopped is no longer up.
+            # Up to its last heartbeat: a worker that has stopped is no longer up.
             duration(max(0, round(worker.beat_at - worker.started_at))),
         )
     console().print(rows)

@@ -53,7 +53,8 @@ async def begin(
     background: bool,
     as_json: bool,
 ) -> None:
-    """Start or resume an action, run it here unless it is for a scheduler, and report."""
+    """Start or resume an action, run it in this process unless a scheduler is to run it, and
+    report."""
     from switchyard.cli.engine.bulk.run_here import run_here
     from switchyard.services.engine.actions.handler import action_handlers
     from switchyard.services.engine.bulk import control as bulk_control
@@ -75,7 +76,7 @@ async def begin(
 
 
 def report(operation: BulkOperation, *, as_json: bool) -> None:
-    """Say how an action ended. Raises CommandFailed unless it is completed."""
+    """Print how an action ended. Raises CommandFailed unless it is completed."""
     from switchyard.services.engine.actions.spec import ActionProgress
 
     display = ActionDisplay()
@@ -96,7 +97,7 @@ def report(operation: BulkOperation, *, as_json: bool) -> None:
 
 
 class ActionDisplay(RecordDisplay):
-    """Bulk actions, for the commands that all operations have."""
+    """Display of bulk actions, for the commands that all kinds of operations share."""
 
     noun = "bulk action"
     command = "jobctl jobs actions"
@@ -141,7 +142,7 @@ class ActionDisplay(RecordDisplay):
         )
 
     def report(self, operation: BulkOperation) -> None:
-        """Print all that is known of it."""
+        """Print everything that is known of an action."""
         from switchyard.services.engine.actions.spec import ActionProgress
 
         progress = ActionProgress.from_operation(operation)

@@ -1,4 +1,5 @@
-"""`jobctl jobs cancel`, `rerun` and `move`: many jobs by ids or a filter, under a record."""
+"""`jobctl jobs cancel`, `rerun` and `move`: act on many jobs, by ids or a filter, as a recorded
+bulk action."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ LimitOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How an action is to run: what `cancel`, `rerun` and `move` have in common."""
+    """Options for running an action that `cancel`, `rerun` and `move` share."""
 
     rate: float | None
     """Jobs per second; None for no limit."""
@@ -238,7 +239,7 @@ def act(
     how: RunOptions,
     include: list[str] | None = None,
 ) -> None:
-    """Do what the options of a command say: plan it, or ask, record and run it."""
+    """Plan an action, or ask for confirmation, record and run it, as the options say."""
     if ids and not chosen.wanted.is_empty:
         raise WrongUsage("give ids or filters, and not both")
     if not ids and chosen.wanted.is_empty:
@@ -324,7 +325,7 @@ def _examples(plan: ActionPlan) -> list[str]:
 
 
 def report_plan(spec: ActionSpec, plan: ActionPlan, *, as_json: bool) -> None:
-    """Say what an action would do."""
+    """Print what an action would do."""
     if as_json:
         from switchyard.api.views.job_actions import view_action_plan
 

@@ -1,4 +1,4 @@
-"""`jobctl jobs cancel`: calling a job off, also one that runs."""
+"""`jobctl jobs cancel` with one id: cancel a job, also one that runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.states import State
 
 STOP_TIMEOUT = 5.0
-"""How long a running job is given to stop before the command tells how things stand."""
+"""Seconds that the command waits for a running job to stop."""
 
 
 def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:

@@ -1,4 +1,4 @@
-"""The options by which commands choose jobs, and what they mean."""
+"""The options by which commands choose jobs, and the filter that they make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jobctl jobs`: what the ledger knows of jobs."""
+"""`jobctl jobs`: list, show and watch jobs of the ledger."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ async def _read_job(
     PauseRecord | None,
     list[JobActionRecord],
 ]:
-    """Read the job, its pipeline, how far its join is, some dead jobs that it waits for, the limit
-    in which it waits for room, the pause that holds it, and what bulk actions did to it."""
+    """Read the job, its pipeline, its join and some dead jobs that it waits for, the limit that it
+    waits for, the pause that holds it, and the bulk actions on it."""
     from switchyard.api.views.pauses import pause_of
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.records.states import State
@@ -243,7 +243,7 @@ async def _read_job(
 
 
 def action_text(act: JobActionRecord) -> str:
-    """Say in a line what a bulk action did to a job."""
+    """Describe in one line what a bulk action did to a job."""
     match act.action:
         case "rerun":
             what = f"Rerun as {act.new_job_id}"
@@ -267,11 +267,11 @@ def progress_text(progress: ProgressRecord) -> str:
 
 
 def _percent(fraction: float) -> str:
-    return f"{int(fraction * 100)} %"  # not yet 100 before it is
+    return f"{int(fraction * 100)} %"  # rounded down: 100 % only at the end
 
 
 def _join_text(join: JoinRecord) -> str:
-    """Say in a line how far a join is."""
+    """Describe in one line the progress of a join."""
     parts = [f"{join.total - join.open - join.dead:,} of {join.total:,} jobs have ended"]
     parts += [f"{join.dead:,} are dead"] if join.dead else []
     parts += ["more may come"] if join.held else []
@@ -284,7 +284,7 @@ def _join_text(join: JoinRecord) -> str:
 
 
 def _join_hint(join: JoinRecord, dead: list[str]) -> str:
-    """Say what to do about a join that waits for nothing but dead jobs."""
+    """Return what to do about a join that waits for dead jobs alone."""
     dead_ids = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
     return (
         f"It waits for dead jobs ({dead_ids}): `jobctl dead redrive {dead[0]}`, or without them: "

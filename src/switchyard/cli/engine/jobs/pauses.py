@@ -1,4 +1,4 @@
-"""`jobctl pause`, `resume`, `pauses`: keep jobs from beginning, and let them go on."""
+"""`jobctl pause`, `resume`, `pauses`: keep jobs from starting, and let them start again."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ def _target_of(
 
 
 def _about(counts: dict[State, int]) -> str:
-    """Say how many jobs a new pause is about, so that a wrong name is seen at once."""
+    """Describe how many jobs of a new pause's target wait and run, so that a wrong name is seen at
+    once."""
     from switchyard.services.engine.ledger.pauses import MAX_COUNTED
     from switchyard.services.engine.records.states import State
 

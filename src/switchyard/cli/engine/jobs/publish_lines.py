@@ -43,23 +43,23 @@ MAX_LISTED_ERRORS = 20
 
 @dataclass(slots=True)
 class PublishSummary:
-    """What became of the lines so far."""
+    """Results of the lines so far."""
 
     ids: dict[str, int] = field(default_factory=dict)
-    """Line of each job that was published now or before."""
+    """Line of each job that was published, now or earlier, by job id."""
     published: int = 0
     duplicates: int = 0
     pending: int = 0
-    """Of both: recorded, and not confirmed by the broker."""
+    """Jobs among the published ones that are recorded, but not confirmed by the broker."""
     failed: int = 0
     stopped_by: str | None = None
-    """Why the rest was not tried."""
+    """Why the remaining lines were not published."""
     last_line: int = 0
     said_slow: bool = False
 
 
 async def publish_input(settings: Settings, registry: Registry, options: PublishOptions) -> None:
-    """Publish what comes on standard input. Raises CommandFailed when not all of it was taken."""
+    """Publish the lines of standard input. Raises CommandFailed unless all were accepted."""
     source = StandardInput()
     first: list[tuple[int, str]] = []
     while not first and not source.at_end:
@@ -121,7 +121,7 @@ async def _publish_batch(
                 options.request(line.payload, publisher.clock.now(), line.number)
             )
         except (InvalidPayload, InvalidJob) as error:
-            # A wrong key is wrong for every line, so it is no matter of this one.
+            # A wrong routing key is wrong for every line: it is not an error of this line alone.
             if isinstance(error, InvalidJob):
                 raise
             _failed_line(options, account, line.number, str(error))
@@ -161,7 +161,7 @@ def _account_for(
         if isinstance(outcome, PublishError):
             _failed_line(options, account, number, refusal(outcome))
             if not isinstance(outcome, NeverTaken | NotPermitted):
-                # What the broker refuses now it refuses for the following lines as well.
+                # What the broker refuses now, it would refuse for the following lines, too.
                 account.stopped_by = str(outcome)
         else:
             _failed_line(options, account, number, str(outcome))
@@ -223,7 +223,8 @@ async def _wait(ledger: Ledger, options: PublishOptions, account: PublishSummary
 async def _ends_of_pipelines(
     ledger: Ledger, options: PublishOptions, account: PublishSummary
 ) -> dict[str, State]:
-    """Return how each line's pipeline has ended: as the first of its jobs that did not succeed."""
+    """Return how each line's pipeline has ended: the state of the first of its jobs that did not
+    succeed."""
     from switchyard.services.engine.records.states import State
 
     pipelines = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)

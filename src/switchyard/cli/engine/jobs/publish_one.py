@@ -1,4 +1,4 @@
-"""Publish one job from the command line: its options, what is said of it, the wait for its end."""
+"""Publish one job from the command line: options, output, and the wait for its end."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SOURCE = "jobctl"
 
 
 class WaitMode(Enum):
-    """What is waited for."""
+    """What `--wait` waits for."""
 
     JOB = "job"
     PIPELINE = "pipeline"
-    """The job, and all that follows from it."""
+    """The job, and all jobs that follow from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """What holds for every job of one call."""
+    """Options that hold for every job of one call."""
 
     routing_key: str
     priority: int | None
@@ -52,8 +52,8 @@ class PublishOptions:
     def request(
         self, payload: dict[str, Any], now: datetime, line: int | None = None
     ) -> JobRequest:
-        """Make the request for one payload. Each line of an input has a key of its own; `now` is
-        the ledger's time, from which it expires."""
+        """Make the request for one payload. Each line of an input gets an idempotency key of its
+        own; the time to expiry counts from `now`, the ledger's time."""
         from switchyard.services.engine.publishing.preparing import JobRequest
 
         key = self.key if self.key is None or line is None else f"{self.key}/{line}"
@@ -75,7 +75,7 @@ class PublishOptions:
 async def job_publisher(
     settings: Settings, registry: Registry
 ) -> AsyncIterator[tuple[JobPublisher, Ledger]]:
-    """Open a publisher with its ledger, closed at the end."""
+    """Open a publisher and its ledger; both are closed at the end."""
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.common.tracing import tracing
     from switchyard.services.engine.identity.broker import guard
@@ -96,11 +96,12 @@ async def job_publisher(
 
 
 def refusal(error: PublishError) -> str:
-    """Describe a job that the broker did not take: what is left of it, and what to type."""
+    """Describe a job that the broker did not accept: where it is now, and the command to go on
+    with."""
     from switchyard.broker.errors import Blocked, LaneFull, NeverTaken, NotPermitted, Unroutable
 
     if isinstance(error, LaneFull | Blocked):
-        return str(error)  # they say it themselves
+        return str(error)  # the error says it itself
     if isinstance(error, NeverTaken | NotPermitted):
         return f"{error}; nothing was kept of the job"
     when = "then" if isinstance(error, Unroutable) else "when the broker is back"
@@ -110,8 +111,8 @@ def refusal(error: PublishError) -> str:
 async def publish_one(
     options: PublishOptions, publisher: JobPublisher, ledger: Ledger, payload: dict[str, Any]
 ) -> None:
-    """Publish a single job and print what became of it. Raises CommandFailed when the broker did
-    not take it, or when it was waited for and did not succeed."""
+    """Publish a single job and print the result. Raises CommandFailed when the broker did not
+    accept it, or when it was waited for and did not succeed."""
     from switchyard.broker.errors import LaneFull, PublishError
 
     job = await publisher.prepare(options.request(payload, publisher.clock.now()))
@@ -154,7 +155,7 @@ def _warn_pending(published: Published) -> None:
 
 
 def warn_slow(published: Published) -> None:
-    """Say so where the job's queue is fuller than it should be."""
+    """Warn where the job's queue is fuller than it should be."""
     if published.is_slow:
         say(
             f"the queue of {published.routing_key} is slow: publish less for now "
@@ -205,7 +206,7 @@ async def _read_record(ledger: Ledger, published: Published) -> JobRecord:
 
 
 def failure(job: JobSummary) -> str:
-    """Say why a job has ended without success, and what to type."""
+    """Return why a job has ended without success, and the command to go on with."""
     why = f": {job.error_message}" if job.error_message else ""
     reason = f" ({job.reason})" if job.reason else ""
     text = f"job {job.id} is {job.state}{reason}{why}; "

@@ -1,4 +1,4 @@
-"""Whether a queue is bound for a routing key: asked of the management API, as AMQP can't tell."""
+"""Check that a queue is bound for a routing key, by the management API: AMQP can't tell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.jobs.registry import Registry
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds that the management API has for its answer; without one, the job is published."""
+"""Seconds to wait for the management API's answer; without one, the job is published."""
 _WILDCARDS = frozenset("*#")
 
 
@@ -35,7 +35,7 @@ async def require_binding(settings: Settings, registry: Registry, routing_key: s
     except (TimeoutError, ManagementError):
         return
     keys = {each.routing_key for each in bindings if each.source == JOBS_EXCHANGE}
-    # No binding at all: the topology is not there, and a publish says so better.
+    # No binding at all: the topology is missing, which the publish reports more clearly.
     if keys and routing_key not in keys and not any(_WILDCARDS & set(key) for key in keys):
         error = Unroutable(JOBS_EXCHANGE, routing_key)
         raise CommandFailed(f"{error}; nothing was kept of the job: publish it again then")

@@ -225,7 +225,8 @@ def history(
 
 
 def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[T]]) -> T:
-    """Do it with the schedules; modules are loaded where `include` is given: that takes a while."""
+    """Run `work` with the schedules. Modules are loaded only where `include` is given, as that
+    takes a while."""
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.schedules.service import Schedules
 
