@@ -3,9 +3,9 @@
 import pytest
 
 from switchyard.services.engine.bulk.hot_traffic import (
+    JOBS_PER_STEP,
     MAX_STEP_SECONDS,
     PAUSE_RATIO,
-    STEP,
     HotTraffic,
 )
 
@@ -49,7 +49,9 @@ class Work:
         return began
 
 
-@pytest.mark.parametrize(("idle", "room"), [(None, 500), (0.0, STEP), (4.0, STEP), (6.0, 500)])
+@pytest.mark.parametrize(
+    ("idle", "room"), [(None, 500), (0.0, JOBS_PER_STEP), (4.0, JOBS_PER_STEP), (6.0, 500)]
+)
 async def test_steps_are_small_while_hot_jobs_come_in(idle: float | None, room: int) -> None:
     traffic = Work(idle).traffic
     assert await traffic.allowance(500) == room

@@ -29,7 +29,7 @@ from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.reference_sections import MAX_REFERENCES
 from switchyard.services.pipeline.citations.stored_references import stored_references
 from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.operations import sources
+from switchyard.services.pipeline.operations import check_source_pauses
 from switchyard.services.pipeline.records.graph import EdgeKind
 from switchyard.services.pipeline.sources.source_client import SourceClient
 from switchyard.services.pipeline.sources.source_errors import (
@@ -477,13 +477,13 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
 
     system = DoctorContext(linking_settings, Registry([]))
     system.ledger = ledger
-    (told,) = await sources(system)
+    (told,) = await check_source_pauses(system)
     assert (told.status, told.finding) == ("warning", Finding.SOURCE_PAUSED)
     until = datetime.fromtimestamp(linker.paused["openalex"], UTC)
     assert f"openalex has asked to be left alone, and is until {until:%Y-%m-%d}" in told.detail
 
     await ledger.leases.drop_old_leases(-7200, limit=9)  # the pause is over
-    assert await sources(system) == []
+    assert await check_source_pauses(system) == []
     (link,) = await linked(linking_settings, ledger, cites(WIND))
     assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")
 
