@@ -212,7 +212,11 @@ async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
         found = await system.ledger.job_reads.list_jobs(JobFilter(operation_id=undone.id))
         again = {job.id for job in found.items}
         ids = await system.ledger.system.job_ids()
-        assert again == {rerun_id_of(ids, undone.id, each) for each in [runs, *waiting, later]}
+        assert again == {rerun_id_of(ids, ended.id, each) for each in [runs, *waiting, later]}
+        # Once: who clicks twice, or sends the request again, reruns none of them again.
+        twice = await run(system, await start(system, undoing(ended, remote=False)))
+        progress = ActionProgress.from_operation(twice)
+        assert (progress.done, progress.skipped) == (0, 4)
         # And that by a cancel of the new jobs.
         back = await run(system, await start(system, undoing(undone, remote=False)))
         assert back.kind == CANCEL

@@ -15,6 +15,7 @@ from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN_PREFIX
 from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Policy
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.migrate import MigrationRefused, exclusive_migration
@@ -178,6 +179,28 @@ async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
             await mover.until_empty()
         assert (await read_queue_size(channel, "old")).ready == 0
         assert (await read_queue_size(channel, "new")).ready >= 3
+
+
+async def test_a_queue_that_would_drop_jobs_is_refused_before_anything_is_changed(
+    broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with opened(broker43_classic, sqlite_url, tmp_path) as (system, _):
+        url, vhost = broker43_classic.management_url, broker43_classic.vhost
+        async with ManagementClient(url, vhost) as client:
+            drops = {"overflow": "drop-head", "max-length": 100}
+            await client.put_policy(Policy("drops", f"^{QUEUE}$", drops, priority=100))
+            before = await client.bindings()
+
+            async def is_in_force() -> bool:
+                live = {queue.name: queue.policy for queue in await client.queues()}
+                return live[QUEUE] == "drops"
+
+            await eventually(is_in_force, what="the policy is in force")
+            with pytest.raises(MigrationRefused, match="does not refuse what is too much"):
+                await migrate(system.settings, "quorum")
+            assert await client.bindings() == before
+            names = {queue.name for queue in await client.queues()}
+            assert not {name for name in names if name.startswith(STAND_IN_PREFIX)}
 
 
 async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> None:

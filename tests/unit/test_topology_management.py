@@ -114,7 +114,7 @@ async def test_a_queue_that_somebody_else_is_making_is_declared_again(
     times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As RabbitMQ 4.3 answered one of four that declared the same quorum queue."""
-    monkeypatch.setattr(management, "_BEING_MADE", (0.0,) * 6)
+    monkeypatch.setattr(management, "_DECLARE_PAUSES", (0.0,) * 6)
     down = {"error": "Object Not Found", "reason": "home node 'a' is down or inaccessible"}
     answers = [httpx.Response(404, json=down)] * times + [httpx.Response(204)]
     transport = httpx.MockTransport(lambda request: answers.pop(0))

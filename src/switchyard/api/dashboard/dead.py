@@ -58,6 +58,8 @@ router = Pages(DashboardView("dead", "Dead letters", HERE))
 MAX_GROUPS = 50
 PAGE_SIZE = 50
 MAX_OPERATIONS = 8
+MAX_OPERATIONS_READ = 200
+"""Latest operations among which those of one group are looked for."""
 MAX_TEXT_LENGTH = 100_000
 """Characters of a message, its headers or a traceback that a page shows."""
 MAX_PARSED_BYTES = 256 * 1024
@@ -270,19 +272,23 @@ async def _operations(
     them: without the scope `admin`, return none."""
     if not may(request, Scope.ADMIN):
         return {"redrives": [], "purges": []}
-    redrives = (await state.ledger.bulk.list_bulk(KIND, limit=MAX_OPERATIONS)).items
-    purges = (await state.ledger.bulk.list_bulk(purge.KIND, limit=MAX_OPERATIONS)).items
 
-    def is_meant(operation: BulkOperation) -> bool:
-        return group is None or operation.spec["filter"].get("group") == group
+    async def latest(kind: str) -> list[BulkOperation]:
+        read = MAX_OPERATIONS if group is None else MAX_OPERATIONS_READ
+        page = await state.ledger.bulk.list_bulk(kind, limit=read)
+        of_group = [
+            each
+            for each in page.items
+            if group is None or each.spec["filter"].get("group") == group
+        ]
+        return of_group[:MAX_OPERATIONS]
 
     return {
         "redrives": [
             await view_settled_redrive(state.ledger, shown_operation(state.registry, each))
-            for each in redrives
-            if is_meant(each)
+            for each in await latest(KIND)
         ],
-        "purges": [view_purge(each) for each in purges if is_meant(each)],
+        "purges": [view_purge(each) for each in await latest(purge.KIND)],
     }
 
 

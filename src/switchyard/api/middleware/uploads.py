@@ -171,7 +171,10 @@ class UploadForm:
         value = self._values[self._part.name]
         value += data[start:end]
         if sum(map(len, self._values.values())) > MAX_FIELD_BYTES:
-            raise InvalidUpload(f"the field {self._part.name[:50]!r} is too long")
+            raise InvalidUpload(
+                f"the form's fields are too long: all but the file have {MAX_FIELD_BYTES:,} bytes "
+                f"in all, and {self._part.name[:50]!r} is beyond that"
+            )
 
     def _on_part_end(self) -> None:
         if self._part.is_file:

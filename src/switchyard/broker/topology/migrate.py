@@ -170,13 +170,16 @@ class Migration:
     async def _drain(self, queue: Queue) -> tuple[int, bool]:
         """Do steps 1 to 3. Return how many messages were moved, and whether nothing is left."""
         name, stand_in = queue.name, STAND_IN_PREFIX + queue.name
+        # Refused, if at all, before anything is changed.
+        is_dead = name in (DEAD_QUEUE, DEAD_LOG_QUEUE)
+        full = None if is_dead else await self._definition_of_full(name)
         await self.client.put_queue(replace(queue, name=stand_in))
         await self.client.put_exchange(Exchange(stand_in, "fanout"))
         await self.client.put_binding(Binding(stand_in, stand_in))
         await self.client.delete_binding(Binding(stand_in, name))
         await self._rebind(name, stand_in)
-        if name not in (DEAD_QUEUE, DEAD_LOG_QUEUE):
-            await self._block_retries(name)
+        if full is not None:
+            await self._put_policy(name, full)  # retries go elsewhere
         async with moving(self.connection, name, stand_in) as mover:
             try:
                 async with asyncio.timeout(self.drain_timeout):
@@ -185,7 +188,9 @@ class Migration:
                 return mover.moved, False
             return mover.moved, True
 
-    async def _block_retries(self, name: str) -> None:
+    async def _definition_of_full(self, name: str) -> dict[str, Any]:
+        """Return the definition of the queue's policy by which it takes no message. Raises
+        MigrationRefused where it would drop messages instead."""
         live = await self.client.fetch()
         policies = {each.name: dict(each.definition) for each in live.policies}
         in_force = next((each.policy for each in live.queues if each.name == name), None)
@@ -197,7 +202,7 @@ class Migration:
                 f"{name} is under the policy {in_force!r}, which does not refuse what is too much: "
                 "see `jobctl topology diff`, and change that first"
             )
-        await self._put_policy(name, definition | {"max-length": 0, "overflow": "reject-publish"})
+        return definition | {"max-length": 0, "overflow": "reject-publish"}
 
     async def _wait_until_empty(self, name: str, mover: QueueShovel) -> None:
         clock = asyncio.get_running_loop().time

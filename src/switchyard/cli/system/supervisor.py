@@ -169,7 +169,7 @@ class Supervisor:
                     with suppress(subprocess.TimeoutExpired):
                         child.process.wait(max(0.0, deadline - time.monotonic()))
         except KeyboardInterrupt:
-            deadline = time.monotonic()
+            pass  # those that still run are killed at once
         for child in self.children:
             if child.process is not None and child.process.poll() is None:
                 killed.append(child.name)

@@ -388,14 +388,18 @@ class RerunRun(ActionRun):
 
     async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
         ids = await self.ledger.system.job_ids()
-        new_ids = {job.id: rerun_id_of(ids, self.session.id, job.id) for job in jobs}
-        known = await self.ledger.job_reads.states(list(new_ids.values()))
+        cause = self.spec.undo_of or self.session.id
+        new_ids = {job.id: rerun_id_of(ids, cause, job.id) for job in jobs}
+        known = await self.ledger.job_reads.records(list(new_ids.values()))
         records = await self.ledger.job_reads.records([job.id for job in jobs])
         prepared: dict[str, NewJob] = {}
         done: dict[str, str] = {}
         for job_id, new_id in new_ids.items():
-            if new_id in known:  # published before a kill
-                done[job_id] = new_id
+            if new_id in known:
+                if known[new_id].operation_id == self.session.id:  # published before a kill
+                    done[job_id] = new_id
+                else:
+                    self.skip(job_id, f"an earlier undo has rerun it as {new_id}")
                 continue
             record = records.get(job_id)
             try:

@@ -51,7 +51,9 @@ class ActionSpec:
     canary: int | None = None
     """For a rerun: publish so many first, and the others only after all of these have succeeded."""
     undo_of: str | None = None
-    """For a move: the earlier move whose jobs go back to their old lane and priority."""
+    """The earlier action that this one undoes. For a move: its jobs go back to their old lane and
+    priority. For a rerun: it cancelled jobs, and each of them is rerun once, however often that is
+    undone."""
     remote: bool = True
     """Whether it was requested over HTTP: then its change may not set local-only fields."""
 
@@ -69,7 +71,7 @@ class ActionSpec:
             raise InvalidAction("limit must be 1 or more")
         if self.action is JobAction.MOVE:
             self._check_move()
-        elif self.lane is not None or self.priority is not None or self.undo_of is not None:
+        elif self.lane is not None or self.priority is not None:
             raise InvalidAction("a lane and a priority are for moves")
         if self.action is not JobAction.RERUN and not (
             self.change.is_empty and self.halt_on is None and self.canary is None
@@ -125,7 +127,7 @@ class ActionSpec:
             parts.append(f"to lane {self.lane}")
         if self.priority is not None:
             parts.append(f"to priority {self.priority}")
-        if self.undo_of is not None:
+        if self.undo_of is not None and self.action is JobAction.MOVE:
             parts = [f"back to where {self.undo_of} took them from"]
         if not self.change.is_empty:
             parts.append("changed")
@@ -217,7 +219,7 @@ def undoing(operation: BulkOperation, *, remote: bool) -> ActionSpec:
     match JobAction(operation.kind):
         case JobAction.CANCEL:
             which = JobFilter(acted_by=operation.id, state=State.CANCELLED)
-            return ActionSpec(JobAction.RERUN, which, remote=remote)
+            return ActionSpec(JobAction.RERUN, which, undo_of=operation.id, remote=remote)
         case JobAction.RERUN:
             return ActionSpec(JobAction.CANCEL, JobFilter(operation_id=operation.id), remote=remote)
         case JobAction.MOVE:
