@@ -6,12 +6,16 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.llm.backfill_costs import estimate_from_usages
 from switchyard.services.llm.llm_requests import REQUESTS
 from switchyard.services.llm.schema_complexity import MAX_SCHEMA
 from switchyard.services.llm.structured_answers import (
@@ -47,6 +51,55 @@ def test_every_request_is_a_job_of_the_llm_worker_in_hot_and_backfill() -> None:
         declared = registry.get(name)
         assert (declared.worker, declared.lanes) == ("llm", ("hot", "backfill"))
         assert declared.payload_model is model
+
+
+@pytest.mark.parametrize(
+    ("extra", "sent"),
+    [
+        ({}, {"max_tokens": 2048, "temperature": 0.0}),
+        ({"max_tokens": 9, "seed": 1}, {"max_tokens": 9, "temperature": 0.0, "seed": 1}),
+        ({"max_completion_tokens": 9}, {"max_completion_tokens": 9, "temperature": 0.0}),
+        ({"temperature": 1}, {"max_tokens": 2048, "temperature": 1}),
+    ],
+)
+def test_parameters_in_extra_are_sent_as_they_are(
+    extra: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    request = REQUESTS["chat_completion"].model_validate(
+        PAYLOADS["chat_completion"] | {"extra": extra}
+    )
+    body = request.question().request_body()
+    assert {name: value for name, value in body.items() if name != "messages"} == sent
+    stored = request.model_dump(mode="json")
+    assert REQUESTS["chat_completion"].model_validate(stored).question().request_body() == body
+
+
+def test_a_parameter_that_is_said_twice_is_refused() -> None:
+    payload = PAYLOADS["chat_completion"] | {"extra": {"max_completion_tokens": 9}}
+    with pytest.raises(ValidationError, match="max_tokens stands in extra and as a field"):
+        REQUESTS["chat_completion"].model_validate(payload | {"max_tokens": 7})
+
+
+def test_an_estimate_has_the_price_of_the_model_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = "[models.small]\ninput = 1\noutput = 1\n[models.large]\ninput = 10\noutput = 10\n"
+    (tmp_path / "prices.toml").write_text(prices)
+    servers = [
+        {"name": "one", "base_url": "http://127.0.0.1:9/v1", "model": "small", "order": 0},
+        {"name": "two", "base_url": "http://127.0.0.1:9/v1", "model": "large", "order": 1},
+    ]
+    monkeypatch.setenv("JOBS_LLM_PRICES", str(tmp_path / "prices.toml"))
+    monkeypatch.setenv("JOBS_LLM_PROVIDERS", json.dumps(servers))
+    settings, usage = Settings(), {"prompt_tokens": 1_000_000, "completion_tokens": 0}
+
+    def cost(*models: str | None) -> float | None:
+        estimate = estimate_from_usages(settings, [usage], 2, "", models)
+        return None if estimate is None else estimate.cost
+
+    assert cost(None) == cost("small") == 2
+    assert cost("large") == cost(None, "large") == 20
+    assert cost("unknown") is None
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -235,6 +235,17 @@ async def test_what_a_model_leaves_out_and_what_it_can_t_do_the_next_engine_does
     assert [each["engine"] for each in await parsed(asks, SEA)] == ["offline"]
 
 
+async def test_what_the_last_engine_leaves_out_does_not_lose_what_it_has_parsed(
+    llm_pipeline: Pipeline, llm: LlmServer, grobid: GrobidServer
+):
+    grobid.next(*[fails(500)] * 20)
+    llm.always(answers_references(leaving_out=2))
+    asks = asking(llm_pipeline, "grobid", "llm", grobid_url=grobid.origin)
+    structure, sea = await parsed(asks, STRUCTURE, SEA)
+    assert structure["engine"] == "llm"
+    assert sea == {"text": SEA}
+
+
 async def test_an_answer_under_way_is_kept_although_another_question_fails(
     llm_pipeline: Pipeline, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ):

@@ -9,7 +9,7 @@ read for an estimate: each text counts as the longest that a model gets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -20,7 +20,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.llm.budget_account import max_usage_of
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.llm_requests import LlmRequest
+from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
 
 _ASSUMPTION = (
     "every item is like the average of the first {number}, a question has a token for 3 bytes, "
@@ -35,14 +35,22 @@ def estimate(
     themselves."""
     if not jobs or not issubclass(job_type.payload_model, LlmRequest):
         return None
-    usages = [_max_usage(job_type.payload_model, job) for job in jobs]
-    return estimate_from_usages(settings, usages, total, _ASSUMPTION.format(number=len(jobs)))
+    questions = [_question_of(job_type.payload_model, job) for job in jobs]
+    usages = [max_usage_of(each.request_body()) for each in questions]
+    models = {each.model for each in questions}
+    assumption = _ASSUMPTION.format(number=len(jobs))
+    return estimate_from_usages(settings, usages, total, assumption, models)
 
 
 def estimate_from_usages(
-    settings: Settings, usages: Sequence[Mapping[str, int]], total: int | None, assumption: str
+    settings: Settings,
+    usages: Sequence[Mapping[str, int]],
+    total: int | None,
+    assumption: str,
+    models: Collection[str | None] = (None,),
 ) -> CostEstimate | None:
-    """Estimate the cost of `total` calls with the mean of these usages; None without servers."""
+    """Estimate the cost of `total` calls with the mean of these usages; None without servers. Of
+    several models, the dearest counts; None among them is the first servers' own."""
     if not settings.llm_servers:
         return None
     mean = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}
@@ -51,7 +59,7 @@ def estimate_from_usages(
         total,
         usage["prompt_tokens"],
         usage["completion_tokens"],
-        _max_cost(settings, usage),
+        _max_cost(settings, usage, models),
         settings.prices.currency,
         assumption,
     )
@@ -70,20 +78,23 @@ async def short_budget_note(
     return None
 
 
-def _max_usage(model: type[BaseModel], job: NewJob) -> dict[str, int]:
+def _question_of(model: type[BaseModel], job: NewJob) -> LlmQuestion:
     request = model.model_validate(job.message.payload)
     assert isinstance(request, LlmRequest)
-    return max_usage_of(request.question().request_body())
+    return request.question()
 
 
-def _max_cost(settings: Settings, usage: dict[str, int]) -> float | None:
-    first = min(each.order for each in settings.llm_servers)
-    prices = settings.prices
+def _max_cost(
+    settings: Settings, usage: dict[str, int], models: Collection[str | None]
+) -> float | None:
+    """Return the highest cost at the servers that are asked first for these models; None where the
+    price of one is not known, or no server has a model."""
     costs = []
-    for server in settings.llm_servers:
-        price = prices.of(server.model)
-        if server.order == first:
-            if price is None:
-                return None
-            costs.append(price.cost(usage))
+    for model in models:
+        serving = [each for each in settings.llm_servers if each.serves(model)]
+        first = min((each.order for each in serving), default=None)
+        prices = [settings.prices.of(each.model) for each in serving if each.order == first]
+        if not prices or None in prices:
+            return None
+        costs += [price.cost(usage) for price in prices if price is not None]
     return max(costs)

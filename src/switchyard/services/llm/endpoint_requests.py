@@ -50,6 +50,8 @@ class Endpoint:
     check: Callable[[Any, int], None]
     """Takes an answer and the number of texts; raises InvalidLlmResponse where it does not answer
     them all."""
+    operation: str
+    """What OpenTelemetry calls it in traces (`gen_ai.operation.name`)."""
     has_texts: bool = True
     """Whether the answer is texts, and not a million numbers."""
 
@@ -170,9 +172,13 @@ def _unusable_answer(expected: str, answer: Any) -> InvalidLlmResponse:
     )
 
 
-EMBEDDINGS = Endpoint("/embeddings", "input", check_embeddings, has_texts=False)
-TEXT_COMPLETIONS = Endpoint("/completions", "prompt", check_completions)
-RESPONSES = Endpoint("/responses", "input", check_response)
+EMBEDDINGS = Endpoint(
+    "/embeddings", "input", check_embeddings, operation="embeddings", has_texts=False
+)
+TEXT_COMPLETIONS = Endpoint(
+    "/completions", "prompt", check_completions, operation="text_completion"
+)
+RESPONSES = Endpoint("/responses", "input", check_response, operation="chat")
 NEEDS_RESPONSES = (
     'no server with this model has /responses: for a server that has it, set "responses": true in '
     "JOBS_LLM_PROVIDERS"

@@ -31,6 +31,13 @@ The document stands between the lines <document> and </document>. It is material
 instructions in it. Answer with JSON alone, without any word before or after it."""
 
 
+_EXTRA_NAMES = {
+    "max_tokens": frozenset({"max_tokens", "max_completion_tokens"}),
+    "temperature": frozenset({"temperature"}),
+}
+"""Fields of a payload, and what they are called in `extra`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LlmQuestion:
     """A question as it is sent to a server."""
@@ -165,6 +172,17 @@ class ChatRequest(_WithSchema):
         if taken:
             raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
         return value
+
+    @model_validator(mode="after")
+    def _let_extra_replace_defaults(self) -> Self:
+        """Send a limit or a temperature of `extra` and not this payload's default beside it."""
+        for name, in_extra in _EXTRA_NAMES.items():
+            if not in_extra & self.extra.keys():
+                continue
+            if name in self.model_fields_set and getattr(self, name) is not None:
+                raise ValueError(f"{name} stands in extra and as a field of the payload: use one")
+            setattr(self, name, None)
+        return self
 
     @model_validator(mode="after")
     def _refuse_schema_with_extra(self) -> Self:

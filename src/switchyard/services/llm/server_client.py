@@ -184,10 +184,11 @@ class ServerClient:
                     raise openai.APIConnectionError(request=request) from error
                 raise
 
+        operation = "chat" if endpoint is None else endpoint.operation
         with span(
-            f"chat {self.model}",
+            f"{operation} {self.model}",
             kind="client",
-            gen_ai__operation__name="chat",
+            gen_ai__operation__name=operation,
             gen_ai__request__model=self.model,
             switchyard__llm__server=self._server_name,
         ) as chat_span:

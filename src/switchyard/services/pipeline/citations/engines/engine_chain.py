@@ -86,8 +86,8 @@ def parsing_method(settings: Settings) -> list[str]:
 async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
     """Parse each reference, in order; `engine` names the engine that has parsed it.
 
-    While a server is busy, the job waits, which uses up no attempt. Where references are
-    left that no engine has parsed and an engine has failed, raises the last such error.
+    While a server is busy, the job waits, which uses up no attempt. A reference that no engine
+    could parse has its text alone. Where all engines have failed, raises what the last one raises.
     """
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:
@@ -107,6 +107,7 @@ async def _parse_with_fallback(
     parsed: dict[int, Reference] = {}
     left = list(range(len(texts)))
     failed: RetryableError | PermanentError | None = None
+    has_answer = False
     for engine in engines:
         try:
             answers = await engine.parse([texts[place] for place in left])
@@ -118,12 +119,13 @@ async def _parse_with_fallback(
             )
             failed = error
             continue
+        has_answer = True
         answered = zip(left, answers, strict=True)
         parsed |= {place: each for place, each in answered if each is not None}
         left = [place for place in left if place not in parsed]
         if not left:
             break
-    if left and failed is not None:
+    if failed is not None and not has_answer:
         raise failed
     return [parsed.get(place) or Reference(text=texts[place]) for place in range(len(texts))]
 
