@@ -243,7 +243,7 @@ async def test_a_server_that_dribbles_is_given_up():
 
 async def test_a_packed_answer_is_refused():
     async with web(paper=ok(b"\x1f\x8b", b"Content-Encoding: gzip")) as server:
-        with pytest.raises(FetchRefused, match="packs"):
+        with pytest.raises(FetchRefused, match="compresses its answer"):
             await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
 
 
