@@ -14,17 +14,22 @@ import asyncio
 import gc
 import inspect
 import os
+import runpy
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 GUARD, TESTS = __file__, str(Path(__file__).parents[1])  # `main` gives this module another name
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
+stack_of: Callable[[int], list[FrameType]] = runpy.run_path(
+    f"{PRODUCT}/services/common/thread_stack.py"
+)["stack_of"]
+"""That of the product, without loading its packages: not every process needs them."""
 STARTS = (
     f"{PRODUCT}/cli/",
     f"{PRODUCT}/api/app.py",
@@ -37,8 +42,9 @@ LOOP = "_run_once"
 """What calls callbacks, in asyncio's loop."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
-MAX_BLOCK = 0.1
-"""Seconds of processor time, at the speed of a processor that nobody else uses."""
+MAX_BLOCK = 0.15
+"""Seconds of processor time, at the speed of a processor that nobody else uses: a tenth is meant,
+and half as much again is what the same work differs by on a busy machine."""
 SAMPLE_INTERVAL = 0.02
 """Seconds between looks at what a loop does."""
 REFERENCE_LOOPS, REFERENCE_SECONDS = 200_000, 0.008
@@ -100,9 +106,9 @@ class LoopGuard:
                     continue
                 if used <= MAX_BLOCK / 2:
                     continue
-                frame = _frame_of(thread)
-                if frame is not None and is_product(frame):
-                    callback.stack = _shown(frame)
+                stack = stack_of(thread)
+                if is_product(stack):
+                    callback.stack = _shown(stack)
 
     def _judge(self, used: float, stack: str) -> None:
         """Report it unless the machine is so busy that anything takes as much longer."""
@@ -119,17 +125,6 @@ class LoopGuard:
             callback.collected += time.thread_time() - self._collecting.pop(thread, callback.began)
 
 
-def _frame_of(thread: int) -> FrameType | None:
-    # As in services/engine/monitoring/loop_watch.py, which not every process has loaded.
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames().get(thread)
-    finally:
-        if is_collecting:
-            gc.enable()
-
-
 def slowness() -> float:
     """How many times longer a piece of work takes now than on a machine that does nothing else; at
     least 1. Processes that share a core's caches cost each other processor time, too."""
@@ -139,13 +134,12 @@ def slowness() -> float:
     return max(1.0, (time.thread_time() - before) / REFERENCE_SECONDS)
 
 
-def is_product(frame: FrameType) -> bool:
+def is_product(frames: Sequence[FrameType]) -> bool:
     """Whether the innermost `async def` on the stack is the product's; where there is none, as in a
     callback, whether it begins with the product.
 
-    Its thread goes on meanwhile, and a generator or a coroutine that yields has no caller any more.
-    So a stack that does not reach its loop says nothing."""
-    stack = list(_callback_of(frame))
+    A stack that does not reach a loop says nothing."""
+    stack = list(_callback_of(frames))
     if not stack or stack.pop().f_code.co_name != LOOP:
         return False
     last: FrameType | None = None
@@ -159,22 +153,21 @@ def is_product(frame: FrameType) -> bool:
     return last is not None and last.f_code.co_filename.startswith(PRODUCT)
 
 
-def _shown(frame: FrameType) -> str:
+def _shown(stack: Sequence[FrameType]) -> str:
     """The product's part of a stack, and where it has come to."""
-    frames = traceback.extract_stack(frame)
+    frames = traceback.StackSummary.extract((each, each.f_lineno) for each in reversed(stack))
     ours = [each for each in frames[:-3] if each.filename.startswith(PRODUCT)]
     return "".join(traceback.format_list([*ours[-8:], *frames[-3:]]))
 
 
-def _callback_of(frame: FrameType | None) -> Iterator[FrameType]:
+def _callback_of(stack: Sequence[FrameType]) -> Iterator[FrameType]:
     """The frames of a callback outwards, and that of the loop which has called it: beyond that is
     what has begun the process, a command of `jobctl` in any case."""
-    while frame is not None:
+    for frame in stack:
         if frame.f_code.co_filename != GUARD:
             yield frame
         if frame.f_code.co_name == LOOP:
             return
-        frame = frame.f_back
 
 
 def guard_process(environment: dict[str, str]) -> None:

@@ -1,17 +1,19 @@
+import asyncio
 import subprocess
 import sys
+import threading
 import time
 from types import FrameType
 
 import pytest
 
+from switchyard.services.common.thread_stack import stack_of
 from switchyard.services.engine.monitoring import loop_watch
 from switchyard.services.engine.monitoring.loop_watch import (
     BLOCKED_AFTER,
     IDLE_TICK_INTERVAL,
     TICK_INTERVAL,
     LoopWatch,
-    frame_of,
 )
 from switchyard.services.engine.records.results import LoopBlock
 from tests.support.eventually import eventually
@@ -19,7 +21,7 @@ from tests.support.eventually import eventually
 SCRIPT = """
 import gc, threading, time
 
-from switchyard.services.engine.monitoring.loop_watch import frame_of
+from switchyard.services.common.thread_stack import stack_of
 
 
 class Odd:
@@ -33,7 +35,7 @@ class Odd:
 def look():
     while not done.is_set():
         Odd()
-        assert frame_of(main) is not None
+        assert stack_of(main)
 
 
 main, done = threading.get_ident(), threading.Event()
@@ -58,16 +60,62 @@ def test_whoever_looks_at_a_thread_does_not_stop_those_that_start_one() -> None:
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
 
 
+def test_the_stack_of_a_thread_begins_with_what_runs_and_ends_where_it_began() -> None:
+    waits, reached = threading.Event(), threading.Event()
+
+    def outer() -> None:
+        inner()
+
+    def inner() -> None:
+        reached.set()
+        waits.wait()
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    reached.wait()
+    names = [frame.f_code.co_name for frame in stack_of(thread.ident or 0)]
+    waits.set()
+    thread.join()
+    assert names[names.index("inner") :] == [
+        "inner",
+        "outer",
+        "run",
+        "_bootstrap_inner",
+        "_bootstrap",
+    ]
+    assert stack_of(thread.ident or 0) == []
+    assert stack_of(threading.get_ident())[0].f_code.co_name == "stack_of"
+
+
+async def test_a_loop_that_runs_coroutines_shows_frames_alone() -> None:
+    """Walked along `f_back` in Python, a stack had a dict in it, once in thousands of tests."""
+    loop_thread = threading.get_ident()
+
+    def look() -> list[object]:
+        return [each for _ in range(2_000) for each in stack_of(loop_thread)]
+
+    async def deep(levels: int) -> None:
+        if levels:
+            await deep(levels - 1)
+        else:
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(asyncio.to_thread(look))
+    while not looking.done():
+        await deep(30)
+    assert {type(each) for each in await looking} == {FrameType}
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the watch looked at the loop."""
     times: list[float] = []
 
-    def frame(thread: int) -> FrameType | None:
+    def look(thread: int) -> list[FrameType]:
         times.append(time.monotonic())
-        return frame_of(thread)
+        return stack_of(thread)
 
-    monkeypatch.setattr(loop_watch, "frame_of", frame)
+    monkeypatch.setattr(loop_watch, "stack_of", look)
     return times
 
 

@@ -82,7 +82,10 @@ def work(connection):
         os.kill(os.getpid(), signal.SIGSTOP)
     connection.execute(text("UPDATE jobs SET worker = 'woken' WHERE id = 'job-1'"))
 
-asyncio.run(database.connect(sys.argv[1]).write(work))
+async def main():
+    await (await database.connect(sys.argv[1])).write(work)
+
+asyncio.run(main())
 """
 
 

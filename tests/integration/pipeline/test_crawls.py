@@ -28,7 +28,7 @@ from tests.support.site import Site, fails, moved, says
 from tests.support.system import System, open_system
 from tests.support.worker_process import Processes
 
-QUICK = SchedulerIntervals(turn=0.1, lease=2.0, pending=0.5, silent=1.0)
+QUICK = SchedulerIntervals(turn=0.1, lease=2.0, pending=0.5)
 DAY = 86400.0
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
-import sys
 import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -25,6 +23,7 @@ from uuid import uuid4
 import structlog
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
+from switchyard.services.common.thread_stack import stack_of
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
@@ -139,16 +138,16 @@ class LoopWatch:
             worked = self._has_worked(now - due)
             if now - due > STALLED_AFTER and not worked:
                 awake_since = now
-            frame = frame_of(self._thread)
+            stack = stack_of(self._thread)
             if not self._asked:
-                if frame is None or _is_idle(frame):
+                if _is_idle(stack):
                     self._alive_at, pause = now, idle_pause
                     continue
                 self._asked = True
                 at_work_since = due
                 loop.call_soon_threadsafe(self._give_sign)
             pause = TICK_INTERVAL
-            at_work_since = _iteration_began(frame) or at_work_since
+            at_work_since = _iteration_began(stack) or at_work_since
             began = max(at_work_since, self._alive_at, awake_since)
             if now - began > BLOCKED_AFTER and (running := self._what_runs()):
                 self._describe(began, running)
@@ -168,12 +167,11 @@ class LoopWatch:
     def _what_runs(self) -> _Seen | None:
         """Return the callback that the loop runs; None where it runs none, as on a host that is too
         busy to wake it."""
-        frame = frame_of(self._thread)
-        if frame is None or _is_idle(frame):
+        stack = stack_of(self._thread)
+        if _is_idle(stack):
             return None
-        bound = _context_of(frame)
-        stack = "".join(traceback.format_stack(frame)[-MAX_SHOWN_FRAMES:])
-        return _Seen(bound.get(_JOB_ID), bound.get(_JOB_TYPE), _place(frame), stack)
+        bound = _context_of(stack)
+        return _Seen(bound.get(_JOB_ID), bound.get(_JOB_TYPE), _place(stack), _shown(stack))
 
     def _describe(self, began: float, seen: _Seen) -> None:
         """Log a block from when it is noticed until its end."""
@@ -213,42 +211,28 @@ class LoopWatch:
             self._log.warning("blocked event loop not recorded", error=str(error))
 
 
-def frame_of(thread: int) -> FrameType | None:
-    """Return what a thread runs now; None for one that has ended.
-
-    Before Python 3.11.9, `sys._current_frames` holds a lock of the interpreter while it makes its
-    answer. A collection of garbage that this sets off may let another thread run, and if that one
-    starts a thread, both wait for each other for good (python/cpython#106883).
-    """
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames().get(thread)
-    finally:
-        if is_collecting:
-            gc.enable()
+def _is_idle(stack: Sequence[FrameType]) -> bool:
+    """Tell whether a thread has ended, or its innermost code is its loop, which runs no
+    callback."""
+    files = [each.f_code.co_filename for each in stack[:2]]
+    if files and files[0].endswith(_WAIT):
+        files.pop(0)
+    return not files or files[0].endswith(_LOOP)
 
 
-def _is_idle(frame: FrameType) -> bool:
-    """Tell whether the innermost code of a thread is its loop, which runs no callback."""
-    waits = frame.f_code.co_filename.endswith(_WAIT)
-    inner = frame.f_back if waits else frame
-    return inner is not None and inner.f_code.co_filename.endswith(_LOOP)
-
-
-def _iteration_began(frame: FrameType | None) -> float | None:
+def _iteration_began(stack: Sequence[FrameType]) -> float | None:
     """Return when the loop began with the callbacks of which one runs; None of a loop that does not
     show it."""
-    for each in _outwards(frame):
+    for each in stack:
         if each.f_code.co_name == _ITERATION:
             began = each.f_locals.get(_AT_WORK_SINCE)
             return began if isinstance(began, float) else None
     return None
 
 
-def _context_of(frame: FrameType) -> dict[str, str]:
-    """The job of the callback that a loop runs, by the names of its context variables."""
-    for each in _outwards(frame):
+def _context_of(stack: Sequence[FrameType]) -> dict[str, str]:
+    """Return the job of the callback that a loop runs, by the names of its context variables."""
+    for each in stack:
         handle = each.f_locals.get("self") if each.f_code.co_name == "_run" else None
         if isinstance(handle, asyncio.Handle):
             bound: contextvars.Context = handle._context  # type: ignore[attr-defined]
@@ -256,19 +240,19 @@ def _context_of(frame: FrameType) -> dict[str, str]:
     return {}
 
 
-def _outwards(frame: FrameType | None) -> Iterable[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _shown(stack: Sequence[FrameType]) -> str:
+    """Write the innermost frames as a traceback does, the innermost last."""
+    innermost = [(each, each.f_lineno) for each in reversed(stack[:MAX_SHOWN_FRAMES])]
+    return "".join(traceback.StackSummary.extract(innermost).format())
 
 
-def _place(frame: FrameType) -> str:
+def _place(stack: Sequence[FrameType]) -> str:
     """Return the innermost code that belongs to no library, else the innermost."""
     own = (
         each
-        for each in _outwards(frame)
+        for each in stack
         if not any(part in each.f_code.co_filename for part in ("site-packages", "/lib/py", "<"))
     )
-    frame_found = next(own, frame)
+    frame_found = next(own, stack[0])
     code = frame_found.f_code
     return f"{code.co_filename}:{frame_found.f_lineno} in {code.co_name}"
