@@ -180,12 +180,16 @@ async def test_what_a_job_that_has_ended_leaves_is_freed_without_the_collector(
     first = [await system.publish("hot.noop", {}) for _ in range(20)]
     for job_id in first:
         await system.wait_for_state(job_id, State.SUCCEEDED)
-    gc.collect()
+    found = []
     gc.disable()
     try:
-        jobs = [await system.publish("hot.noop", {}) for _ in range(100)]
-        for job_id in jobs:
-            await system.wait_for_state(job_id, State.SUCCEEDED)
-        assert gc.collect() < len(jobs)
+        # What earlier tests in this process have left may end in one of the rounds.
+        for _ in range(3):
+            gc.collect()
+            jobs = [await system.publish("hot.noop", {}) for _ in range(100)]
+            for job_id in jobs:
+                await system.wait_for_state(job_id, State.SUCCEEDED)
+            found.append(gc.collect())
+        assert min(found) < len(jobs)
     finally:
         gc.enable()

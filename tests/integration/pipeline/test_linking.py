@@ -480,7 +480,9 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
     (told,) = await check_source_pauses(system)
     assert (told.status, told.finding) == ("warning", Finding.SOURCE_PAUSED)
     until = datetime.fromtimestamp(linker.paused["openalex"], UTC)
-    assert f"openalex has asked to be left alone, and is until {until:%Y-%m-%d}" in told.detail
+    assert (
+        f"openalex asked for a pause: nothing is sent to it until {until:%Y-%m-%d}" in told.detail
+    )
 
     await ledger.leases.drop_old_leases(-7200, limit=9)  # the pause is over
     assert await check_source_pauses(system) == []
