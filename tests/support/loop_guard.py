@@ -65,7 +65,7 @@ class _Callback:
     """The latest sample that is the product's."""
 
     @property
-    def is_products(self) -> bool:
+    def is_mostly_product(self) -> bool:
         """Whether most of its time is the product's: a test's callback may end in the product."""
         return self.product_samples * 2 > self.samples
 
@@ -92,7 +92,7 @@ class LoopGuard:
             finally:
                 running.pop(thread, None)
                 used = clock() - callback.began - callback.collected
-                if used > MAX_BLOCK and callback.is_products:
+                if used > MAX_BLOCK and callback.is_mostly_product:
                     self._judge(used, callback.stack)
 
         asyncio.Handle._run = run  # type: ignore[assignment,method-assign]

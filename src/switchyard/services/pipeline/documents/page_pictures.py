@@ -109,7 +109,7 @@ class PagePictures:
         self._kept.move_to_end(page.etag)
         picture = self._kept[page.etag]
         if isinstance(picture, NoPagePicture):
-            raise picture
+            raise NoPagePicture(str(picture))  # the one that is kept would gather tracebacks
         return picture.content, MEDIA_TYPES[picture.suffix]
 
     async def _drawn(self, page: StoredPage) -> Picture | NoPagePicture:
