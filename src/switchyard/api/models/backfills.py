@@ -68,9 +68,9 @@ class BackfillPlan(RequestModel):
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="The source's: for arxiv `query`, `from`, `to`, `full_text`; for file `key` "
-        "and `format`, as `POST /backfills/inputs` answers; for documents `state`, `source`, "
-        "`media_type`, `since`, `until`.",
+        description="Options of the source: for arxiv `query`, `from`, `to`, `full_text`; for file "
+        "`key` and `format`, as in the answer of `POST /backfills/inputs`; for documents `state`, "
+        "`source`, `media_type`, `since`, `until`.",
     )
     job_type: str | None = Field(
         default=None,
@@ -86,7 +86,7 @@ class BackfillPlan(RequestModel):
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     tags: Tags = Field(
-        default_factory=dict, description="Of each job and its follow-up jobs, at most 16."
+        default_factory=dict, description="Tags of each job and its follow-up jobs; at most 16."
     )
     low: int | None = Field(
         default=None,
@@ -128,7 +128,7 @@ class BackfillPlan(RequestModel):
 
 
 class BackfillLimits(RequestModel):
-    """Limits to change; omitted ones stay. null removes a limit; a weight can only be changed."""
+    """Limits to change; omitted ones stay as they are. null removes a limit, but not the weight."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"example": {"rate": 5, "max_open": None}}
@@ -159,7 +159,7 @@ class CancelledBackfill(ApiModel):
 
 
 class BackfillInput(ApiModel):
-    """A file that was stored: the options of a backfill from the source `file`."""
+    """A stored file. A backfill of the source `file` takes `key` and `format` as its options."""
 
     key: str = Field(examples=["backfills/0b0f6c1e6a5e4a0e.jsonl"])
     format: FileFormat
@@ -175,7 +175,7 @@ class JobPreview(ApiModel):
 
 
 class CostPreview(ApiModel):
-    """The most that a backfill's calls of language models are likely to come to."""
+    """Estimated upper bound of what a backfill's calls of language models cost."""
 
     jobs: int | None = Field(description="Number of jobs; null if the estimate is for one job.")
     input_tokens: int

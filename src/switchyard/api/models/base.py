@@ -28,24 +28,25 @@ class ApiModel(BaseModel):
 
 
 class RequestModel(ApiModel):
-    """Body of a request. It is built with its class, not at first use: FastAPI gives a body's field
-    an alias without effect, and expects pydantic's warning of that while it makes the route."""
+    """Body of a request. Built when its class is defined, not at first use: FastAPI gives a body's
+    field an alias without effect, and hides pydantic's warning about it only while it makes the
+    route."""
 
     model_config = ConfigDict(defer_build=False)
 
 
-def _finite(value: Any) -> Any:
+def _check_finite(value: Any) -> Any:
     if not is_finite(value):
         raise ValueError("NaN and Infinity are not JSON")
     return value
 
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
 """A JSON object in a request that is stored, passed on and read by programs in any language: no NaN
 and no infinity."""
 
 
-def _iso_8601(value: object) -> object:
+def _require_iso_8601(value: object) -> object:
     """Refuse a bare number as a time, as its unit is unknown: a time is text with a date and a
     time."""
     if not isinstance(value, str) or not re.match(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}", value):
@@ -53,7 +54,7 @@ def _iso_8601(value: object) -> object:
     return value
 
 
-Moment = Annotated[message.Moment, BeforeValidator(_iso_8601)]
+Moment = Annotated[message.Moment, BeforeValidator(_require_iso_8601)]
 """A moment in ISO 8601, with a time zone."""
 
 
@@ -64,7 +65,7 @@ def _from_seconds(value: object) -> object:
 Timestamp = Annotated[datetime, BeforeValidator(_from_seconds)]
 """A moment in an answer; made of the seconds since the epoch in a record."""
 
-EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
+EXAMPLE_JOB_ID = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
 """The id of a job."""
 
 DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
@@ -72,13 +73,13 @@ DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 def is_finite(value: Any) -> bool:
     """Return whether no number in a JSON value is NaN or infinite."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, float) and not math.isfinite(each):
+    unchecked = [value]
+    while unchecked:
+        part = unchecked.pop()
+        if isinstance(part, float) and not math.isfinite(part):
             return False
-        if isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
+        if isinstance(part, dict):
+            unchecked.extend(part.values())
+        elif isinstance(part, list):
+            unchecked.extend(part)
     return True

@@ -49,7 +49,7 @@ class NewCrawl(RequestModel):
     )
     tags: Tags = Field(
         default_factory=dict,
-        description="Of the jobs of all pages, and of what follows from them. At most 16.",
+        description="Tags of the jobs of all pages and of their follow-up jobs; at most 16.",
         examples=[{"team": "search"}],
     )
 

@@ -32,7 +32,7 @@ class DeadLetterView(ApiModel):
     attempts: int
     redrives: int
     copies: int = Field(description="Number of letters with this id since it last started to wait.")
-    group: str | None = Field(description="The group of those that died of the same cause.")
+    group: str | None = Field(description="Id of the group of letters with the same cause.")
     state: str = Field(description="waiting, redriven, purged or dropped.")
     first_at: Timestamp | None
     dead_at: Timestamp | None
@@ -47,8 +47,8 @@ class LetterEditView(ApiModel):
     routing_key: str
     edited_by: str = Field(description="Who changed it.")
     edited_at: Timestamp = Field(description="When it was changed.")
-    undone_at: Timestamp | None = Field(description="When the change was taken back.")
-    original: Any = Field(description="The message before, as JSON; null if it was none.")
+    undone_at: Timestamp | None = Field(description="When the change was undone.")
+    original: Any = Field(description="The message before, as JSON; null if it was not JSON.")
     edited: Any = Field(description="The message after, as JSON.")
 
 
@@ -163,7 +163,7 @@ class NewRedrive(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _says_which(self) -> Self:
+    def _check_filter_or_all(self) -> Self:
         if self.filter.is_empty != self.all:
             raise ValueError("give a filter, or all: true, and not both")
         return self

@@ -42,8 +42,8 @@ class ClassView(ApiModel):
         description="For rules, the points of its keywords; for meaning, the similarity."
     )
     why: dict[str, Any] = Field(
-        description="`by` (`rules` or `meaning`); `keywords` with how often each is there, and the "
-        "`points` of each label; or the `similarities` of the most similar labels.",
+        description="With `by` `rules`: how often each of the `keywords` occurs, and the `points` "
+        "of each label. With `by` `meaning`: the `similarities` of the most similar labels.",
         examples=[{"by": "rules", "keywords": {"iban": 2}, "points": {"confidential": 6.0}}],
     )
 
@@ -80,8 +80,8 @@ class DocumentView(ApiModel):
     )
     page_errors: dict[int, str] = Field(
         default={},
-        description="Why pages could not be read, by their number: of those that are broken or "
-        "take too long to be drawn.",
+        description="Errors of pages that are broken or take too long to draw, by the number of "
+        "the page.",
         examples=[{3: "page 3 of the PDF takes more than 10 s of processor time"}],
     )
     duplicate: bool = Field(
@@ -122,11 +122,9 @@ class FigureView(ApiModel):
 
     figure: int = Field(description="From 1: its picture is at /documents/{id}/figures/{figure}.")
     page: int
-    kind: str = Field(description="figure, table, or image: the document itself is one.")
+    kind: str = Field(description="`figure`, `table`, or `image` for a document that is an image.")
     caption: str = Field(description="Empty if none was found.")
-    description: str = Field(
-        description="What is to be seen. Empty if the model refused the picture."
-    )
+    description: str = Field(description="What the picture shows; empty if the model refused it.")
     refused: str | None = Field(default=None, description="Why the model refused it.")
     model: str
     width: int = Field(description="Pixels.")
@@ -192,7 +190,7 @@ WorkField = Annotated[str, Field(min_length=1, max_length=300, pattern=patterns.
 
 
 class FiltersBody(ApiModel):
-    """Which documents to search; filters that are null do not matter, several all hold."""
+    """Which documents to search: those that match every filter that is not null."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -251,8 +249,8 @@ class HitView(ApiModel):
     chunk_id: str
     unreadable_pages: list[int] = Field(
         default=[],
-        description="Pages of its document, from 1, whose text could not be read: what they say is "
-        "not found.",
+        description="Pages of its document, from 1, whose text could not be read, so that no "
+        "search finds it.",
     )
 
 

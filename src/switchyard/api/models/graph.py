@@ -11,7 +11,7 @@ from switchyard.services.pipeline.records.graph import Direction, EdgeKind, Node
 class NodeView(ApiModel):
     """A node of the graph."""
 
-    key: str = Field(examples=["doi:10.1000/182"], description="Its best name.")
+    key: str = Field(examples=["doi:10.1000/182"], description="Its preferred key.")
     kind: NodeKind
     label: str = Field(description="Its title or name.")
     year: int | None
@@ -23,7 +23,7 @@ class NodeView(ApiModel):
 
 
 class NodeDetailView(NodeView):
-    keys: list[str] = Field(description="All its names: any of them finds it.")
+    keys: list[str] = Field(description="All its keys; each of them finds it.")
 
 
 class EdgeView(ApiModel):

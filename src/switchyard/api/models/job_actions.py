@@ -53,7 +53,10 @@ class JobFilterBody(RequestModel):
     finished_since: Moment | None = Field(default=None, description="Ended at or after this time.")
     finished_until: Moment | None = Field(default=None, description="Ended before this time.")
     slower_than: float | None = Field(
-        default=None, ge=0, le=1e9, description="Seconds that the last attempt took at least."
+        default=None,
+        ge=0,
+        le=1e9,
+        description="Only jobs whose last attempt took more than this many seconds.",
     )
     error: _Plain = Field(
         default=None, description="Text in the error's type, its message or the reason."
@@ -66,16 +69,16 @@ class JobFilterBody(RequestModel):
         examples=["document.id=42"],
     )
 
-    tags: Tags = Field(default_factory=dict, description="Each of these, with this value.")
+    tags: Tags = Field(default_factory=dict, description="Only jobs with all of these tags.")
 
     @model_validator(mode="after")
-    def _path_is_one(self) -> Self:
+    def _check_payload_path(self) -> Self:
         if self.payload is not None:
             PayloadField.parse(self.payload)
         return self
 
-    def wanted(self) -> JobFilter:
-        """Return the filter."""
+    def to_filter(self) -> JobFilter:
+        """Return the filter of the ledger for these fields."""
         values = self.model_dump(exclude_none=True)
         moments = ("since", "until", "finished_since", "finished_until")
         values |= {name: values[name].timestamp() for name in moments if name in values}
@@ -116,15 +119,15 @@ class NewJobAction(RequestModel):
         default=None,
         ge=1,
         le=100_000,
-        description="Of a rerun: publish this many first, and the others only after all of these "
+        description="For `rerun`: publish this many first, and the others only after all of these "
         "have succeeded.",
     )
     halt_on: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="For `rerun`: fraction (0 to 1) of new jobs that ended that may have died "
-        "before the action halts.",
+        description="For `rerun`: halt if more than this fraction (0 to 1) of the new jobs that "
+        "have ended are dead.",
     )
     reason: str | None = Field(default=None, max_length=1000, pattern=patterns.PLAIN)
     dry_run: bool = Field(
@@ -174,8 +177,10 @@ class JobActionView(ApiModel):
     finished_at: Timestamp | None
     rate: float | None
     total: int | None = Field(description="Jobs that matched when it began.")
-    done: int = Field(description="Jobs cancelled or told to stop, rerun, or moved.")
-    stopping: int = Field(description="Of those cancelled: they ran.")
+    done: int = Field(description="Jobs that were cancelled (or told to stop), rerun, or moved.")
+    stopping: int = Field(
+        description="Of the cancelled jobs: those that ran and were told to stop."
+    )
     skipped: int = Field(description="Jobs left as they are; the notes say why.")
     succeeded: int = Field(description="New jobs that have succeeded.")
     failed: int = Field(description="New jobs that have died.")

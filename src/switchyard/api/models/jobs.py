@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from switchyard.api.models.base import (
-    EXAMPLE,
+    EXAMPLE_JOB_ID,
     ApiModel,
     JsonObject,
     Moment,
@@ -91,7 +91,7 @@ class JobToPublish(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _one_time(self) -> Self:
+    def _check_times(self) -> Self:
         if self.delay and self.run_at is not None:
             raise ValueError("give either delay or run_at")
         return self
@@ -100,7 +100,7 @@ class JobToPublish(RequestModel):
 class AcceptedJob(ApiModel):
     """The job is recorded and will be run."""
 
-    job_id: str = Field(examples=[EXAMPLE])
+    job_id: str = Field(examples=[EXAMPLE_JOB_ID])
     routing_key: str = Field(examples=["hot.summarize_content"])
     state: State = Field(
         description="`queued`: in its lane. `scheduled`: it waits for its time. `pending`: "
@@ -120,7 +120,7 @@ class AcceptedJob(ApiModel):
 class PipelineJob(ApiModel):
     """Another job of the same pipeline."""
 
-    job_id: str = Field(examples=[EXAMPLE])
+    job_id: str = Field(examples=[EXAMPLE_JOB_ID])
     job_type: str
     state: State
 
@@ -138,7 +138,7 @@ class EndedJob(AcceptedJob):
 
 
 class AttemptView(ApiModel):
-    """An attempt that did not simply succeed."""
+    """An attempt that failed or was interrupted."""
 
     redrive: int
     attempt: int
@@ -153,7 +153,9 @@ class AttemptView(ApiModel):
 class ProgressView(ApiModel):
     """Progress of a job's last attempt, as its handler reports it."""
 
-    fraction: float | None = Field(description="Of its work, 0 to 1; null where it can't say.")
+    fraction: float | None = Field(
+        description="Fraction of its work that is done, 0 to 1; null if the handler reports none."
+    )
     note: str = Field(examples=["page 12 of 30"])
     reported_at: Timestamp
 
@@ -170,7 +172,7 @@ class ObservedChange(ApiModel):
 class JobStatus(ApiModel):
     """State of a job."""
 
-    job_id: str = Field(examples=[EXAMPLE])
+    job_id: str = Field(examples=[EXAMPLE_JOB_ID])
     job_type: str
     state: State
     attempts: int = Field(description="Attempts used up.")
@@ -207,7 +209,7 @@ class JobView(JobStatus):
     worker: str = Field(description="Worker kind that runs it.")
     priority: int
     source: str
-    tags: dict[str, str] = Field(description="What somebody calls the job, to find it by.")
+    tags: dict[str, str] = Field(description="Names and values to find the job by.")
     parent_id: str | None
     join_id: str | None = Field(description="Id of the job that waits for this one.")
     pipeline: str | None
@@ -237,7 +239,9 @@ class RoomWait(ApiModel):
     """The named limit that a job waits for."""
 
     name: str = Field(description="Name of the limit.", examples=["openai"])
-    key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
+    key: str = Field(
+        description="Tenant, account, … that it is counted for; empty if the limit has no keys."
+    )
     since: Timestamp = Field(description="When it was first put off.")
     times: int = Field(description="How often the job was put off.")
     back_at: Timestamp = Field(description="When it comes back to its queue at the latest.")
@@ -296,7 +300,7 @@ class JobPage(ApiModel):
 class CancelledJob(ApiModel):
     """Result of a cancellation."""
 
-    job_id: str = Field(examples=[EXAMPLE])
+    job_id: str = Field(examples=[EXAMPLE_JOB_ID])
     state: State
     stopping: bool = Field(
         description="True if the job is running and its worker has been told to stop it."
@@ -304,9 +308,8 @@ class CancelledJob(ApiModel):
 
 
 class ReleasedJob(ApiModel):
-    """A job that was allowed to run without the dead jobs it waited for, and the jobs that it still
-    waits for."""
+    """A job that no longer waits for the dead jobs among those that it waits for."""
 
-    job_id: str = Field(examples=[EXAMPLE])
-    open: int = Field(description="Jobs that it waits for yet; with 0 it is published at once.")
-    dead: int = Field(description="Jobs without which it goes on.")
+    job_id: str = Field(examples=[EXAMPLE_JOB_ID])
+    open: int = Field(description="Jobs that it still waits for; with 0 it is published at once.")
+    dead: int = Field(description="Dead jobs that it no longer waits for.")

@@ -91,7 +91,7 @@ class WorkerView(ApiModel):
         "jobs; null where it is not known."
     )
     unknown_types: list[str] = Field(
-        description="Job types that it does not know and gets jobs of; it sends those on."
+        description="Job types that it does not know, but gets jobs of; it passes these jobs on."
     )
 
 
@@ -109,7 +109,7 @@ class GenerationView(ApiModel):
     table: str
     embedder: str
     dimensions: int
-    chunks: int | None = Field(description="null for a retired one.")
+    chunks: int | None = Field(description="Number of chunks; null for a retired table.")
 
 
 class IndexView(ApiModel):
@@ -117,6 +117,6 @@ class IndexView(ApiModel):
 
     where: str = Field(description="Its address, without credentials.")
     wanted: str = Field(
-        description="The embedder of the settings; `rebuild_index` makes an index of it."
+        description="The embedder of the settings; `rebuild_index` makes an index with it."
     )
     generations: list[GenerationView]

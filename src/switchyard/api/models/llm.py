@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import EXAMPLE, ApiModel, JsonObject, RequestModel, Timestamp
+from switchyard.api.models.base import EXAMPLE_JOB_ID, ApiModel, JsonObject, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.llm.records.llm_spend import SpentBy
@@ -68,7 +68,7 @@ class QuestionToModel(RequestModel):
 class AnswerOfModel(ApiModel):
     """State of a request to a language model."""
 
-    job_id: str = Field(examples=[EXAMPLE])
+    job_id: str = Field(examples=[EXAMPLE_JOB_ID])
     status: str = Field(
         description="`waiting`, `completed`, `timeout` (it expired unanswered), `failed`, "
         "`cancelled`.",
@@ -79,7 +79,7 @@ class AnswerOfModel(ApiModel):
     )
     error: str | None = None
     raw_answers: list[str] | None = Field(
-        default=None, description="What the model answered, if neither answer matches the schema."
+        default=None, description="Both answers of the model, if neither matches the schema."
     )
 
 
@@ -117,7 +117,7 @@ class ModelServerView(ApiModel):
 
     name: str
     in_flight: int = Field(description="Calls in progress from all processes together.")
-    limit: int = Field(description="Maximum number of calls at the same time, as things are.")
+    limit: int = Field(description="Present maximum of calls at the same time.")
     paused_for: float = Field(description="Seconds; 0: it is not paused.")
     pause_reason: str | None
     on_trial: bool = Field(description="True: one call at a time until one succeeds.")

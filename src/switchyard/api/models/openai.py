@@ -51,7 +51,7 @@ class ChatCompletionRequest(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _is_json(self) -> Self:
+    def _check_finite(self) -> Self:
         if not is_finite([self.messages, self.model_extra]):
             raise ValueError("NaN and infinity are not JSON")
         return self
@@ -70,7 +70,7 @@ class _EndpointRequest(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _is_json(self) -> Self:
+    def _check_finite(self) -> Self:
         if not is_finite(self.model_extra):
             raise ValueError("NaN and infinity are not JSON")
         return self
@@ -120,7 +120,7 @@ class ResponsesBody(_EndpointRequest):
     )
 
     @model_validator(mode="after")
-    def _is_finite(self) -> Self:
+    def _check_input_finite(self) -> Self:
         if not is_finite(self.input):
             raise ValueError("NaN and infinity are not JSON")
         return self
@@ -243,7 +243,7 @@ class OpenAiBatchView(ApiModel):
     in_progress_at: int | None = Field(description="When its input was found valid.")
     expires_at: int = Field(description="When it expires.")
     finalizing_at: int | None = Field(description="When its last request had ended.")
-    completed_at: int | None = Field(description="When its files were there.")
+    completed_at: int | None = Field(description="When its output files were complete.")
     failed_at: int | None = Field(description="When it failed.")
     expired_at: int | None = Field(description="When it had expired.")
     cancelling_at: int | None = Field(description="When it was cancelled.")

@@ -53,7 +53,7 @@ class PauseView(ApiModel):
 
     pause_id: str = Field(examples=["pause-0b0f6c1e6a5e"])
     scope: PauseScope
-    target: str = Field(description="Its name.")
+    target: str = Field(description="Name of the lane, job type, source or queue.")
     reason: str | None = Field(description="Why, as it was given.")
     created_by: str = Field(description="Who has paused it.")
     created_at: Timestamp
@@ -61,7 +61,7 @@ class PauseView(ApiModel):
         description="When it ends by itself; null: when somebody ends it."
     )
     ended_at: Timestamp | None = Field(description="When it ended; null while it is in force.")
-    ended_by: str | None = Field(description="Who has ended it; null where its time was over.")
+    ended_by: str | None = Field(description="Who ended it; null if it ended by itself.")
     held: int | None = Field(
         default=None,
         description="Jobs that it holds, counted among at most 100,000; null where not counted.",

@@ -15,7 +15,7 @@ class ReferenceRequest(ApiModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: Text | None = Field(default=None, description="A longer one is sent as a file.")
+    text: Text | None = Field(default=None, description="The text; send a longer one as a file.")
     lane: Literal["hot", "maintenance"] = "hot"
 
 
@@ -25,14 +25,14 @@ class TextWithReferences(ReferenceRequest):
     document_id: DocumentIdField | None = None
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _check_one_given(self) -> Self:
         if (self.text is None) == (self.document_id is None):
             raise ValueError("give either text or document_id")
         return self
 
 
 class ReferencesToParse(ReferenceRequest):
-    """References as they stand in a list: each by itself, or a text with one to a line, or with
+    """References of a list: as single texts, or as one text with a reference on each line or with
     blank lines between them."""
 
     references: list[OneReference] | None = Field(
@@ -40,7 +40,7 @@ class ReferencesToParse(ReferenceRequest):
     )
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _check_one_given(self) -> Self:
         if (self.text is None) == (self.references is None):
             raise ValueError("give either text or references")
         return self
@@ -51,5 +51,5 @@ class OrderedReferences(ApiModel):
 
     job_id: str
     result: dict[str, Any] | None = Field(
-        default=None, description="Without a broker: `references`, and what else was made."
+        default=None, description="Without a broker: `references`, and the job's other results."
     )

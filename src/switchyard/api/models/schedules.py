@@ -47,7 +47,7 @@ class NewSchedule(RequestModel):
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     tags: Tags = Field(
-        default_factory=dict, description="Of its jobs and their follow-up jobs, at most 16."
+        default_factory=dict, description="Tags of its jobs and their follow-up jobs; at most 16."
     )
     payload_version: int | None = Field(
         default=None,
@@ -96,7 +96,7 @@ class ScheduleView(ApiModel):
     payload: dict[str, Any]
     priority: int | None
     max_attempts: int | None
-    tags: dict[str, str] = Field(description="Of its jobs and their follow-up jobs.")
+    tags: dict[str, str] = Field(description="Tags of its jobs and their follow-up jobs.")
     payload_version: int | None = Field(
         description="Version of the payload; null where it is always the present one."
     )

@@ -71,7 +71,7 @@ class LimitView(ApiModel):
     """A named limit as it is now; one for each of its keys."""
 
     name: str = Field(examples=["openai"])
-    key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
+    key: str = Field(description="Tenant, account, … that is counted; empty if it has no keys.")
     concurrency: int | None = Field(description="Maximum number of running jobs; null: no limit.")
     per_minute: int | None = Field(description="Maximum number of jobs started per minute.")
     tokens_per_minute: int | None
@@ -80,8 +80,8 @@ class LimitView(ApiModel):
     tokens_last_minute: int
     waiting: int = Field(description="Jobs that wait for room.")
     next_room: float | None = Field(
-        description="Seconds until the job that waits longest has room (if none waits: a job of "
-        "one token); 0: now; null: when a job ends."
+        description="Seconds until there is room for the job that waits longest, or for a job of "
+        "one token if none waits. 0: there is room now; null: not before a job ends."
     )
 
 
@@ -106,7 +106,8 @@ class KeyView(ApiModel):
     last_used_at: Timestamp | None = Field(description="To about a minute.")
     revoked_at: Timestamp | None
     limits: KeyLimitsView | None = Field(
-        default=None, description="Of the OpenAI-compatible API, for which alone it is then."
+        default=None,
+        description="Limits in the OpenAI-compatible API; a key that has them works nowhere else.",
     )
 
 
@@ -120,7 +121,7 @@ class DeliveryView(ApiModel):
     """Result of a webhook delivery."""
 
     job_id: str | None = Field(default=None, description="The job that it asked for.")
-    duplicate: bool = Field(default=False, description="It was known: nothing was done again.")
+    duplicate: bool = Field(default=False, description="True if it was known: nothing was done.")
     ignored: str | None = Field(default=None, description="Why nothing was done.")
 
 
@@ -128,7 +129,7 @@ class TableUsageView(ApiModel):
     """A table of the ledger."""
 
     name: str = Field(examples=["jobs"])
-    rows: int = Field(description="Of PostgreSQL an estimate, where it has one.")
+    rows: int = Field(description="Number of rows; on PostgreSQL its estimate.")
     bytes: int | None = Field(description="With its indexes; null where the database does not say.")
     since: Timestamp | None = Field(description="When its oldest row was made, where known.")
     rows_of_last_day: int | None = Field(description="Rows of the last 24 hours, where known.")
@@ -137,8 +138,8 @@ class TableUsageView(ApiModel):
 class LedgerUsageView(ApiModel):
     """The ledger."""
 
-    bytes: int = Field(description="Of its file, or of the database on the server.")
-    free_bytes: int = Field(description="Room in the file that is used again before it grows.")
+    bytes: int = Field(description="Size of its file, or of the database on the server.")
+    free_bytes: int = Field(description="Free space in the file, used before it grows.")
     tables: list[TableUsageView] = Field(description="The largest first.")
 
 
