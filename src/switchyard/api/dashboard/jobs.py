@@ -27,7 +27,7 @@ from switchyard.api.dashboard.pages import (
 from switchyard.api.dashboard.readings import ReadingsOf
 from switchyard.api.dashboard.sessions import PATH
 from switchyard.api.engine import events
-from switchyard.api.engine.job_publishing import prepared, published
+from switchyard.api.engine.job_publishing import prepare_job, publish_job
 from switchyard.api.engine.jobs import JobIdInPath, PlainText, cancel_job
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Cursor
@@ -264,7 +264,9 @@ async def publish_again(job_id: JobIdInPath, request: Request, state: Shared) ->
         priority=record.priority,
         source=source_of(request, None),
     )
-    accepted = await published(broker, await prepared(broker, job_request, by_routing_key=True))
+    accepted = await publish_job(
+        broker, await prepare_job(broker, job_request, by_routing_key=True)
+    )
     return done(f"{JOBS_PATH}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
 
 

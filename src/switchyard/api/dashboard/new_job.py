@@ -14,7 +14,7 @@ from switchyard.api.dashboard.jobs import JOBS_PATH
 from switchyard.api.dashboard.pages import DashboardPage, Pages, allows, done
 from switchyard.api.dashboard.schema_forms import PREFIX, fields_of, read_fields
 from switchyard.api.dashboard.sessions import form_fields
-from switchyard.api.engine.job_publishing import prepared, published
+from switchyard.api.engine.job_publishing import prepare_job, publish_job
 from switchyard.api.http.problems import Problem
 from switchyard.api.middleware.access import may, source_of
 from switchyard.api.state import ApiState, Shared
@@ -93,11 +93,11 @@ async def publish(
     broker = state.require_broker()
     try:
         order = _request(wanted, form, source=source_of(request, None))
-        job = await prepared(broker, order, by_routing_key=True)
+        job = await prepare_job(broker, order, by_routing_key=True)
     except (Problem, InvalidInput, ValueError) as error:
         reason = str(error.detail if isinstance(error, Problem) else error)
         return _form(wanted, values=form, trouble=reason)
-    accepted = await published(broker, job)
+    accepted = await publish_job(broker, job)
     return done(f"{JOBS_PATH}/{accepted.job_id}", "Published.")
 
 

@@ -85,7 +85,7 @@ FORM = {
     responses={
         202: {
             "description": "Recorded; a scheduler publishes its jobs.",
-            "headers": {"Location": {"description": "It.", "schema": {"type": "string"}}},
+            "headers": {"Location": {"description": "The backfill.", "schema": {"type": "string"}}},
         },
         **responses("invalid", "no-broker", "source-away", "ledger-away"),
     },
@@ -164,7 +164,7 @@ async def store_file(
 async def set_limits(
     backfill_id: BackfillId, body: BackfillLimits, request: Request, state: Shared
 ) -> BackfillView:
-    """Change its limits, also while it runs."""
+    """Change the limits of a backfill, also while it runs."""
     changes = body.model_dump(exclude_unset=True)
     return await BACKFILLS.set_limits(state, request, backfill_id, changes)
 
@@ -177,7 +177,7 @@ async def set_limits(
 async def cancel(
     backfill_id: BackfillId, state: Shared, body: Cancellation | None = None
 ) -> CancelledBackfill:
-    """Cancel it permanently; with `jobs` also its published jobs that have not started."""
+    """Cancel a backfill permanently; with `jobs` also its published jobs that have not started."""
     cancellation = body or Cancellation()
     backfill_id = await state.ledger.short_ids.full_id(Among.OPERATIONS, backfill_id)
     number = await _backfills(state).cancel(backfill_id, jobs=cancellation.jobs)
@@ -210,16 +210,17 @@ def _make_spec(plan: BackfillPlan) -> BackfillSpec:
 
 
 async def _begin_upload(form: UploadForm) -> AsyncIterator[bytes]:
-    """Begin to read the form's file; its name is known by now."""
+    """Read up to the first part of the form's file, so that the file's name is known; return all
+    parts."""
     parts = form.file()
-    first = await anext(parts, b"")
+    first_part = await anext(parts, b"")
 
-    async def all_of_it() -> AsyncIterator[bytes]:
-        yield first
+    async def all_parts() -> AsyncIterator[bytes]:
+        yield first_part
         async for part in parts:
             yield part
 
-    return all_of_it()
+    return all_parts()
 
 
 BACKFILLS.add_to(router)

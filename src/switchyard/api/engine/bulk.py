@@ -44,14 +44,14 @@ class BulkRoutes(Generic[V]):
     """Scopes that a key needs for reading, in addition to the router's."""
     changes: Sequence[Depends] = ()
 
-    async def found(self, state: ApiState, operation_id: str) -> V:
+    async def view_operation(self, state: ApiState, operation_id: str) -> V:
         """Return an operation with its progress. Raises UnknownBulkOperation, LedgerUnavailable."""
         operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
         return await self._view(state, operation)
 
-    async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
+    async def view_receipt(self, state: ApiState, request: Request, operation_id: str) -> V:
         """Return the view of an operation for the key that has changed it: complete if that key
-        also started the operation. Raises as `found` does."""
+        also started the operation. Raises as `view_operation` does."""
         operation = await control.require_bulk(state.ledger, operation_id, *self.kinds)
         view = await self._view(state, operation)
         return receipt(request, view, is_own=operation.created_by == starter_of(request))
@@ -66,10 +66,11 @@ class BulkRoutes(Generic[V]):
         operation_id: str,
         changes: Mapping[str, float | int | None],
     ) -> V:
-        """Change its limits. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
+        """Change an operation's limits. Raises UnknownBulkOperation, BulkConflict,
+        LedgerUnavailable."""
         if changes:
             await control.set_limits(state.ledger, operation_id, changes, kinds=self.kinds)
-        return await self.changed(state, request, operation_id)
+        return await self.view_receipt(state, request, operation_id)
 
     def add_to(self, router: Routes) -> None:
         """Add the routes that list, show, pause and resume operations of this kind."""
@@ -81,7 +82,7 @@ class BulkRoutes(Generic[V]):
             description=f"The {self.noun}'s id.",
             examples=[f"{next(iter(self.kinds))}-3fa9c01b22"],
         )
-        acted = responses("not-found", "wrong-state", "ledger-away")
+        action_responses = responses("not-found", "wrong-state", "ledger-away")
 
         @router.get(
             self.path,
@@ -90,7 +91,7 @@ class BulkRoutes(Generic[V]):
             dependencies=self.reads,
             responses=responses("invalid", "ledger-away"),
         )
-        async def list_them(
+        async def list_operations(
             state: Shared,
             bulk_state: Annotated[BulkState | None, Query(alias="state")] = None,
             limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -112,29 +113,29 @@ class BulkRoutes(Generic[V]):
             responses=responses("not-found", "ledger-away"),
         )
         async def show(state: Shared, operation_id: str = operation_id) -> V:
-            """Show its progress and its results so far."""
-            return await self.found(state, operation_id)
+            """Show the operation's progress and its results so far."""
+            return await self.view_operation(state, operation_id)
 
         @router.post(
             f"{one_path}/pause",
             name=f"pause{self.suffix}",
             response_model=self.view,
             dependencies=self.changes,
-            responses=acted,
+            responses=action_responses,
         )
         async def pause(state: Shared, request: Request, operation_id: str = operation_id) -> V:
-            """Pause it within a second, until it is resumed."""
+            """Pause the operation within a second, until it is resumed."""
             await control.pause(state.ledger, operation_id, kinds=self.kinds)
-            return await self.changed(state, request, operation_id)
+            return await self.view_receipt(state, request, operation_id)
 
         @router.post(
             f"{one_path}/resume",
             name=f"resume{self.suffix}",
             response_model=self.view,
             dependencies=self.changes,
-            responses=acted,
+            responses=action_responses,
         )
         async def resume(state: Shared, request: Request, operation_id: str = operation_id) -> V:
-            """Resume it where it stopped, also after a halt."""
+            """Resume the operation where it stopped, also after a halt."""
             await self.resume(state.ledger, operation_id)
-            return await self.changed(state, request, operation_id)
+            return await self.view_receipt(state, request, operation_id)

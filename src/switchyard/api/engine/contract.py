@@ -26,7 +26,7 @@ router = Routes(tags=["contract"])
 @router.get("/schemas", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
 async def list_schemas(state: Shared) -> JobTypes:
     """List the job types with the JSON Schemas of their payloads."""
-    return JobTypes(job_types=[_type_view(job_type) for job_type in state.registry.all_described])
+    return JobTypes(job_types=[_view_type(job_type) for job_type in state.registry.all_described])
 
 
 @router.get(
@@ -50,7 +50,7 @@ async def show_asyncapi(state: Shared) -> dict[str, Any]:
 @router.get("/problems")
 async def list_problems() -> ProblemKinds:
     """List the problem types (RFC 9457) of this API. Needs no key."""
-    return ProblemKinds(problems=[_kind_view(kind) for kind in KINDS.values()])
+    return ProblemKinds(problems=[_view_kind(kind) for kind in KINDS.values()])
 
 
 @router.get("/problems/{name}", responses=responses("not-found"))
@@ -58,14 +58,14 @@ async def show_problem(name: Annotated[str, Path(pattern=patterns.PROBLEM_NAME)]
     """Show a problem type: the target of the `type` of a problem. Needs no key."""
     if name not in KINDS:
         raise Problem("not-found", f"there is no problem {name}")
-    return _kind_view(KINDS[name])
+    return _view_kind(KINDS[name])
 
 
-def _kind_view(kind: Kind) -> ProblemKind:
+def _view_kind(kind: Kind) -> ProblemKind:
     return ProblemKind(type=TYPE_BASE + kind.name, status=kind.status.value, title=kind.title)
 
 
-def _type_view(job_type: JobType) -> JobTypeView:
+def _view_type(job_type: JobType) -> JobTypeView:
     return JobTypeView.from_record(
         job_type,
         job_type=job_type.name,

@@ -106,7 +106,7 @@ async def set_redrive_rate(
 async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """Cancel a redrive permanently. Letters that were sent stay in their lanes."""
     await bulk_control.cancel(state.ledger, redrive_id, kinds=[KIND])
-    return await REDRIVES.found(state, redrive_id)
+    return await REDRIVES.view_operation(state, redrive_id)
 
 
 async def count_redrive(state: ApiState, order: NewRedrive) -> RedrivePlan:

@@ -75,7 +75,7 @@ async def follow(
         return lane in (None, fields.get("lane")) and job_type in (None, fields.get("job_type"))
 
     broker = state.require_broker()
-    frames = _all(state, broker, matches, last_event_id)
+    frames = _stream_all(state, broker, matches, last_event_id)
     return EventStream(frames, closing=StreamSlot(request).leave)
 
 
@@ -96,32 +96,32 @@ async def follow_job(
     """
     broker = state.require_broker()
     await state.ledger.job_reads.require(job_id)
-    frames = _one(state, broker, job_id, last_event_id)
+    frames = _stream_job(state, broker, job_id, last_event_id)
     return EventStream(frames, closing=StreamSlot(request).leave)
 
 
-async def _all(
+async def _stream_all(
     state: ApiState,
     broker: BrokerSide,
     matches: Callable[[JobEvent], bool],
     last_id: str | None,
 ) -> AsyncGenerator[bytes, None]:
     with broker.feed.subscribe(matches) as subscription:
-        missed = _missed_frames(broker, matches, last_id)  # now: what comes later is subscribed to
-        yield HEARTBEAT  # the head of the answer leaves at once
+        missed = _missed_frames(broker, matches, last_id)  # later ones come by the subscription
+        yield HEARTBEAT  # sends the answer's headers at once
         for each in missed:
             yield each
         while True:
             event = await subscription.next(state.settings.api_heartbeat)
             if event is not None:
-                yield _frame_of(event)
+                yield _to_frame(event)
             elif subscription.is_over:
                 return
             else:
                 yield HEARTBEAT
 
 
-async def _one(
+async def _stream_job(
     state: ApiState, broker: BrokerSide, job_id: str, last_id: str | None
 ) -> AsyncGenerator[bytes, None]:
     def matches(event: JobEvent) -> bool:
@@ -130,14 +130,14 @@ async def _one(
     with broker.feed.subscribe(matches) as subscription:
         missed = _missed_frames(broker, matches, last_id)
         # The job is looked up after subscribing, so that no event between the two is missed.
-        status, ended = await _status(state, job_id)
+        status, ended = await _read_status(state, job_id)
         yield frame("state", status)
         for each in missed:
             yield each
         while not ended:
             event = await subscription.next(state.settings.api_heartbeat)
             if event is not None:
-                yield _frame_of(event)
+                yield _to_frame(event)
             elif subscription.is_over:
                 return
             else:
@@ -145,13 +145,13 @@ async def _one(
             if event is None or event.name in ENDINGS:
                 # Events are best effort: the ledger has the last word.
                 try:
-                    status, ended = await _status(state, job_id)
+                    status, ended = await _read_status(state, job_id)
                 except LedgerUnavailable:
                     continue  # asked again at the next heartbeat
         yield frame("end", status)
 
 
-async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
+async def _read_status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
     record = await state.ledger.job_reads.get(job_id)
     if record is None:  # its publish was refused meanwhile
         return {"job_id": job_id, "state": None}, True
@@ -163,12 +163,12 @@ def _missed_frames(
 ) -> Iterator[bytes]:
     """Yield the frames of the events after `last_id`, each made when it is sent: the stored events
     are shared by all streams, so nothing is copied for this one beforehand."""
-    if not last_id:  # an empty one is that of a client which has seen none
+    if not last_id:  # empty from a client that has received no event
         return iter(())
     events, complete = broker.feed.since(last_id)
     gap = [] if complete else [frame("gap", {"after": last_id})]
-    return chain(gap, (_frame_of(event) for event in events if matches(event)))
+    return chain(gap, (_to_frame(event) for event in events if matches(event)))
 
 
-def _frame_of(event: JobEvent) -> bytes:
+def _to_frame(event: JobEvent) -> bytes:
     return frame(event.name, event.fields, event_id=event.id)

@@ -1,4 +1,4 @@
-"""`/jobs/actions`: many jobs cancelled, rerun or moved by a filter, under a record."""
+"""`/jobs/actions`: cancel, rerun or move all jobs that match a filter, with a record of it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def set_job_action_rate(
 async def cancel_job_action(action_id: ActionId, state: Shared) -> JobActionView:
     """End a bulk action permanently. What it has done stays."""
     await bulk_control.cancel(state.ledger, action_id, kinds=KINDS)
-    return await ACTIONS.found(state, action_id)
+    return await ACTIONS.view_operation(state, action_id)
 
 
 @router.post(
@@ -127,7 +127,7 @@ def action_spec(state: ApiState, order: NewJobAction) -> ActionSpec:
     state.require_broker()
     spec = ActionSpec(
         order.action,
-        order.filter.wanted(),
+        order.filter.to_filter(),
         order.change.change(),
         lane=order.lane,
         priority=order.priority,

@@ -31,7 +31,7 @@ ACCEPTED_HEADERS: dict[str, Any] = {
         "schema": {"type": "string", "enum": [each.value for each in Pressure]},
     },
     "Idempotency-Replayed": {
-        "description": "`true` when the key was known: nothing was made anew.",
+        "description": "`true` if the key was already used: no new job was made.",
         "schema": {"type": "string"},
     },
 }
@@ -41,19 +41,19 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=patterns.NO_SPACE,
-        description="Makes repeating safe: a request with a known key and the same content "
-        "is answered with what the first one made.",
+        description="Makes a repeated request safe: with the same key and content it makes nothing "
+        "new, and is answered with what the first request made.",
     ),
 ]
 
 
-async def tell_pressure(
-    broker: BrokerSide, job: NewJob, done: Published, response: Response
+async def set_pressure_header(
+    broker: BrokerSide, job: NewJob, accepted: Published, response: Response
 ) -> Pressure | None:
     """Set the header that tells how full the queue of a published job is, and return the pressure;
     None where it is not known."""
-    pressure = done.pressure
-    if pressure is None and done.state is JobState.QUEUED:
+    pressure = accepted.pressure
+    if pressure is None and accepted.state is JobState.QUEUED:
         depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
         pressure = None if depth is None else depth.pressure
     if pressure is not None:
@@ -61,7 +61,7 @@ async def tell_pressure(
     return pressure
 
 
-async def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
+async def prepare_job(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
     """Prepare the job of a request. Raises InvalidRequest."""
     try:
         return await broker.jobs.prepared(request)
@@ -69,8 +69,9 @@ async def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: b
         raise refused(error, by_routing_key=by_routing_key) from error
 
 
-async def published(broker: BrokerSide, job: NewJob) -> Published:
-    """Record the job and publish it, or record it alone. Raises Problem."""
+async def publish_job(broker: BrokerSide, job: NewJob) -> Published:
+    """Record the job and publish it, or only record it if it is to be published later. Raises
+    Problem."""
     try:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:

@@ -14,9 +14,9 @@ from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
     check_same,
-    prepared,
-    published,
-    tell_pressure,
+    prepare_job,
+    publish_job,
+    set_pressure_header,
 )
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, invalid, responses, try_later
@@ -115,15 +115,15 @@ async def publish(
     source = source_of(request, body.source)
     key = own_key(request, idempotency_key)
     ids = await state.ledger.system.job_ids()
-    job_request = _request(body, source, key, traceparent, state.ledger.clock.now(), ids)
-    job = await prepared(broker, job_request, by_routing_key=body.routing_key is not None)
-    done = await published(broker, job)
-    if done.duplicate:
-        await check_same(state, job_request, done)
+    job_request = _make_request(body, source, key, traceparent, state.ledger.clock.now(), ids)
+    job = await prepare_job(broker, job_request, by_routing_key=body.routing_key is not None)
+    accepted = await publish_job(broker, job)
+    if accepted.duplicate:
+        await check_same(state, job_request, accepted)
         response.headers["Idempotency-Replayed"] = "true"
-    pressure = await tell_pressure(broker, job, done, response)
-    response.headers["Location"] = f"/jobs/{done.job_id}"
-    return view_accepted_job(replace(done, pressure=pressure))
+    pressure = await set_pressure_header(broker, job, accepted, response)
+    response.headers["Location"] = f"/jobs/{accepted.job_id}"
+    return view_accepted_job(replace(accepted, pressure=pressure))
 
 
 async def _job_filter(
@@ -246,7 +246,7 @@ async def show(job_id: JobIdInPath, state: Shared, service: ReferencesOf) -> mod
         state.ledger,
         state.registry,
         record,
-        await _stages(record, service),
+        await _read_stages(record, service),
         await service.output(record),
     )
 
@@ -257,7 +257,7 @@ async def show_status(
 ) -> models.JobProgress:
     """Show the state of a job."""
     record = await state.ledger.job_reads.require(job_id)
-    return view_job_progress(record, await _stages(record, service))
+    return view_job_progress(record, await _read_stages(record, service))
 
 
 @router.get(
@@ -332,14 +332,14 @@ async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
     return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
 
 
-async def _stages(record: JobRecord, service: ReferenceService) -> dict[str, Any]:
+async def _read_stages(record: JobRecord, service: ReferenceService) -> dict[str, Any]:
     stages = await service.stages(record)
     if stages is None:
         return {}
     return {"current_stage": stages.current, "completed_stages": list(stages.completed)}
 
 
-def _request(
+def _make_request(
     body: models.JobToPublish,
     source: str,
     idempotency_key: str | None,

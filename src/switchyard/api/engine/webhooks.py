@@ -1,6 +1,6 @@
-"""`/webhooks/…`: what other systems tell us. They have no API key; their signature is one.
+"""`/webhooks/…`: deliveries of other systems. They have no API key, but sign what they send.
 
-Not in `/openapi.json`: what is sent here has the form of whoever sends it.
+Not in `/openapi.json`: each sender decides the form of its deliveries.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Path, Request, Response
 from pydantic import SecretStr
 
-from switchyard.api.engine.job_publishing import prepared
+from switchyard.api.engine.job_publishing import prepare_job
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.service import DeliveryView
@@ -27,12 +27,12 @@ from switchyard.services.engine.webhooks.deliveries import DeliveryJob, Ignored,
 router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
 
 RETRY_DELAY = 5.0
-"""Seconds after which a job is published whose lane was full, or the broker away: senders of
+"""Seconds until a job is published whose lane was full, or whose broker was away. Senders of
 webhooks do not repeat a delivery, so its job is recorded and waits."""
 
 
 @router.post("/github")
-async def github(request: Request, state: Shared, response: Response) -> DeliveryView:
+async def receive_github(request: Request, state: Shared, response: Response) -> DeliveryView:
     """Take a delivery of GitHub."""
     secret = state.settings.github_webhook_secret
     if secret is None:
@@ -44,7 +44,7 @@ async def github(request: Request, state: Shared, response: Response) -> Deliver
 
 
 @router.post("/{source}")
-async def of_source(
+async def receive_webhook(
     source: Annotated[str, Path(pattern=patterns.NAME)],
     request: Request,
     state: Shared,
@@ -91,7 +91,7 @@ async def _publish(state: Shared, delivery_job: DeliveryJob, source: str) -> Pub
         tags=delivery_job.tags,
         job_id=job_id_for(ids, key, job_type, delivery_job.payload),
     )
-    job = await prepared(broker, request, by_routing_key=True)
+    job = await prepare_job(broker, request, by_routing_key=True)
     try:
         return await broker.jobs.publish_one(job)
     except PublishError as error:
@@ -106,7 +106,7 @@ async def _publish(state: Shared, delivery_job: DeliveryJob, source: str) -> Pub
         tags=delivery_job.tags,
         job_id=request.job_id,
     )
-    return await broker.jobs.publish_one(await prepared(broker, later, by_routing_key=True))
+    return await broker.jobs.publish_one(await prepare_job(broker, later, by_routing_key=True))
 
 
 async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:

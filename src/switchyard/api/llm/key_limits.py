@@ -32,16 +32,16 @@ class AdmittedRequest:
 
     state: ApiState
     key_id: str
-    taken: int = 0
+    taken_tokens: int = 0
 
     async def settle(self, result: Mapping[str, Any] | None) -> None:
         """Replace the estimated tokens by those that the request has used: none for a stored
         answer. A failure is only logged."""
-        if not self.taken or result is None:
+        if not self.taken_tokens or result is None:
             return
         usage = {} if result.get("answer_reused") else result.get("usage") or {}
         used = sum(usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
-        unused, self.taken = self.taken - used, 0
+        unused, self.taken_tokens = self.taken_tokens - used, 0
         try:
             await self.state.ledger.api_keys.return_tokens(self.key_id, unused)
         except LedgerError as error:
@@ -64,13 +64,15 @@ async def admit(
     if body is not None:
         check_model_allowed(limits, str(body.get("model")))
         await _check_budgets(state, principal.id, limits)
-        admission.taken = _estimate(body) if limits.tokens_per_minute else 0
+        admission.taken_tokens = _estimate(body) if limits.tokens_per_minute else 0
     if limits.requests_per_minute is None and limits.tokens_per_minute is None:
         return admission
-    allowance = await state.ledger.api_keys.take_allowance(principal.id, limits, admission.taken)
+    allowance = await state.ledger.api_keys.take_allowance(
+        principal.id, limits, admission.taken_tokens
+    )
     setattr(request.state, LIMIT_HEADERS, limit_headers(limits, allowance))
     if allowance.short_of is not None:
-        admission.taken = 0
+        admission.taken_tokens = 0
         most = getattr(limits, f"{allowance.short_of}_per_minute")
         text = f"this key may use {most:,} {allowance.short_of} a minute"
         raise Problem("rate-limited", text, retry_after=allowance.retry_after)
@@ -78,7 +80,7 @@ async def admit(
 
 
 async def count_request(state: Shared, request: Request) -> None:
-    """Count a request to an endpoint that asks no model itself."""
+    """Count a request to an endpoint that does not call a model itself."""
     await admit(state, request)
 
 

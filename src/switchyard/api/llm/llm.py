@@ -14,9 +14,9 @@ from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
     check_same,
-    prepared,
-    published,
-    tell_pressure,
+    prepare_job,
+    publish_job,
+    set_pressure_header,
 )
 from switchyard.api.engine.jobs import JobIdInPath
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
@@ -55,7 +55,7 @@ _REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
 DEFAULT_PRIORITY = 5
 MAX_STREAM_DURATION = 3600.0
 """Seconds after which a stream ends whose request does not expire."""
-STREAMED = (
+STREAM_EXAMPLE = (
     'event: accepted\ndata: {"job_id": "0b0f6c1e"}\n\n'
     'event: text\ndata: {"text": "The tide", "offset": 0}\n\n'
     'event: end\ndata: {"job_id": "0b0f6c1e", "status": "completed"}\n\n'
@@ -74,7 +74,7 @@ _HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("X-Lane-Pressure", "Idempo
         200: {
             "description": "It has ended; or a stream of events.",
             "headers": _HEADERS,
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAM_EXAMPLE}},
         },
         202: {**WAITING[202], "headers": {**_HEADERS, "Location": ACCEPTED_HEADERS["Location"]}},
         **responses(
@@ -115,10 +115,10 @@ async def ask(
     with StreamSlot(request) if body.wait else nullcontext():
         if state.direct is not None:
             return await _ask_directly(body, state.direct, response, source, idempotency_key)
-        return await _ask(body, state, response, source, idempotency_key)
+        return await _ask_by_job(body, state, response, source, idempotency_key)
 
 
-async def _ask(
+async def _ask_by_job(
     body: models.QuestionToModel,
     state: ApiState,
     response: Response,
@@ -139,12 +139,12 @@ async def _ask(
         idempotency_key=idempotency_key,
         job_id=job_id_for(ids, idempotency_key, body.type, body.payload),
     )
-    job = await prepared(broker, job_request, by_routing_key=False)
-    accepted = await published(broker, job)
+    job = await prepare_job(broker, job_request, by_routing_key=False)
+    accepted = await publish_job(broker, job)
     if accepted.duplicate:
         await check_same(state, job_request, accepted, expires_in=body.expires_in)
         response.headers["Idempotency-Replayed"] = "true"
-    await tell_pressure(broker, job, accepted, response)
+    await set_pressure_header(broker, job, accepted, response)
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
     record = None
     if body.wait:
@@ -191,16 +191,16 @@ async def _open_stream(
     source: str,
     idempotency_key: str | None,
 ) -> EventStream:
-    with ExitStack() as leaving:
-        leaving.enter_context(slot)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(slot)
         answer_stream, queue = await _submit_streamed(body, state, source, idempotency_key)
-        leaving.pop_all()
+        cleanup.pop_all()
 
     def close() -> None:
         answer_stream.close()
         slot.leave()
 
-    frames = _frames(state, queue, answer_stream, body.expires_in or MAX_STREAM_DURATION)
+    frames = _stream_frames(state, queue, answer_stream, body.expires_in or MAX_STREAM_DURATION)
     return EventStream(frames, closing=close)
 
 
@@ -250,7 +250,7 @@ def translate_refusals() -> Iterator[None]:
         raise lane_full(error) from error
 
 
-async def _frames(
+async def _stream_frames(
     state: ApiState, queue: LLMQueue, answer_stream: AnswerStream, timeout: float
 ) -> AsyncGenerator[bytes, None]:
     yield frame("accepted", {"job_id": answer_stream.job_id})

@@ -57,7 +57,7 @@ from switchyard.services.llm.openai_form import (
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
-STREAMED = (
+STREAM_EXAMPLE = (
     'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
     '{"role": "assistant", "content": "The tide"}, "finish_reason": null}]}\n\n'
     "data: [DONE]\n\n"
@@ -103,7 +103,7 @@ _PROBLEMS = (
         200: {
             "description": "A chat completion, or a stream of its chunks.",
             "headers": ANSWER_HEADERS,
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAM_EXAMPLE}},
         },
         **responses(*_PROBLEMS),
     },
@@ -120,8 +120,8 @@ async def create_chat_completion(
     admitted_request = await admit_request(body, chat, state, request)
     payload = payload_of(CHATS_URL, body, chat, run_options)
     slot = StreamSlot(request)
-    with ExitStack() as leaving:
-        leaving.callback(slot.leave)
+    with ExitStack() as cleanup:
+        cleanup.callback(slot.leave)
         if not body.stream:
             result = await run_request(
                 "chat_completion", payload, run_options, state, request, admitted_request
@@ -141,7 +141,7 @@ async def create_chat_completion(
         )
         if stream is None:
             return Response()  # nobody reads it
-        leaving.pop_all()
+        cleanup.pop_all()
     return stream
 
 

@@ -74,7 +74,7 @@ Batches = Annotated[OpenAiBatches, Depends(batches_of)]
     responses=responses("invalid", "too-large", "storage-full", "ledger-away"),
 )
 async def upload_file(
-    request: Request, state: Shared, batches: Batches, asks: PrincipalOf
+    request: Request, state: Shared, batches: Batches, principal: PrincipalOf
 ) -> models.OpenAiFileView:
     """Upload the requests of a batch: a file of JSON lines, with `purpose=batch`."""
     quota = Quota(state.storage, state.settings.storage_quota)
@@ -82,7 +82,7 @@ async def upload_file(
     form = UploadForm(request)
     try:
         stored = await batches.store(
-            batches.new_file(asks.id, "", PURPOSE),
+            batches.new_file(principal.id, "", PURPOSE),
             quota.metered(form.file()),
             max_bytes=state.settings.max_document_bytes,
         )
@@ -122,7 +122,7 @@ def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
 )
 async def list_files(
     batches: Batches,
-    asks: PrincipalOf,
+    principal: PrincipalOf,
     purpose: Annotated[
         str | None,
         Query(max_length=40, pattern=patterns.PLAIN, description="Files of this purpose."),
@@ -133,7 +133,7 @@ async def list_files(
 ) -> models.OpenAiFileList:
     """List the files of this key."""
     files = await batches.files(
-        asks.id, purpose=purpose, newest_first=order == "desc", after=after, limit=limit + 1
+        principal.id, purpose=purpose, newest_first=order == "desc", after=after, limit=limit + 1
     )
     page = [view_file(each) for each in files[:limit]]
     return models.OpenAiFileList(data=page, **_page_ends(page), has_more=len(files) > limit)
@@ -144,9 +144,11 @@ async def list_files(
     dependencies=[needs(Scope.PUBLISH), CountedForRateLimit],
     responses=responses("not-found", "ledger-away"),
 )
-async def show_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> models.OpenAiFileView:
+async def show_file(
+    file_id: FileId, batches: Batches, principal: PrincipalOf
+) -> models.OpenAiFileView:
     """Show one file."""
-    return view_file(await batches.file(file_id, asks.id))
+    return view_file(await batches.file(file_id, principal.id))
 
 
 @router.get(
@@ -158,9 +160,9 @@ async def show_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> mod
         **responses("not-found", "ledger-away"),
     },
 )
-async def read_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> StreamingResponse:
+async def read_file(file_id: FileId, batches: Batches, principal: PrincipalOf) -> StreamingResponse:
     """Download a file: the input of a batch, its answers, or its errors."""
-    file = await batches.file(file_id, asks.id)
+    file = await batches.file(file_id, principal.id)
     parts = batches.content(file)
     first = await anext(parts, b"")  # a client that sends no file gets an error
 
@@ -185,10 +187,10 @@ async def read_file(file_id: FileId, batches: Batches, asks: PrincipalOf) -> Str
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def delete_file(
-    file_id: FileId, batches: Batches, asks: PrincipalOf
+    file_id: FileId, batches: Batches, principal: PrincipalOf
 ) -> models.DeletedOpenAiFile:
     """Delete a file that no open batch reads."""
-    await batches.delete_file(file_id, asks.id)
+    await batches.delete_file(file_id, principal.id)
     return models.DeletedOpenAiFile(id=file_id)
 
 
@@ -205,13 +207,13 @@ async def create_batch(
     request: Request,
     state: Shared,
     batches: Batches,
-    asks: PrincipalOf,
+    principal: PrincipalOf,
     idempotency_key: IdempotencyKey = None,
 ) -> models.OpenAiBatchView:
     """Create a batch from an uploaded file. Its requests are jobs of the lane backfill."""
     state.require_broker()
     batch = await batches.create(
-        asks.id,
+        principal.id,
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         completion_window=body.completion_window,
@@ -229,12 +231,12 @@ async def create_batch(
 )
 async def list_batches(
     batches: Batches,
-    asks: PrincipalOf,
+    principal: PrincipalOf,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Batches of a page.")] = 20,
 ) -> models.OpenAiBatchList:
     """List the batches of this key, newest first."""
-    batch_page = await batches.batches(asks.id, after=after, limit=limit + 1)
+    batch_page = await batches.batches(principal.id, after=after, limit=limit + 1)
     page = [view_batch(each) for each in batch_page[:limit]]
     return models.OpenAiBatchList(data=page, **_page_ends(page), has_more=len(batch_page) > limit)
 
@@ -245,10 +247,10 @@ async def list_batches(
     responses=responses("not-found", "ledger-away"),
 )
 async def show_batch(
-    batch_id: BatchId, batches: Batches, asks: PrincipalOf
+    batch_id: BatchId, batches: Batches, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
     """Show one batch, with its requests counted."""
-    return view_batch(await batches.batch(batch_id, asks.id))
+    return view_batch(await batches.batch(batch_id, principal.id))
 
 
 @router.post(
@@ -257,10 +259,10 @@ async def show_batch(
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def cancel_batch(
-    batch_id: BatchId, batches: Batches, asks: PrincipalOf
+    batch_id: BatchId, batches: Batches, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
     """Cancel a batch. Requests that are being answered end as usual; others are not asked."""
-    return view_batch(await batches.cancel(batch_id, asks.id))
+    return view_batch(await batches.cancel(batch_id, principal.id))
 
 
 def view_file(file: OpenAiFile) -> models.OpenAiFileView:

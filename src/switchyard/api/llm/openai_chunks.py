@@ -26,7 +26,7 @@ class ChunkWriter:
     _sent: list[str] = field(default_factory=list)
     _length: int = 0
     _is_live: bool = True
-    """False once a piece was left out, or the answer began anew: further text comes at the end."""
+    """False once a piece is missing, or the answer has begun anew: the rest is sent at the end."""
 
     def text(self, piece: LlmText) -> Iterator[bytes]:
         """Write a piece of the text, if it follows the pieces before it."""
@@ -116,14 +116,14 @@ def response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
     for at, item in enumerate(response.get("output", ())):
         place = {"output_index": at, "item_id": item.get("id")}
         parts = [x for x in item.get("content") or () if isinstance(x, dict)]
-        emptied: dict[str, Any] = {"content": []} if parts else {}
-        yield event("response.output_item.added", output_index=at, item={**item, **emptied})
+        without_parts: dict[str, Any] = {"content": []} if parts else {}
+        yield event("response.output_item.added", output_index=at, item={**item, **without_parts})
         for index, part in enumerate(parts):
             within = {**place, "content_index": index}
             text = part.get("text")
             is_text = part.get("type") == "output_text" and isinstance(text, str)
-            begun = {**part, "text": ""} if is_text else part
-            yield event("response.content_part.added", **within, part=begun)
+            empty_part = {**part, "text": ""} if is_text else part
+            yield event("response.content_part.added", **within, part=empty_part)
             if is_text:
                 yield event("response.output_text.delta", **within, delta=text, logprobs=[])
                 yield event("response.output_text.done", **within, text=text, logprobs=[])

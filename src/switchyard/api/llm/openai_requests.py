@@ -47,7 +47,7 @@ from switchyard.services.llm.openai_form import (
 )
 
 MAX_TIME = 7 * 24 * 3600.0
-"""Seconds that a request may ask for."""
+"""Maximum of X-Job-Expires-In, in seconds."""
 DEFAULT_TIME = 600.0
 """Seconds after which a request expires by default: as long as OpenAI's clients wait."""
 
@@ -144,7 +144,7 @@ async def run_request(
         if not await _ends_while_connected(request, ending):
             await _abandon(state, job_id, run_options)
             return None
-    result = _result(await ending, job_id, state)
+    result = _to_result(await ending, job_id, state)
     await admitted_request.settle(result.result)
     check_answered(result)
     return result
@@ -181,8 +181,8 @@ async def admit_request(
     Raises Problem (403, 404, 429)."""
     check_model_allowed(limits_of(request), body.model)
     check_model(state.settings, body.model, embeds=embeds)
-    named = {**(body.model_extra or {}), "model": body.model, **question}
-    return await admit(state, request, body=named)
+    fields = {**(body.model_extra or {}), "model": body.model, **question}
+    return await admit(state, request, body=fields)
 
 
 def payload_of(
@@ -191,8 +191,8 @@ def payload_of(
     question: Mapping[str, Any],
     run_options: OpenAiRunOptions,
 ) -> dict[str, Any]:
-    named = {"model": body.model, **question, **(body.model_extra or {})}
-    return ENDPOINTS[url].payload(named, fresh=run_options.is_fresh)
+    fields = {"model": body.model, **question, **(body.model_extra or {})}
+    return ENDPOINTS[url].payload(fields, fresh=run_options.is_fresh)
 
 
 def shows_usage_of(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
@@ -232,7 +232,7 @@ def check_answered(result: LlmResult) -> None:
             raise Problem("model-refused", error, headers=headers, error_code=code)
 
 
-def _result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult:
+def _to_result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult:
     if record is None:
         return LlmResult(job_id, LlmStatus.WAITING)
     return result_of(record, state.ledger.clock.time())
@@ -240,12 +240,12 @@ def _result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult
 
 async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> bool:
     """Wait for a result. If the client disconnects first, cancel the task and return False."""
-    leaving = asyncio.create_task(wait_for_disconnect(request.receive))
+    disconnect = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait((result, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((result, disconnect), return_when=asyncio.FIRST_COMPLETED)
         return result.done()
     finally:
-        await end_tasks(leaving)
+        await end_tasks(disconnect)
         if not result.done():
             await end_tasks(result)
 
@@ -280,20 +280,20 @@ async def start_stream(
         answer_stream = await queue.open_stream("chat_completion", payload, **run_options.options)
     ending = queue.wait_for_end(answer_stream.job_id, timeout=run_options.expires_in)
     events = answer_stream.follow(ending, heartbeat=state.settings.api_heartbeat)
-    async with AsyncExitStack() as leaving:
-        leaving.callback(answer_stream.close)
-        leaving.push_async_callback(events.aclose)
-        coming = asyncio.create_task(_next(events))
-        if not await _ends_while_connected(request, coming):
+    async with AsyncExitStack() as cleanup:
+        cleanup.callback(answer_stream.close)
+        cleanup.push_async_callback(events.aclose)
+        first_event = asyncio.create_task(_next_event(events))
+        if not await _ends_while_connected(request, first_event):
             await _abandon(state, answer_stream.job_id, run_options)
             return None
-        first = await coming
+        first = await first_event
         if isinstance(first, JobRecord):
             await admitted_request.settle(first.result)
-            check_answered(_result(first, answer_stream.job_id, state))
-        leaving.pop_all()
+            check_answered(_to_result(first, answer_stream.job_id, state))
+        cleanup.pop_all()
     chunks = ChunkWriter(answer_stream.job_id, str(payload["model"]), shows_usage=shows_usage)
-    frames = _frames(
+    frames = _stream_frames(
         state,
         answer_stream.job_id,
         chunks,
@@ -309,7 +309,7 @@ async def start_stream(
     return EventStream(frames, closing=close)
 
 
-async def _next(
+async def _next_event(
     events: AsyncGenerator[LlmText | JobRecord | None, None],
 ) -> LlmText | JobRecord | None:
     return await anext(events, None)
@@ -324,7 +324,7 @@ async def _with_first(
             yield each
 
 
-async def _frames(
+async def _stream_frames(
     state: ApiState,
     job_id: str,
     chunks: ChunkWriter,
@@ -345,7 +345,7 @@ async def _frames(
                 else:
                     record = each
         is_ended = True
-        result = _result(record, job_id, state)
+        result = _to_result(record, job_id, state)
         await admitted_request.settle(result.result)
         check_answered(result)
         for frame in chunks.end(completion_of(result)):

@@ -66,7 +66,7 @@ async def start(
 
     503 with `Retry-After: 60` while the backfill lane is full.
     """
-    bounds = _bounds(body, state)
+    bounds = _make_bounds(body, state)
     service = _crawls_of(state)
     idempotency_key = own_key(request, idempotency_key)
     try:
@@ -74,7 +74,7 @@ async def start(
         if known is not None:
             response.headers["Idempotency-Replayed"] = "true"
             return await _accept(request, service, known, response)
-        pressure = await _pressure_with_room(state)
+        pressure = await _require_room(state)
         by = starter_of(request)
         crawl = await service.start(bounds, created_by=by, key=idempotency_key, tags=body.tags)
     except CrawlKeyTaken as error:
@@ -97,9 +97,9 @@ def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:
     return receipt(request, view_crawl(progress), is_own=is_own)
 
 
-async def _pressure_with_room(state: ApiState) -> Pressure | None:
+async def _require_room(state: ApiState) -> Pressure | None:
     """Return how full the lane is. Raises Problem where it has no room."""
-    pressure = await _pressure(state)
+    pressure = await _read_pressure(state)
     if pressure is Pressure.FULL:
         raise Problem(
             "lane-full",
@@ -109,7 +109,7 @@ async def _pressure_with_room(state: ApiState) -> Pressure | None:
     return pressure
 
 
-def _bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
+def _make_bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
     try:
         return CrawlBounds.from_request(
             body.start,
@@ -157,8 +157,9 @@ async def cancel(crawl_id: CrawlId, request: Request, state: Shared) -> models.C
     return _crawl_view(request, await _crawls_of(state).cancel(crawl_id))
 
 
-async def _pressure(state: ApiState) -> Pressure | None:
-    """None where it is not known: a crawl is recorded all the same, and published later."""
+async def _read_pressure(state: ApiState) -> Pressure | None:
+    """Return how full the lane is. None where it is not known: a crawl is recorded all the same,
+    and published later."""
     try:
         return crawl_pressure(await state.require_broker().pressure.snapshot())
     except BrokerUnavailable:

@@ -1,4 +1,4 @@
-"""`/documents`: send a document, see how far it is, fetch what was made of it."""
+"""`/documents`: upload documents, show their progress, get their results."""
 
 from __future__ import annotations
 
@@ -97,27 +97,27 @@ FORM: dict[str, Any] = {
 
 
 async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload, UploadMetadata]:
-    """Store the request's file, and return what was said of it.
+    """Store the request's file, and return it with its metadata.
 
-    Raises InvalidUpload, and as UploadIntake.receive and About.of do.
+    Raises InvalidUpload, and as UploadIntake.receive and UploadMetadata.from_fields do.
     """
     form = UploadForm(request)
     upload = await inbox.receive(form.file(), lambda: form.filename, lambda: form.charset)
     try:
         await form.rest()
-        about = UploadMetadata.from_fields(
+        metadata = UploadMetadata.from_fields(
             form.filename,
             form.fields,
             asked_by=source_of(request, None),
             may_read=may(request, Scope.READ),
         )
-        if about.source is not None and not may(request, Scope.ADMIN):
-            check_source(about.source, state_of(request).registry)
-        inbox.check(about)
+        if metadata.source is not None and not may(request, Scope.ADMIN):
+            check_source(metadata.source, state_of(request).registry)
+        inbox.check(metadata)
     except BaseException:
         await inbox.discard(upload)
         raise
-    return upload, about
+    return upload, metadata
 
 
 @router.post(
@@ -139,8 +139,8 @@ async def send_document(
     processed again. A key without the scope `read` gets only the id and state of a document that
     was sent before.
     """
-    upload, about = await receive_upload(request, documents.inbox)
-    submitted = await documents.submit(upload, about)
+    upload, metadata = await receive_upload(request, documents.inbox)
+    submitted = await documents.submit(upload, metadata)
     status = submitted.status
     response.headers["Location"] = f"/documents/{status.document_id}"
     view = DocumentView.from_record(status, duplicate=submitted.duplicate)

@@ -37,7 +37,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _takes(model: type[BaseModel]) -> dict[str, Any]:
+def _describe_body(model: type[BaseModel]) -> dict[str, Any]:
     content = {
         **FORM["requestBody"]["content"],
         "text/plain": {"schema": {"type": "string"}},
@@ -50,22 +50,22 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
     "/extract/references",
     status_code=202,
     dependencies=[needs(Scope.PUBLISH)],
-    openapi_extra=_takes(TextWithReferences),
+    openapi_extra=_describe_body(TextWithReferences),
     responses=ANSWERS,
 )
 async def order_references(
     request: Request, response: Response, service: ReferencesOf
 ) -> OrderedReferences:
     """Extract the references of a paper as raw text, with label and page."""
-    ordered = await _order(request, service, "extract_references", TextWithReferences)
-    return await _answer(ordered, request, response, service)
+    submission = await _start_job(request, service, "extract_references", TextWithReferences)
+    return await _answer(submission, request, response, service)
 
 
 @router.post(
     "/parse/references",
     status_code=202,
     dependencies=[needs(Scope.PUBLISH)],
-    openapi_extra=_takes(ReferencesToParse),
+    openapi_extra=_describe_body(ReferencesToParse),
     responses=ANSWERS,
 )
 async def order_parsing(
@@ -74,15 +74,15 @@ async def order_parsing(
     """Parse references into fields. The text or file has one reference per line, or blank lines
     between references.
     """
-    ordered = await _order(request, service, "parse_references", ReferencesToParse)
-    return await _answer(ordered, request, response, service)
+    submission = await _start_job(request, service, "parse_references", ReferencesToParse)
+    return await _answer(submission, request, response, service)
 
 
 @router.post(
     "/process/references",
     status_code=202,
     dependencies=[needs(Scope.PUBLISH)],
-    openapi_extra=_takes(TextWithReferences),
+    openapi_extra=_describe_body(TextWithReferences),
     responses=ANSWERS,
 )
 async def order_processing(
@@ -91,8 +91,8 @@ async def order_processing(
     """Extract the references of a paper, parse them into fields, and link them to their citations
     in the text.
     """
-    ordered = await _order(request, service, "process_references", TextWithReferences)
-    return await _answer(ordered, request, response, service)
+    submission = await _start_job(request, service, "process_references", TextWithReferences)
+    return await _answer(submission, request, response, service)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +101,34 @@ class ReferenceSubmission:
 
     job_id: str
     is_own: bool
-    """It reads what the request itself has brought, and no document."""
+    """Whether it reads only what the request itself contains, and no stored document."""
 
 
-async def _order(
+async def _start_job(
     request: Request, service: ReferenceService, order: Order, model: type[M]
 ) -> ReferenceSubmission:
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        upload, about = await receive_upload(request, service.inbox)
-        return ReferenceSubmission(await service.order_from_file(order, upload, about), is_own=True)
+        upload, metadata = await receive_upload(request, service.inbox)
+        return ReferenceSubmission(
+            await service.order_from_file(order, upload, metadata), is_own=True
+        )
     if kind == "text/plain":
         upload = await service.inbox.receive(
             request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
         )
-        about = UploadMetadata(filename="references.txt", asked_by=asked_by)
-        return ReferenceSubmission(await service.order_from_file(order, upload, about), is_own=True)
+        metadata = UploadMetadata(filename="references.txt", asked_by=asked_by)
+        return ReferenceSubmission(
+            await service.order_from_file(order, upload, metadata), is_own=True
+        )
     if kind == "application/json":
-        body = _read(model, await request.body())
+        body = _parse_body(model, await request.body())
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
-        about = UploadMetadata(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
-        job_id = await service.order_from_text(order, payload, about)
+        metadata = UploadMetadata(
+            lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by
+        )
+        job_id = await service.order_from_text(order, payload, metadata)
         return ReferenceSubmission(job_id, is_own="document_id" not in payload)
     raise Problem(
         "unsupported-media-type",
@@ -130,7 +136,7 @@ async def _order(
     )
 
 
-def _read(model: type[M], body: bytes) -> M:
+def _parse_body(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -139,15 +145,15 @@ def _read(model: type[M], body: bytes) -> M:
 
 
 async def _answer(
-    ordered: ReferenceSubmission, request: Request, response: Response, service: ReferenceService
+    submission: ReferenceSubmission, request: Request, response: Response, service: ReferenceService
 ) -> OrderedReferences:
-    job_id = ordered.job_id
+    job_id = submission.job_id
     response.headers["Location"] = f"/jobs/{job_id}"
     if not service.inbox.is_inline:
         response.headers.update(POLL_AFTER)
         return OrderedReferences(job_id=job_id)
     response.status_code = 200
-    if not may_be_told(request, is_own=ordered.is_own):
+    if not may_be_told(request, is_own=submission.is_own):
         return OrderedReferences(job_id=job_id)
     try:
         return OrderedReferences(job_id=job_id, result=await service.references(job_id))

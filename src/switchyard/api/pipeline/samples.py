@@ -37,7 +37,7 @@ async def generate_documents(
     """Generate sample documents and send them through the pipeline. With a broker, the result of
     the job lists them.
     """
-    ordered = await order_samples(
+    sample_order = await order_samples(
         state.ledger,
         documents.inbox,
         count=body.count,
@@ -47,10 +47,10 @@ async def generate_documents(
         lane=body.lane,
         asked_by=source_of(request, None),
     )
-    response.headers["Location"] = f"/jobs/{ordered.job_id}"
-    if ordered.documents is None:
+    response.headers["Location"] = f"/jobs/{sample_order.job_id}"
+    if sample_order.documents is None:
         response.headers.update(POLL_AFTER)
-        return SamplesView(job_id=ordered.job_id)
+        return SamplesView(job_id=sample_order.job_id)
     response.status_code = 201
-    views = [SampleView.model_validate(each) for each in ordered.documents]
-    return SamplesView(job_id=ordered.job_id, documents=views)
+    views = [SampleView.model_validate(each) for each in sample_order.documents]
+    return SamplesView(job_id=sample_order.job_id, documents=views)
