@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings.llm import LlmServer as Provider
 from switchyard.services.engine.backfill.handler import BackfillHandler
 from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.bulk.runner import BulkRunner
@@ -22,12 +23,14 @@ from switchyard.services.llm.openai_batch_input import raw_lines
 from switchyard.services.llm.openai_batches import OpenAiBatches
 from tests.support.api_server import RunningApi, client_of, connected, serving
 from tests.support.eventually import PATIENCE, eventually
-from tests.support.llm_server import MODEL, LlmServer, answers, fails
+from tests.support.llm_server import MODEL, LlmServer, answers, fails, says
 from tests.support.system import System
 
 ONE, OTHER = "a-secret-of-32-characters-00001", "a-secret-of-32-characters-00002"
 KEYS = SecretStr(f"{ONE}:publish,{OTHER}:publish+read")
 CHATS: Any = "/v1/chat/completions"
+RESPONSES: Any = "/v1/responses"
+NO_ENDPOINT: Any = "/v1/moderations"
 
 
 def asked(name: str, body: Any = None, **more: Any) -> dict[str, Any]:
@@ -129,6 +132,38 @@ async def test_a_batch_is_answered_request_by_request(
     listed = [each.id async for each in await client.files.list()]
     assert listed == [batch.output_file_id, file.id]
     assert [each.id async for each in await client.batches.list()] == [batch.id]
+
+
+async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
+    system: System, client: openai.AsyncOpenAI, llm: LlmServer
+) -> None:
+    body = {"model": MODEL, "input": "What is a tide?", "instructions": "Be short."}
+    content = jsonl(
+        asked("a", body, url=RESPONSES), asked("b", {**body, "background": True}, url=RESPONSES)
+    )
+    refused = await handed_in(client, content, endpoint=RESPONSES)
+    batches = OpenAiBatches(system.settings, system.ledger, system.registry)
+    refused = await ended(client, batches, refused.id)
+    assert refused.errors is not None
+    assert {each.code for each in refused.errors.data or []} == {"responses_not_supported"}
+
+    own = Provider(name="own", base_url=llm.url, model=MODEL, responses=True)
+    system.settings = system.settings.model_copy(update={"llm_providers": (own,)})
+    part = {"type": "output_text", "text": "The sea rises.", "annotations": []}
+    item = {"id": "m1", "type": "message", "role": "assistant", "content": [part]}
+    answer = {"id": "resp_1", "object": "response", "status": "completed", "output": [item]}
+    llm.next(says(json.dumps(answer).encode()))
+    await system.start_worker("llm")
+    batch = await handed_in(client, content, endpoint=RESPONSES)
+    batches = OpenAiBatches(system.settings, system.ledger, system.registry)
+    async with backfilling(system):
+        batch = await ended(client, batches, batch.id)
+    assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
+    (found,) = await lines_of(client, batch.output_file_id)
+    assert found["response"]["body"]["output"] == [item]
+    assert (llm.requests[-1].path, llm.requests[-1].json) == (RESPONSES, body)
+    (failed,) = await lines_of(client, batch.error_file_id)
+    assert "X-Job-Background" in failed["response"]["body"]["error"]["message"]
 
 
 async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
@@ -290,7 +325,7 @@ async def test_what_is_no_batch_is_refused(client: openai.AsyncOpenAI) -> None:
             )
     with pytest.raises(refused, match="endpoint"):
         await client.batches.create(
-            input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+            input_file_id=file.id, endpoint=NO_ENDPOINT, completion_window="24h"
         )
     with pytest.raises(openai.NotFoundError):
         await client.batches.create(input_file_id="file-0", endpoint=CHATS, completion_window="24h")

@@ -11,11 +11,13 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.metric_names import LLM_SERVER_PAUSED
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.operations import (
     LONG_PAUSE_SECONDS,
     REPORTED_AFTER_FAILURES,
     model_servers,
+    samples,
 )
 from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES
 from tests.support.commands import jobctl
@@ -26,6 +28,9 @@ SERVERS = [
     {"name": "own", "base_url": "http://127.0.0.1:9/v1", "model": "m"},
     {"name": "spare", "base_url": "http://127.0.0.1:9/v1", "model": "m", "order": 1, "most": 4},
 ]
+
+
+EMBEDDER = "http://127.0.0.1:9/v1"
 
 
 async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
@@ -88,7 +93,8 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
 
 def examined(url: str, ledger: Ledger) -> DoctorContext:
     """What the doctor looks at: a system with these servers, and its ledger."""
-    settings = Settings.model_validate({"database_url": url, "llm_providers": SERVERS})
+    given = {"database_url": url, "llm_providers": SERVERS, "embed_base_url": EMBEDDER}
+    settings = Settings.model_validate(given)
     system = DoctorContext(settings, Registry([]))
     system.ledger = ledger
     return system
@@ -109,6 +115,11 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
         )
         return [each.status for each in await model_servers(system)]
 
+    assert await failing("embeddings", REPORTED_AFTER_FAILURES) == ["warning"]
+    measured = await samples(system.settings, plain_ledger)
+    (paused,) = (each for metric, each in measured if metric == LLM_SERVER_PAUSED)
+    assert paused.keys() == {("embeddings",)}
+    assert await failing("embeddings", 0) == ["ok"]
     assert await failing("own", REPORTED_AFTER_FAILURES - 1) == ["ok"]
     assert await failing("of another time", REPORTED_AFTER_FAILURES) == ["ok"]
     assert await failing("own", REPORTED_AFTER_FAILURES) == ["warning"]
@@ -177,3 +188,6 @@ async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:
     unknown = await jobctl("llm", "check", "another", **given)
     assert unknown.returncode == 1
     assert "they have: own" in " ".join(unknown.stderr.split())
+    given["JOBS_EMBED_BASE_URL"] = llm.url
+    no_chats = await jobctl("llm", "check", "embeddings", **given)
+    assert "answers no chats" in " ".join(no_chats.stderr.split())

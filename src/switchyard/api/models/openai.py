@@ -189,9 +189,9 @@ class BatchRequest(RequestModel):
     input_file_id: str = Field(
         max_length=100, pattern=patterns.PLAIN, description="A file of the purpose `batch`."
     )
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"] = Field(
-        description="The endpoint of all of its requests."
-    )
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
+    ] = Field(description="The endpoint of all of its requests.")
     completion_window: str = Field(
         default="24h",
         max_length=10,

@@ -170,6 +170,9 @@ def check(
     if server not in known:
         names = ", ".join(known) or "none"
         raise CommandFailed(f"the settings have no model server {server!r}; they have: {names}")
+    search = settings.for_embeddings
+    if search is not None and known[server] in search.llm_servers:
+        raise CommandFailed(f"{server} is the server of JOBS_EMBED_BASE_URL: it answers no chats")
     try:
         probe = run(probe_server(known[server], settings.llm_timeout))
     except (LlmUnavailable, LlmRefused, InvalidLlmResponse) as error:

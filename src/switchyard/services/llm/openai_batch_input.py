@@ -30,8 +30,9 @@ from switchyard.services.engine.backfill.sources import (
     Unusable,
 )
 from switchyard.services.engine.records.system import KeyLimits
+from switchyard.services.llm.endpoint_requests import NEEDS_RESPONSES
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.openai_form import EMBEDDINGS_URL, ENDPOINTS
+from switchyard.services.llm.openai_form import EMBEDDINGS_URL, ENDPOINTS, RESPONSES_URL
 from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBatchState, OpenAiFile
 
 MAX_REQUESTS = 50_000
@@ -116,8 +117,8 @@ def parse_line(line: bytes | None, number: int, next_offset: int, endpoint: str)
 def check_line_model(
     settings: Settings, line: BatchLine, endpoint: str, limits: KeyLimits | None = None
 ) -> None:
-    """Raise InvalidBatchLine if no server has the model of a request, or if the limits of the API
-    key do not allow the model."""
+    """Raise InvalidBatchLine if no server has the model of a request, or none of them the batch's
+    endpoint, or if the limits of the API key do not allow the model."""
     model = line.body.get("model")
     if limits is not None and not limits.allows(str(model)):
         text = f"this key may not use the model {str(model)[:200]!r}"
@@ -125,9 +126,12 @@ def check_line_model(
     servers = settings.llm_servers
     if endpoint == EMBEDDINGS_URL and settings.for_embeddings is not None:
         servers += settings.for_embeddings.llm_servers
-    if not isinstance(model, str) or not any(each.serves(model) for each in servers):
+    serving = [each for each in servers if isinstance(model, str) and each.serves(model)]
+    if not serving:
         text = f"no server has the model {str(model)[:200]!r}; see GET /v1/models"
         raise InvalidBatchLine("model_not_found", text, "body.model")
+    if endpoint == RESPONSES_URL and not any(each.responses for each in serving):
+        raise InvalidBatchLine("responses_not_supported", NEEDS_RESPONSES, "body.model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ CHATS_URL = "/v1/chat/completions"
 TEXT_COMPLETIONS_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 RESPONSES_URL = "/v1/responses"
-BATCH_URLS = (CHATS_URL, TEXT_COMPLETIONS_URL, EMBEDDINGS_URL)
+BATCH_URLS = (CHATS_URL, TEXT_COMPLETIONS_URL, EMBEDDINGS_URL, RESPONSES_URL)
 """Endpoints whose requests a batch may have."""
 REFUSALS: Mapping[str | None, str] = {
     LlmDeclined.__name__: "content_filter",

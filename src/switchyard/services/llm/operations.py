@@ -63,7 +63,9 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
     paused = [
         each for each in known if each.paused_for >= LONG_PAUSE_SECONDS and each not in failing
     ]
-    kind = warning if len(failing) < len(names) else failure
+    # Without vision or embeddings the rest goes on; without language models, little does.
+    needed = {each.name for each in system.settings.llm_servers} or names
+    kind = failure if needed <= {each.name for each in failing} else warning
     checks = [
         kind(
             "model servers",

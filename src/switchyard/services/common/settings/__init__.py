@@ -90,6 +90,12 @@ class Settings(
         )
         return self.model_copy(update={"llm_providers": (server,), "llm_base_url": None})
 
+    @property
+    def model_servers(self) -> tuple[LlmServer, ...]:
+        """`llm_servers`, and the servers of the vision model and of embeddings."""
+        others = (self.for_vision, self.for_embeddings)
+        return (*self.llm_servers, *(x for each in others if each for x in each.llm_servers))
+
     def slots_of(self, worker: str) -> int:
         """Return how many jobs a worker of this kind runs at once by default. Jobs of the LLM
         worker wait for servers, which have limits of their own."""

@@ -272,12 +272,6 @@ class LlmSettings(BaseSettings, defer_build=True):
             ),
         )
 
-    @property
-    def model_servers(self) -> tuple[LlmServer, ...]:
-        """`llm_servers`, and the server of the vision model."""
-        vision = self.for_vision
-        return (*self.llm_servers, *(vision.llm_servers if vision else ()))
-
     def most_calls(self, server: LlmServer) -> int:
         """Return the maximum number of concurrent calls to a server."""
         return server.most or self.llm_concurrency_max

@@ -77,7 +77,8 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
                 return await _summarize_extractively(ctx, pages, title)
             return await _summarize_by_model(ctx, pages, title)
 
-        input_hash = content_hash([text.output_hash, *_method_key(ctx.settings)])
+        length = sum(map(len, pages))
+        input_hash = content_hash([text.output_hash, *method_key(ctx.settings, length)])
         try:
             output = await files.reuse_or_run_async(
                 SUMMARIZE, input_hash, work, content=text.content, force=payload.force
@@ -118,12 +119,14 @@ def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
     ]
 
 
-def _method_key(settings: Settings) -> list[str]:
-    """Return the settings on which the summary depends."""
+def method_key(settings: Settings, length: int) -> list[str]:
+    """Return the settings on which the summary of a text of `length` characters depends: if the
+    text has to be cut, how much of it is sent."""
     if not settings.llm_servers:
         return [EXTRACTIVE_VERSION]
     models = sorted({each.model for each in settings.llm_servers})
-    return [SUMMARY_VERSION, *models, str(TEXT_BUDGET)]
+    budget = _text_budget(settings)
+    return [SUMMARY_VERSION, *models, str(budget if budget < length else TEXT_BUDGET)]
 
 
 async def _summarize_extractively(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
