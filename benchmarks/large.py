@@ -262,7 +262,7 @@ OPERATIONS: dict[str, Operation] = {
     "jobs show": _one_job,
     "jobs by state and lane": lambda system: system.ledger.job_reads.counts(),
     "gauges of the metrics": lambda system: system.ledger.gauges.gauges(),
-    "what is due": lambda system: system.ledger.due_work.look(
+    "what is due": lambda system: system.ledger.due_work.find_due(
         system.made_at, unconfirmed_before=system.made_at, silent_for=60
     ),
     "doctor: time-outs": lambda system: system.ledger.job_reads.timed_out(system.made_at - 3600),

@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.registry import (
 )
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
-from switchyard.services.engine.monitoring.checks.workers import outdated
+from switchyard.services.engine.monitoring.checks.workers import outdated_types
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.states import State
@@ -94,14 +94,14 @@ async def test_a_newer_payload_waits_for_a_newer_worker(
         assert "is of version 3" in (record.error_message or "")
         assert "knows version 1" in (record.error_message or "")
         context = DoctorContext(system.settings, system.registry, ledger=system.ledger)
-        (found,) = await outdated(context)
+        (found,) = await outdated_types(context)
         assert found.finding is Finding.VERSIONS_LACKING
         assert f"{record.worker_id} knows an older version of make_report" in found.detail
         await old_worker.stop()
         await system.start_worker("reports")
         done = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert (done.result, done.attempts) == (FINISHED, 0)
-        assert await outdated(context) == []
+        assert await outdated_types(context) == []
 
 
 async def test_a_step_that_fails_ends_the_job_until_it_is_mended(

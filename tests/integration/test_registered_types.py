@@ -33,7 +33,7 @@ from switchyard.services.engine.ledger.sql.tables import job_types
 from switchyard.services.engine.monitoring import worker_status
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
-from switchyard.services.engine.monitoring.checks.workers import lacking
+from switchyard.services.engine.monitoring.checks.workers import unknown_types
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.job_types import KEPT_FOR, MAX_JOB_TYPES, MAX_SCHEMA_BYTES
@@ -295,17 +295,17 @@ async def test_a_type_that_no_living_worker_knows_is_found_with_its_module(
     job_id = await system.publish("hot.weigh", {"weight": 1})
     doctor = DoctorContext(system.settings, Registry())
     doctor.ledger = system.ledger
-    assert await lacking(doctor) == []  # no worker of that kind: the queue's finding says so
+    assert await unknown_types(doctor) == []  # no worker of that kind: the queue's finding says so
     await system.ledger.workers.register_worker(
         "other", kinds=["llm"], lanes=["hot"], host="h", pid=1, concurrency=1, job_types=["noop"]
     )
-    [found] = await lacking(doctor)
+    [found] = await unknown_types(doctor)
     assert found.finding is Finding.TYPES_UNWORKED
     assert "1 job waits of weigh, which no worker of llm that lives can run" in found.detail
     assert __name__ in found.remedy
     await system.start_worker("llm")
     await system.wait_for_state(job_id, State.SUCCEEDED)
-    assert await lacking(doctor) == []
+    assert await unknown_types(doctor) == []
 
 
 def _fields(job_type: JobType) -> dict[str, Any]:

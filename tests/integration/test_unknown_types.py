@@ -16,7 +16,7 @@ from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead as dead_letters
-from switchyard.services.engine.monitoring.checks.workers import lacking
+from switchyard.services.engine.monitoring.checks.workers import unknown_types
 from switchyard.services.engine.records.results import UNKNOWN_TYPE, SentOnReport
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
@@ -48,7 +48,7 @@ async def test_no_job_dies_in_a_rolling_deploy(broker: TestBroker, sqlite_url: s
             record = await system.wait_for_state(job_id, State.SUCCEEDED, timeout=60)
             assert (record.attempts, record.crashes) == (0, 0)
         assert await system.letters() == []
-        assert await system.ledger.workers.lacking() == []
+        assert await system.ledger.workers.find_unknown_types() == []
         assert older[1].worker.counters.dead == 0
 
 
@@ -64,7 +64,7 @@ async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
         assert "does not know the job type 'noop'" in (record.error_message or "")
         assert "JOBS_MODULES" in (record.error_message or "")
         examined = DoctorContext(system.settings, system.registry, ledger=system.ledger)
-        (check,) = await lacking(examined)
+        (check,) = await unknown_types(examined)
         assert check.status == "wrong"
         assert f"{worker.worker_id} does not know noop (1 job " in check.detail
         letter = await system.wait_for_letter(job_id)
@@ -150,6 +150,6 @@ async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(
         journal.release(job_id)
         await system.wait_for_state(job_id, State.SUCCEEDED)
         assert worker.worker.counters.snoozed == 600
-        assert await system.ledger.workers.lacking() == [
+        assert await system.ledger.workers.find_unknown_types() == [
             SentOnReport(worker.worker_id, "noop", 200)
         ]

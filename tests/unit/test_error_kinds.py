@@ -64,7 +64,7 @@ SIGNALS = {
     "services.engine.dead.replay._RolledBack": "ends a transaction that must leave nothing",
     "services.pipeline.index.index_rebuild._NotBuilding": "ends a build that another process ended",
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
-    "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
+    "services.engine.ledger.sql.database._ConnectionLost": "begins a transaction again",
     "services.engine.bulk.halting.Halted": "ends a pass of an operation that stops itself",
     "services.engine.runtime.process_pool.ProcessEnded": "becomes a failure or ProcessCrashed",
     "services.engine.runtime.running_job.ClaimLost": "ends the run of a job that is another's",

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.engine.ledger.sql.copy_validation import is_foreign, rewrites
+from switchyard.services.engine.ledger.sql.copy_validation import is_foreign, must_update_record
 from switchyard.services.engine.ledger.sql.job_content import (
     ContentHistory,
     EditedContent,
@@ -12,8 +12,8 @@ from switchyard.services.engine.ledger.sql.job_content import (
 from switchyard.services.engine.ledger.sql.job_rows import JobRow
 from switchyard.services.engine.ledger.sql.job_rules import (
     decide_claim,
-    is_held,
-    is_held_by,
+    is_revocable,
+    is_revocable_by,
     may_overflow,
     may_queue,
     may_redrive,
@@ -116,8 +116,8 @@ def test_who_may_take_a_record_back(
     state: State, holder: str | None, receipt: str | None, may: bool
 ) -> None:
     known = JobRow("job-1", state, 0, 0, 0, claim_id=holder)
-    assert is_held_by(known, receipt) is may
-    assert is_held(known) is (state in REVOCABLE and holder is not None)
+    assert is_revocable_by(known, receipt) is may
+    assert is_revocable(known) is (state in REVOCABLE and holder is not None)
 
 
 RECORDED = JobContent("summarize", '{"a":1,"b":[null]}')
@@ -168,4 +168,4 @@ def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
 def test_only_what_a_redrive_has_made_of_a_job_is_written_into_its_record(
     work: JobContent, redrives: int, known: ContentHistory, answer: bool
 ) -> None:
-    assert rewrites(request(redrives), work, row(State.DEAD), known) is answer
+    assert must_update_record(request(redrives), work, row(State.DEAD), known) is answer

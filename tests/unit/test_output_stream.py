@@ -82,12 +82,12 @@ async def test_a_reader_that_is_too_slow_for_the_pieces_gets_the_end() -> None:
         await ended
 
     following = written.follow(end(), heartbeat=0.01)
-    hub.heard(text_event("job", "a", 0, 1.0))
-    hub.heard(text_event("another", "b", 0, 1.0))
+    hub.deliver(text_event("job", "a", 0, 1.0))
+    hub.deliver(text_event("another", "b", 0, 1.0))
     first = await anext(following)
     assert (getattr(first, "text", None), getattr(first, "offset", None)) == ("a", 0)
     for number in range(BACKLOG + 1):
-        hub.heard(text_event("job", "a", number, 1.0))
+        hub.deliver(text_event("job", "a", number, 1.0))
     assert await anext(following) is None  # no pieces any more, only signs of life
     ended.set_result(None)
     assert [each async for each in following] == []

@@ -50,7 +50,7 @@ AGES: dict[str, tuple[str, ...]] = {
     "openai_files": ("keep_openai_files",),
     "pauses": (f"{ENGINE}.pauses.HISTORY_SECONDS",),
     "redriven_letters": ("keep_operations",),
-    "schedule_firings": (f"{ENGINE}.schedules.KEPT",),
+    "schedule_firings": (f"{ENGINE}.schedules.MAX_FIRINGS",),
     "sessions": ("switchyard.api.dashboard.sessions.SESSION_SECONDS",),
     "workers": (f"{ENGINE}.retention.WORKERS_KEPT_FOR",),
 }

@@ -38,7 +38,7 @@ from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter
-from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+from switchyard.services.engine.monitoring.loop_watch import LoopWatch, save_in_ledger
 from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 from switchyard.services.engine.publishing.asyncapi import version
 from switchyard.services.pipeline.documents.document_service import open_document_services
@@ -92,7 +92,9 @@ def create_app(settings: Settings | None = None, siblings: Siblings | None = Non
             await check_keys(state)
             publisher = state.broker.jobs if state.broker is not None else None
             watch = LoopWatch(
-                new_instance_id(), noted_in(settings.ledger_url), clock=state.ledger.clock.time
+                new_instance_id(),
+                save_in_ledger(settings.ledger_url),
+                clock=state.ledger.clock.time,
             )
             state.metrics.add_source(watch.metric_samples)
             async with (

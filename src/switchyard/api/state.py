@@ -129,7 +129,7 @@ async def open_state(
         open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger, metrics) as direct,
         _exchanging_types(registry, ledger),
-        siblings.telling(metrics) if siblings is not None else nullcontext(),
+        siblings.serving(metrics) if siblings is not None else nullcontext(),
     ):
         webhooks = WebhookSources.load(settings, registry)
         ledger.observe(watch_ledger(metrics))

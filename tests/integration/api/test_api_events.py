@@ -11,8 +11,8 @@ import pytest
 
 from switchyard.services.engine.monitoring.job_events import (
     BACKLOG,
-    REMEMBERED,
-    REMEMBERED_BYTES,
+    MAX_REMEMBERED,
+    MAX_REMEMBERED_BYTES,
     EventFeed,
     JobEvent,
 )
@@ -222,7 +222,7 @@ async def test_a_slow_client_is_cut_off_and_memory_is_bounded(system: System) ->
     feed = EventFeed(system.settings, remembered=10)
     with feed.subscribe(lambda event: True) as subscription:
         for number in range(BACKLOG + 1):
-            feed.heard(JobEvent(f"{number}-x", "started", "job", number / 1e6, b"{}"))
+            feed.deliver(JobEvent(f"{number}-x", "started", "job", number / 1e6, b"{}"))
         assert subscription.is_over
         assert await subscription.next(0) is None
     events, complete = feed.since(f"{BACKLOG - 20}-x")
@@ -234,16 +234,18 @@ async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: S
     feed = EventFeed(system.settings)
     said = b'{"event": "started", "job_id": "job", "at": %d, "x": [%s[]]}'
     with feed.subscribe(lambda event: True) as fast, feed.subscribe(lambda event: True) as slow:
-        for number in range(REMEMBERED):
+        for number in range(MAX_REMEMBERED):
             event = JobEvent.from_body(said % (number, b"[]," * 5_000))
-            feed.heard(event)
+            feed.deliver(event)
             assert await fast.next(0) == event
             await asyncio.sleep(0)  # other callbacks of the loop have their turn, as in the API
         assert not fast.is_over
         assert slow.is_over
     events, complete = feed.since("0-x")
     assert not complete
-    assert REMEMBERED_BYTES * 0.9 < sum(len(each.body) for each in events) <= REMEMBERED_BYTES
+    assert (
+        MAX_REMEMBERED_BYTES * 0.9 < sum(len(each.body) for each in events) <= MAX_REMEMBERED_BYTES
+    )
     assert events[-1].fields["x"][0] == []
 
 

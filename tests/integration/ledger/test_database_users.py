@@ -108,13 +108,13 @@ async def test_no_statement_has_a_password_in_it(
     owner: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    run = users._run
+    run = users._run_quoted
 
     def noting(connection: Connection, *given: str) -> None:
         sent.extend(given)
         run(connection, *given)
 
-    monkeypatch.setattr(users, "_run", noting)
+    monkeypatch.setattr(users, "_run_quoted", noting)
     (made, _) = await users.make_database_users(owner, prefix)
     assert made.password
     assert any("ROLE %I" in each for each in sent)

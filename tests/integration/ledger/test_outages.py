@@ -71,7 +71,7 @@ import asyncio, os, signal, sys
 from sqlalchemy import text
 from switchyard.services.engine.ledger.sql import database, postgres_servers
 
-postgres_servers.ABANDONED = 1.0
+postgres_servers.ABANDONED_TIMEOUT = 1.0
 runs = []
 
 def work(connection):

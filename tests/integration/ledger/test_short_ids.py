@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.short_ids import AmbiguousId, Among
+from switchyard.services.engine.ledger.short_ids import AmbiguousId, IdTable
 from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.made import claim, letter, message, new_job
 
@@ -16,10 +16,10 @@ async def test_it_is_found_by_six_digits_or_more(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER, FAR):
         await ledger.jobs.record(new_job(message(job_id)))
     for given in (FAR, FAR[:-1], FAR[:8], FAR[:9], FAR[:6]):
-        assert await ledger.short_ids.full_id(Among.JOBS, given) == FAR
-    assert await ledger.short_ids.full_id(Among.JOBS, "4eed1ee8-9") == OTHER
+        assert await ledger.short_ids.full_id(IdTable.JOBS, given) == FAR
+    assert await ledger.short_ids.full_id(IdTable.JOBS, "4eed1ee8-9") == OTHER
     for too_short_or_of_nothing in (FAR[:5], "4eed1ee9", "C0FFEE00", "c0ffee%", ""):
-        same = await ledger.short_ids.full_id(Among.JOBS, too_short_or_of_nothing)
+        same = await ledger.short_ids.full_id(IdTable.JOBS, too_short_or_of_nothing)
         assert same == too_short_or_of_nothing
 
 
@@ -27,14 +27,14 @@ async def test_what_several_begin_with_names_them(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER):
         await ledger.jobs.record(new_job(message(job_id)))
     with pytest.raises(AmbiguousId, match=f"several ids begin with 4eed1ee8: {ONE}, {OTHER}; wr"):
-        await ledger.short_ids.full_id(Among.JOBS, "4eed1ee8")
+        await ledger.short_ids.full_id(IdTable.JOBS, "4eed1ee8")
 
 
 async def test_somebodys_own_id_stands_for_itself_alone(ledger: Ledger) -> None:
     for job_id in ("order-12", "1000012", "abcdef", "abcdef0123456789"):
         await ledger.jobs.record(new_job(message(job_id)))
     for given in ("order-1", "100001", "abcdef"):
-        assert await ledger.short_ids.full_id(Among.JOBS, given) == given
+        assert await ledger.short_ids.full_id(IdTable.JOBS, given) == given
 
 
 async def test_dead_letters_and_operations_have_short_ids_too(ledger: Ledger) -> None:
@@ -46,11 +46,12 @@ async def test_dead_letters_and_operations_have_short_ids_too(ledger: Ledger) ->
         await ledger.bulk.create_bulk(
             operation, kind="backfill", title="t", spec={}, created_by="ann"
         )
-    assert await ledger.short_ids.full_id(Among.DEAD_LETTERS, "4eed1ee8") == ONE
-    raw = await ledger.short_ids.full_id(Among.DEAD_LETTERS, "raw-012345")
+    assert await ledger.short_ids.full_id(IdTable.DEAD_LETTERS, "4eed1ee8") == ONE
+    raw = await ledger.short_ids.full_id(IdTable.DEAD_LETTERS, "raw-012345")
     assert raw == "raw-0123456789abcdef01234567"
     assert (
-        await ledger.short_ids.full_id(Among.OPERATIONS, "backfill-0f0000") == "backfill-0f00000001"
+        await ledger.short_ids.full_id(IdTable.OPERATIONS, "backfill-0f0000")
+        == "backfill-0f00000001"
     )
 
 

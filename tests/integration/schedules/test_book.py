@@ -59,7 +59,7 @@ async def test_what_would_be_refused_is_not_added(system: System, time: Time) ->
 async def test_the_history_is_bounded(
     system: System, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_schedules, "KEPT", 5)
+    monkeypatch.setattr(ledger_schedules, "MAX_FIRINGS", 5)
     await add(system, entry())
     firing = runner(system)
     for _ in range(12):

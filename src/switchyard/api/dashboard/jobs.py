@@ -38,7 +38,7 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter, parse_tag
 from switchyard.services.engine.records.results import JobRecord, JobSummary
@@ -159,14 +159,14 @@ async def list_jobs(
     index finds those that match, MAX_READ jobs are read at a time, or with `everything` all."""
     job_filter, bound = asked.wanted, None
     if wanted_id := job_id.strip():
-        full_id = await state.ledger.short_ids.full_id(Among.JOBS, wanted_id)
+        full_id = await state.ledger.short_ids.full_id(IdTable.JOBS, wanted_id)
         if await state.ledger.job_reads.get(full_id) is not None:
             return RedirectResponse(f"{JOBS_PATH}/{quote(full_id, safe='')}", 303)
         jobs: Sequence[JobSummary] = ()
         older = None
     else:
         if job_filter.is_scan and not everything:
-            bound = await state.ledger.job_reads.bound(MAX_READ, cursor)
+            bound = await state.ledger.job_reads.find_bound(MAX_READ, cursor)
         if bound is not None and bound[0] > (job_filter.since or 0.0):
             job_filter = replace(job_filter, since=bound[0])
         else:

@@ -69,7 +69,7 @@ class SessionStore:
         key_hash, until = self._remembered.get(token_hash, (None, 0.0))
         if time.monotonic() >= until:
             self._remembered.pop(token_hash, None)
-            key_hash = await self._state.ledger.api_keys.session_key(
+            key_hash = await self._state.ledger.api_keys.session_key_hash(
                 token_hash, self._state.ledger.clock.time()
             )
             if key_hash is not None:

@@ -43,7 +43,7 @@ async def show_workers(state: Shared, everything: bool = False) -> DashboardPage
     context = {
         "workers": view_workers(
             shown,
-            await state.ledger.workers.lacking(),
+            await state.ledger.workers.find_unknown_types(),
             takeover_after=state.settings.takeover_after,
             now=now,
         ),

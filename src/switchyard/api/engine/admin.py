@@ -19,7 +19,7 @@ from switchyard.api.views.system import view_lane_details, view_workers
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState
 from switchyard.services.pipeline.index.document_search import search_time_limit
@@ -38,7 +38,7 @@ async def _full_letter_id(
     ],
     state: Shared,
 ) -> str:
-    return await state.ledger.short_ids.full_id(Among.DEAD_LETTERS, letter_id)
+    return await state.ledger.short_ids.full_id(IdTable.DEAD_LETTERS, letter_id)
 
 
 LetterId = Annotated[str, Depends(_full_letter_id)]
@@ -59,7 +59,7 @@ async def workers(state: Shared) -> WorkerList:
     """List workers, latest start first."""
     view = view_workers(
         await state.ledger.workers.list_workers(),
-        await state.ledger.workers.lacking(),
+        await state.ledger.workers.find_unknown_types(),
         takeover_after=state.settings.takeover_after,
         now=state.ledger.clock.time(),
     )

@@ -38,7 +38,7 @@ from switchyard.services.engine.backfill.spec import KIND, BackfillSpec
 from switchyard.services.engine.backfill.starting import Backfills
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.shown import shown_operation
-from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.records.bulk import BulkState
 
@@ -179,7 +179,7 @@ async def cancel(
 ) -> CancelledBackfill:
     """Cancel a backfill permanently; with `jobs` also its published jobs that have not started."""
     cancellation = body or Cancellation()
-    backfill_id = await state.ledger.short_ids.full_id(Among.OPERATIONS, backfill_id)
+    backfill_id = await state.ledger.short_ids.full_id(IdTable.OPERATIONS, backfill_id)
     number = await _backfills(state).cancel(backfill_id, jobs=cancellation.jobs)
     return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)
 

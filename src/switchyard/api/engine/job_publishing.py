@@ -54,7 +54,7 @@ async def set_pressure_header(
     None where it is not known."""
     pressure = accepted.pressure
     if pressure is None and accepted.state is JobState.QUEUED:
-        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
+        depth = await broker.pressure.get_soon(queue_name(job.lane, job.worker))
         pressure = None if depth is None else depth.pressure
     if pressure is not None:
         response.headers["X-Lane-Pressure"] = pressure

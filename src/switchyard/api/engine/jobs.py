@@ -37,7 +37,7 @@ from switchyard.broker.errors import PublishError
 from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.monitoring.job_events import announce
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, check_notify_url
 from switchyard.services.engine.publishing.releasing import release as release_join
@@ -79,7 +79,7 @@ async def _full_job_id(
     ],
     state: Shared,
 ) -> str:
-    return await state.ledger.short_ids.full_id(Among.JOBS, job_id)
+    return await state.ledger.short_ids.full_id(IdTable.JOBS, job_id)
 
 
 JobIdInPath = Annotated[str, Depends(_full_job_id)]

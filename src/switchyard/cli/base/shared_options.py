@@ -129,9 +129,9 @@ def known_lane(name: str | None) -> str | None:
 
 async def full_job_id(ledger: Ledger, id_or_start: str) -> str:
     """Return the full id of a job from its beginning; see `full_id`. Raises AmbiguousId."""
-    from switchyard.services.engine.ledger.short_ids import Among
+    from switchyard.services.engine.ledger.short_ids import IdTable
 
-    return await ledger.short_ids.full_id(Among.JOBS, id_or_start)
+    return await ledger.short_ids.full_id(IdTable.JOBS, id_or_start)
 
 
 def refuse_id(file: Path, instead: str) -> None:

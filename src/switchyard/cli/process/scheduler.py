@@ -55,7 +55,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.services.engine.bulk.runner import BulkRunner
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.jobs.registered_types import TypeExchange
-    from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+    from switchyard.services.engine.monitoring.loop_watch import LoopWatch, save_in_ledger
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.engine.monitoring.startup import wait_until_available
     from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
@@ -95,7 +95,9 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
 
         registry.process = f"the scheduler {scheduling.holder}"
         types = TypeExchange(registry, ledger, own=registry, holder=scheduling.holder, works=False)
-        watch = LoopWatch(scheduling.holder, noted_in(settings.ledger_url), clock=ledger.clock.time)
+        watch = LoopWatch(
+            scheduling.holder, save_in_ledger(settings.ledger_url), clock=ledger.clock.time
+        )
         if metrics is not None:
             metrics.add_source(watch.metric_samples)
         stop_on_signals(stop)

@@ -82,7 +82,7 @@ class DirectRequests:
         hub = EventHub()
 
         def hear(job_id: str, text: str, offset: int) -> None:
-            hub.heard(text_event(job_id, text, offset, ledger.clock.time()))
+            hub.deliver(text_event(job_id, text, offset, ledger.clock.time()))
 
         runner = InlineRunner(
             settings,

@@ -97,9 +97,9 @@ filtered = with_options(_filter_options, "which")
 async def full_letter_id(ledger: Ledger, id_or_start: str) -> str:
     """Return the id of the dead letter with that id or start of an id; see `full_id`. Raises
     AmbiguousId."""
-    from switchyard.services.engine.ledger.short_ids import Among
+    from switchyard.services.engine.ledger.short_ids import IdTable
 
-    return await ledger.short_ids.full_id(Among.DEAD_LETTERS, id_or_start)
+    return await ledger.short_ids.full_id(IdTable.DEAD_LETTERS, id_or_start)
 
 
 def checked_filter(**values: Any) -> LetterFilter:

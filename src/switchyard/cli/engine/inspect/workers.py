@@ -42,7 +42,10 @@ def workers(
 
     async def read(settings: Settings) -> tuple[list[WorkerRecord], list[SentOnReport], float]:
         async with open_ledger(settings) as ledger:
-            records, lacking = await ledger.workers.list_workers(), await ledger.workers.lacking()
+            records, lacking = (
+                await ledger.workers.list_workers(),
+                await ledger.workers.find_unknown_types(),
+            )
             return records, lacking, ledger.clock.time()
 
     worker_list, lacking, now = run(read(settings))

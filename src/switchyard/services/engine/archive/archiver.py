@@ -81,7 +81,7 @@ class JobArchiver:
         which `step` are read at a time. Returns also how many ids are done with. None where none is
         there any more, or another process archives: those are left for later. Raises LedgerError,
         StorageError."""
-        number = 1 + await self._ledger.archive.last_number()
+        number = 1 + await self._ledger.archive.get_last_number()
         with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder:
             table = await asyncio.to_thread(JobTable, Path(folder), self._hide)
             try:
@@ -146,7 +146,7 @@ class JobArchiver:
         ids = list(written.versions)
         for start in range(0, len(ids), SETTLED_AT_ONCE):
             batch = ids[start : start + SETTLED_AT_ONCE]
-            left |= await archive.still_there({each: written.versions[each] for each in batch})
+            left |= await archive.find_remaining({each: written.versions[each] for each in batch})
         await archive.settle(
             written.file.number, {each: written.versions[each] for each in sorted(left)}
         )

@@ -25,9 +25,9 @@ class ArchiveContents:
 
 async def read_contents(ledger: Ledger, storage: Storage) -> ArchiveContents:
     """Compare ledger and storage. Raises LedgerError, StorageUnavailable."""
-    before = await ledger.archive.files()
+    before = await ledger.archive.list_files()
     stored = {each.key: each async for each in storage.list_async(ARCHIVE_FOLDER)}
-    files = await ledger.archive.files()
+    files = await ledger.archive.list_files()
     missing = [
         file
         for file in before
@@ -45,7 +45,7 @@ async def remove_old(ledger: Ledger, storage: Storage, age: float) -> tuple[Arch
     oldest = ledger.clock.time() - age
     old = [
         file
-        for file in await ledger.archive.files()
+        for file in await ledger.archive.list_files()
         if file.created_at < oldest and file.settled_at is not None
     ]
     for file in old:

@@ -107,7 +107,7 @@ async def run_query(
         )
         files = [
             file
-            for file in await ledger.archive.files()
+            for file in await ledger.archive.list_files()
             if file.oldest_at <= archive_range.until and file.newest_at >= archive_range.since
         ]
         paths = [await _path_of(file, storage, folder) for file in files]
@@ -139,7 +139,7 @@ async def _ledger_jobs(
     try:
         after: tuple[float, str] | None = None
         while True:
-            page = await ledger.archive.ids_between(
+            page = await ledger.archive.list_ids_between(
                 archive_range.since, min(archive_range.until, 1e15), after=after, limit=READ_AT_ONCE
             )
             if page:
@@ -169,7 +169,7 @@ async def _in_ledger(file: ArchiveFile, path: Path, ledger: Ledger) -> Iterable[
     if file.settled_at is not None:
         return file.kept
     versions = await asyncio.to_thread(read_versions, path)
-    return await ledger.archive.still_there(versions)
+    return await ledger.archive.find_remaining(versions)
 
 
 def _open_database(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.records.bulk import (
     ACTIVE,
     ENDED,
@@ -66,7 +66,7 @@ async def require_bulk(ledger: Ledger, operation_id: str, *kinds: str) -> BulkOp
     """Return the operation with that id, or whose id alone begins so; one of another kind than
     these is unknown. Raises UnknownBulkOperation, AmbiguousId."""
     operation = await ledger.bulk.get_bulk(
-        await ledger.short_ids.full_id(Among.OPERATIONS, operation_id)
+        await ledger.short_ids.full_id(IdTable.OPERATIONS, operation_id)
     )
     if operation is None or (kinds and operation.kind not in kinds):
         what = kinds[0] if len(kinds) == 1 else "bulk action" if kinds else "operation"

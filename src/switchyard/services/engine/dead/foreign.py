@@ -28,7 +28,7 @@ async def reclassify_collisions(
         for place, each in enumerate(letters)
         if each.message
     ]
-    foreign = await ledger.dead_letters.foreign_among([letter for _, letter in jobs])
+    foreign = await ledger.dead_letters.find_foreign([letter for _, letter in jobs])
     classified = list(letters)
     for number in foreign:
         place, letter = jobs[number]

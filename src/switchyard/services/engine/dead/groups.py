@@ -7,7 +7,7 @@ from dataclasses import replace
 from switchyard.services.engine.dead.changes import InvalidRedrive
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.records.requests import DeadLetterFilter
 
 
@@ -31,5 +31,5 @@ async def require_group(ledger: Ledger, which: LetterFilter) -> None:
 async def with_full_ids(ledger: Ledger, which: LetterFilter) -> LetterFilter:
     """Return the filter with whole ids, where it has the first characters of some. Raises
     AmbiguousId."""
-    ids = [await ledger.short_ids.full_id(Among.DEAD_LETTERS, each) for each in which.ids]
+    ids = [await ledger.short_ids.full_id(IdTable.DEAD_LETTERS, each) for each in which.ids]
     return replace(which, ids=frozenset(ids))

@@ -53,34 +53,43 @@ class ApiKeyRepository(Repository):
     def take_allowance(
         self, connection: Connection, key_id: str, limits: KeyLimits, tokens: int
     ) -> KeyAllowance:
-        """Take one request and `tokens` from the key's two buckets. A full bucket has the amount of
-        one minute, and fills up again within a minute. A request for more tokens than a full bucket
-        has is allowed once the bucket is full; later requests then wait longer."""
-        most = (limits.requests_per_minute, limits.tokens_per_minute)
+        """Take one request and `tokens` from the key's two buckets. A bucket holds the amount of
+        one minute, and fills up within a minute. A request for more tokens than a bucket holds is
+        allowed once it is full; later requests then wait longer."""
+        sizes = (limits.requests_per_minute, limits.tokens_per_minute)
         now = db_now(connection)
         condition = api_key_allowances.c.key_id == key_id
-        full = {"key_id": key_id, "at": now, "requests": most[0] or 0, "tokens": most[1] or 0}
+        full_buckets = {
+            "key_id": key_id,
+            "at": now,
+            "requests": sizes[0] or 0,
+            "tokens": sizes[1] or 0,
+        }
         connection.execute(
-            insert_into(connection, api_key_allowances).values(full).on_conflict_do_nothing()
+            insert_into(connection, api_key_allowances)
+            .values(full_buckets)
+            .on_conflict_do_nothing()
         )
         row = connection.execute(
             select(api_key_allowances).where(condition).with_for_update()
         ).one()
         waits, left = [], []
-        for size, had, needed in zip(most, (row.requests, row.tokens), (1, tokens), strict=True):
+        for size, stored, needed in zip(
+            sizes, (row.requests, row.tokens), (1, tokens), strict=True
+        ):
             rate = (size or 0) / 60
-            has = min(size or 0, had + max(0.0, now - row.at) * rate)
-            missing = min(needed, size or 0) - has
+            amount = min(size or 0, stored + max(0.0, now - row.at) * rate)
+            missing = min(needed, size or 0) - amount
             waits.append(missing / rate if missing > 1e-9 and rate else 0.0)
-            left.append(has)
+            left.append(amount)
         refused = max(waits) > 0
         if not refused:
             left = [left[0] - 1, left[1] - tokens]
         values = {"at": now, "requests": left[0], "tokens": left[1]}
         connection.execute(update(api_key_allowances).where(condition).values(values))
         return KeyAllowance(
-            requests=None if most[0] is None else max(0.0, left[0]),
-            tokens=None if most[1] is None else max(0.0, left[1]),
+            requests=None if sizes[0] is None else max(0.0, left[0]),
+            tokens=None if sizes[1] is None else max(0.0, left[1]),
             retry_after=max(waits),
             short_of=(None if not refused else "requests" if waits[0] >= waits[1] else "tokens"),
         )
@@ -155,8 +164,9 @@ class ApiKeyRepository(Repository):
         )
 
     @read
-    def session_key(self, connection: Connection, token_hash: str, now: float) -> str | None:
-        """Return the hash of the key that a session was begun with; None where it is over."""
+    def session_key_hash(self, connection: Connection, token_hash: str, now: float) -> str | None:
+        """Return the hash of the API key that began the session; None where the session is over or
+        unknown."""
         key_hash: str | None = connection.scalar(
             select(sessions.c.key_hash).where(
                 sessions.c.token_hash == token_hash, sessions.c.expires_at > now

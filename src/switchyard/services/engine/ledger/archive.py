@@ -36,16 +36,18 @@ class ArchiveRepository(Repository):
         found = connection.execute(select(jobs).where(among(connection, jobs.c.id, job_ids)))
         rows = [dict(row._mapping) for row in found]
         query = select(attempts).where(among(connection, attempts.c.job_id, job_ids))
-        tried = connection.execute(query.order_by(attempts.c.id))
+        attempt_rows = connection.execute(query.order_by(attempts.c.id))
         tags: dict[str, dict[str, str]] = {}
         for tag in connection.execute(
             select(job_tags).where(among(connection, job_tags.c.job_id, job_ids))
         ):
             tags.setdefault(tag.job_id, {})[tag.name] = tag.value
-        return JobsToArchive(rows, [dict(row._mapping) for row in tried], tags, watch.seconds())
+        return JobsToArchive(
+            rows, [dict(row._mapping) for row in attempt_rows], tags, watch.seconds()
+        )
 
     @read
-    def ids_between(
+    def list_ids_between(
         self,
         connection: Connection,
         since: float,
@@ -65,7 +67,7 @@ class ArchiveRepository(Repository):
         return [(row.created_at, row.id) for row in rows]
 
     @read
-    def last_number(self, connection: Connection) -> int:
+    def get_last_number(self, connection: Connection) -> int:
         """Return the number of the newest file; 0 where there is none."""
         return connection.scalar(select(func.max(archive_files.c.number))) or 0
 
@@ -73,12 +75,12 @@ class ArchiveRepository(Repository):
     def register(self, connection: Connection, file: ArchiveFile) -> bool:
         """Record a complete file, whose jobs may be removed from now on. False, and nothing is
         recorded, where another process has registered a file meanwhile or has an unsettled one."""
-        known = select(literal(1)).where(
+        blocking = select(literal(1)).where(
             exists().where(
                 (archive_files.c.number >= file.number) | archive_files.c.settled_at.is_(None)
             )
         )
-        if connection.scalar(known) is not None:
+        if connection.scalar(blocking) is not None:
             return False
         values = {
             "number": file.number,
@@ -91,8 +93,8 @@ class ArchiveRepository(Repository):
             "newest_at": file.newest_at,
             "created_at": file.created_at,
         }
-        noted = insert_into(connection, archive_files).values(values).on_conflict_do_nothing()
-        return connection.execute(noted).rowcount == 1
+        insertion = insert_into(connection, archive_files).values(values).on_conflict_do_nothing()
+        return connection.execute(insertion).rowcount == 1
 
     @read
     def find_unsettled(self, connection: Connection) -> ArchiveFile | None:
@@ -102,10 +104,12 @@ class ArchiveRepository(Repository):
         return None if row is None else _to_file(row)
 
     @read
-    def still_there(self, connection: Connection, versions: Mapping[str, JobVersion]) -> set[str]:
-        """Return the ids of these jobs that the ledger still has. A newer job with the same id is
-        another job."""
-        return _still_there(connection, versions)
+    def find_remaining(
+        self, connection: Connection, versions: Mapping[str, JobVersion]
+    ) -> set[str]:
+        """Return the ids of those of these jobs that the ledger still has. A newer job with the
+        same id does not count."""
+        return _find_remaining(connection, versions)
 
     @write
     def settle(self, connection: Connection, number: int, left: Mapping[str, JobVersion]) -> None:
@@ -116,7 +120,7 @@ class ArchiveRepository(Repository):
         locked = select(archive_files.c.number).where(condition).with_for_update()
         if connection.scalar(locked) is None:
             return
-        kept = sorted(_still_there(connection, left))
+        kept = sorted(_find_remaining(connection, left))
         connection.execute(
             update(archive_files)
             .where(condition)
@@ -130,21 +134,22 @@ class ArchiveRepository(Repository):
         return connection.execute(statement).rowcount
 
     @read
-    def files(self, connection: Connection) -> list[ArchiveFile]:
+    def list_files(self, connection: Connection) -> list[ArchiveFile]:
         """Return all files, oldest first."""
         query = select(archive_files).order_by(archive_files.c.number)
         return [_to_file(row) for row in connection.execute(query)]
 
 
 def is_unsettled(connection: Connection, number: int) -> bool:
-    """Whether jobs may be removed for a file, until this transaction ends."""
+    """Tell whether a file is unsettled, so that its jobs may be removed. Locks its row until the
+    transaction ends: nobody settles it meanwhile."""
     query = select(archive_files.c.number).where(
         archive_files.c.number == number, archive_files.c.settled_at.is_(None)
     )
     return connection.scalar(query.with_for_update(read=True)) is not None
 
 
-def _still_there(connection: Connection, versions: Mapping[str, JobVersion]) -> set[str]:
+def _find_remaining(connection: Connection, versions: Mapping[str, JobVersion]) -> set[str]:
     query = select(jobs.c.id, jobs.c.created_at).where(
         among(connection, jobs.c.id, sorted(versions))
     )

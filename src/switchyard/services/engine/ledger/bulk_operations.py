@@ -1,7 +1,8 @@
 """Bulk operations (backfills, redrives, purges): their records, and who runs them.
 
 Times that decide who runs an operation are the database's own. One process at a time holds an
-operation; every checkpoint renews its hold and learns what people want of it meanwhile.
+operation. Each checkpoint renews its hold, and returns the operation as it is then: perhaps an
+operator has paused or cancelled it.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class BulkRepository(Repository):
         budget: float | None = None,
         hold: BulkHold | None = None,
     ) -> BulkOperation:
-        """Record an operation that waits for a process to run it; with `hold`, for that one. The
-        same id again answers with the record that is there. `notice` has `notice_id_of` the
-        operation, and is held: it goes with the first end, in the transaction of that."""
+        """Record an operation that waits for a process to run it; with `hold`, that process has it
+        at once. The same id again returns the existing record. `notice` is a held job whose id is
+        `notice_id_of` the operation: the transaction that first ends the operation releases it."""
         now = self.clock.time()
         values = {
             "id": operation_id,
@@ -83,9 +84,9 @@ class BulkRepository(Repository):
             "counts": to_json(counts or {}),
             "budget": budget,
         }
-        known = _fetch(connection, operation_id)
-        if known is not None:
-            return known
+        existing = _fetch(connection, operation_id)
+        if existing is not None:
+            return existing
         row = connection.execute(
             bulk_operations.insert().values(values).returning(bulk_operations)
         ).one()
@@ -120,7 +121,9 @@ class BulkRepository(Repository):
     def has_free_bulk(self, connection: Connection) -> bool:
         """Tell whether there is an operation that no process runs, for `claim_bulk`. Unlike
         `claim_bulk`, this blocks no writer."""
-        return bool(connection.scalar(text(f"SELECT {free_bulk(connection.dialect.name)}")))
+        return bool(
+            connection.scalar(text(f"SELECT {free_bulk_condition(connection.dialect.name)}"))
+        )
 
     @write
     def claim_bulk(
@@ -156,7 +159,7 @@ class BulkRepository(Repository):
         if hold is None:
             return None
         until = text(f"{clock(connection)} + :ttl").bindparams(ttl=hold.seconds)
-        taken = connection.execute(
+        taken_row = connection.execute(
             update(bulk_operations)
             .where(bulk_operations.c.id == operation_id, _is_free(connection, hold))
             .values(
@@ -167,7 +170,7 @@ class BulkRepository(Repository):
             )
             .returning(bulk_operations)
         ).one_or_none()
-        return None if taken is None else _operation(taken)
+        return None if taken_row is None else _operation(taken_row)
 
     @write
     def checkpoint_bulk(
@@ -184,9 +187,9 @@ class BulkRepository(Repository):
     ) -> BulkOperation | None:
         """Note how far the holder has come, and keep its hold for `ttl` seconds.
 
-        `cursor` and `counts` are written also when somebody has paused or cancelled the operation
-        meanwhile: what was done is done. `state` and `note` are not. Returns the record as it is
-        then; None when the holder has lost it: nothing was written.
+        `cursor` and `counts` are written even when an operator has paused or cancelled the
+        operation meanwhile, as that work was done; `state` and `note` are not. Returns the new
+        record; None when the holder has lost the operation, and nothing was written.
         """
         values: dict[str, Any] = {
             "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
@@ -197,22 +200,22 @@ class BulkRepository(Repository):
         if counts is not None:
             values["counts"] = to_json(counts)
         condition = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
-        written = connection.execute(
+        updated_row = connection.execute(
             update(bulk_operations).where(condition).values(values).returning(bulk_operations)
         ).one_or_none()
-        if written is None:
+        if updated_row is None:
             return None
-        operation = _operation(written)
+        operation = _operation(updated_row)
         if state is None or operation.state not in ACTIVE:
             return operation
-        moved = connection.execute(
+        changed_row = connection.execute(
             update(bulk_operations)
             .where(condition)
             .values(_state_change(state, note, self.clock.time()))
             .returning(bulk_operations)
         ).one()
-        self._notify(connection, moved)
-        return _operation(moved)
+        self._notify(connection, changed_row)
+        return _operation(changed_row)
 
     async def release_bulk(self, operation_id: str, holder: str) -> None:
         """Give an operation back; another process may take it at once."""
@@ -234,10 +237,10 @@ class BulkRepository(Repository):
         note: str | None = None,
         hold: BulkHold | None = None,
     ) -> tuple[BulkOperation | None, bool]:
-        """Move an operation to a state from one of those in `among`; with `hold`, it is taken in
-        the same step, unless another process has it. Returns the record (None when there is none),
-        and whether it was moved. Its holder hears of it at its next checkpoint."""
-        moved = connection.execute(
+        """Move an operation to a state if it is in one of those in `among`; with `hold`, also take
+        it, unless another process has it. Returns the record (None when there is none), and whether
+        it was moved. Its holder sees the new state at its next checkpoint."""
+        changed_row = connection.execute(
             update(bulk_operations)
             .where(
                 bulk_operations.c.id == operation_id,
@@ -246,9 +249,9 @@ class BulkRepository(Repository):
             .values(_state_change(to, note, self.clock.time()))
             .returning(bulk_operations)
         ).one_or_none()
-        if moved is not None:
-            self._notify(connection, moved)
-            return self._take(connection, operation_id, hold) or _operation(moved), True
+        if changed_row is not None:
+            self._notify(connection, changed_row)
+            return self._take(connection, operation_id, hold) or _operation(changed_row), True
         return _fetch(connection, operation_id), False
 
     async def set_bulk_limits(
@@ -276,11 +279,14 @@ class BulkRepository(Repository):
 
         return await self._database.write(work)
 
-    def _notify(self, connection: Connection, moved: Row[Any]) -> None:
+    def _notify(self, connection: Connection, changed_row: Row[Any]) -> None:
         """Release the operation's notice, where it has one, once nothing more happens to it without
         an operator."""
-        if BulkState(moved.state) in AT_LAST:
-            notice_id, now = notice_id_of(read_job_ids(connection), moved.id), self.clock.time()
+        if BulkState(changed_row.state) in AT_LAST:
+            notice_id, now = (
+                notice_id_of(read_job_ids(connection), changed_row.id),
+                self.clock.time(),
+            )
             self._writer.joins.seal(connection, notice_id, now)
 
 
@@ -307,21 +313,20 @@ def _state_change(state: BulkState, note: str | None, now: float) -> dict[str, A
 def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool] | TextClause:
     """Return the condition that no process runs an operation, or that the process with that hold
     does."""
-    free = text(_unheld(connection.dialect.name))
+    free = text(_is_unheld(connection.dialect.name))
     return free if hold is None else or_(free, bulk_operations.c.holder == hold.holder)
 
 
-def _unheld(dialect: str) -> str:
+def _is_unheld(dialect: str) -> str:
     """Return the condition that nobody runs an operation, as SQL."""
     return f"(holder IS NULL OR lease_until <= {clock_of(dialect)})"
 
 
-def free_bulk(dialect: str) -> str:
+def free_bulk_condition(dialect: str) -> str:
     """Return the condition that there is an operation that nobody runs, as SQL."""
     states = ", ".join(f"'{state.value}'" for state in sorted(ACTIVE))
-    return (
-        f"EXISTS (SELECT 1 FROM bulk_operations WHERE state IN ({states}) AND {_unheld(dialect)})"
-    )
+    condition = f"state IN ({states}) AND {_is_unheld(dialect)}"
+    return f"EXISTS (SELECT 1 FROM bulk_operations WHERE {condition})"
 
 
 def _fetch(connection: Connection, operation_id: str) -> BulkOperation | None:

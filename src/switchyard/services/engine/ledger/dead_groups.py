@@ -1,5 +1,5 @@
-"""Group dead letters by cause, counted from an index alone; and mark letters whose time on the
-broker is over."""
+"""Group dead letters by cause, counted from an index alone; and mark letters as dropped whose time
+on the broker is over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_GROUPS = 1_000
 BATCH = 500
 WAITING = DeadLetterFilter(state=DeadLetterState.WAITING)
 
-MarkOf = Callable[[DeadLetter], str]
+FingerprintOf = Callable[[DeadLetter], str]
 """Makes the fingerprint of a letter."""
 
 
@@ -38,7 +38,7 @@ class DeadLetterRepository(DeadLetterReads):
         limit outside 1 to 1,000."""
         if not 1 <= limit <= MAX_GROUPS:
             raise ValueError(f"limit must be 1 to {MAX_GROUPS}")
-        moment = self.clock.time() if now is None else now
+        end_at = self.clock.time() if now is None else now
         group, at, number = dead_letters.c.fingerprint, dead_letters.c.dead_at, func.count()
         groups = (
             select(group, number, func.min(at), func.max(at))
@@ -47,12 +47,16 @@ class DeadLetterRepository(DeadLetterReads):
             .order_by(number.desc(), group)
             .limit(limit)
         )
-        ago = (moment - at) / HOUR
+        hours_ago = (end_at - at) / HOUR
         # Each database has its own function for rounding down a number that is not negative.
-        hour = cast(ago, Integer) if self._database.dialect == "sqlite" else func.floor(ago)
+        hour = (
+            cast(hours_ago, Integer)
+            if self._database.dialect == "sqlite"
+            else func.floor(hours_ago)
+        )
         recent = (
             select(group, hour, number)
-            .where(group.is_not(None), at > moment - HOURS * HOUR)
+            .where(group.is_not(None), at > end_at - HOURS * HOUR)
             .group_by(group, hour)
         )
         samples = select(dead_letters).order_by(at.desc(), dead_letters.c.id.desc()).limit(1)
@@ -81,27 +85,27 @@ class DeadLetterRepository(DeadLetterReads):
 
         return await self._database.read(work)
 
-    async def group_letters(self, mark_of: MarkOf) -> int:
-        """Set the group of letters that were indexed before there were groups; return their
+    async def group_letters(self, fingerprint_of: FingerprintOf) -> int:
+        """Set the fingerprint of letters that were indexed before letters had one; return their
         number."""
         query = select(dead_letters).where(dead_letters.c.fingerprint.is_(None)).limit(BATCH)
         statement = (
             update(dead_letters)
             .where(dead_letters.c.id == bindparam("letter"))
-            .values(fingerprint=bindparam("mark"))
+            .values(fingerprint=bindparam("group"))
         )
 
         def work(connection: Connection) -> int:
             letters = [to_letter(row) for row in connection.execute(query)]
-            rows = [{"letter": letter.id, "mark": mark_of(letter)} for letter in letters]
+            rows = [{"letter": letter.id, "group": fingerprint_of(letter)} for letter in letters]
             if rows:
                 connection.execute(statement, rows)
             return len(rows)
 
-        done = 0
+        grouped = 0
         while batch := await self._database.write(work):
-            done += batch
-        return done
+            grouped += batch
+        return grouped
 
     async def drop_expired_letters(self, indexed_before: float) -> int:
         """Mark waiting letters that were indexed before that time as dropped: their time on the

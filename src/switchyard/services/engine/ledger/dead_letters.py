@@ -41,12 +41,12 @@ class DeadLetterReads(Repository):
     async def index_dead(
         self, letters: Sequence[DeadLetterRecord], *, recount: bool = False
     ) -> None:
-        """Index letters, and mark their jobs dead, in one transaction. With `recount` they are all
-        that `jobs.dead` has of these ids, and not further ones.
+        """Index letters, and mark their jobs dead, in one transaction. With `recount`, these are
+        all letters of their ids in `jobs.dead`: `copies` is set, not increased.
 
-        A job stays as it is when it has finished, when a newer copy than the letter's has been
-        seen, when it runs and the letter's copy never did (expired, overflowed, …), or when the
-        letter goes back by itself (displaced). One without a record gets it.
+        A job stays as it is when it has finished, when a newer copy than the letter's was seen,
+        when it runs and the letter's copy never ran (expired, overflowed, …), or when the letter is
+        returned automatically (displaced). A job without a record gets one.
         """
         if not letters:
             return
@@ -90,7 +90,7 @@ class DeadLetterReads(Repository):
     async def note_returned(self, letter_ids: Sequence[str], now: float) -> None:
         """Record that displaced jobs were returned to their queues unchanged."""
         dialect = self._database.dialect
-        # Not a job that has died again meanwhile: its letter is another one.
+        # A job that has died again meanwhile has another letter, which stays as it is.
         statement = text(
             "UPDATE dead_letters SET state = 'redriven', updated_at = :now "
             f"WHERE {keys_condition(dialect, 'id')} AND state = 'waiting' AND reason = :reason"
@@ -104,7 +104,7 @@ class DeadLetterReads(Repository):
 
     async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
         """Record that displaced letters are not returned to their queues after all: their jobs are
-        dead, and the letters wait as all others do."""
+        dead, and the letters wait for a redrive."""
         burials = [MarkDead(letter) for letter in letters]
         statement = text(
             "UPDATE dead_letters SET reason = :reason, error_message = :message, "
@@ -128,10 +128,10 @@ class DeadLetterReads(Repository):
         if letters:
             await self._database.write(work)
 
-    async def foreign_among(self, letters: Sequence[FoundLetter]) -> set[int]:
+    async def find_foreign(self, letters: Sequence[FoundLetter]) -> set[int]:
         """Return the indexes of letters that carry another job's id: see
         `copy_validation.is_foreign_letter`."""
-        contents = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
+        contents = [(each, each.message.job_id, _content_of(each.message)) for each in letters]
         dialect, at = self._database.dialect, self.clock.time()
 
         def work(connection: Connection) -> set[int]:
@@ -139,19 +139,19 @@ class DeadLetterReads(Repository):
                 connection, dialect, sorted({job_id for _, job_id, _ in contents})
             )
 
-            def foreign() -> set[int]:
+            def list_foreign() -> set[int]:
                 return {
                     place
                     for place, (letter, job_id, each) in enumerate(contents)
                     if each is None or is_foreign_letter(letter, each, at, known.get(job_id))
                 }
 
-            doubted = foreign()
-            unsure = {contents[place][1] for place in doubted} & known.keys()
+            suspects = list_foreign()
+            unsure = {contents[place][1] for place in suspects} & known.keys()
             if not unsure:
-                return doubted
+                return suspects
             load_edits(connection, dialect, known, unsure)
-            return foreign()
+            return list_foreign()
 
         return await self._database.read(work) if contents else set()
 
@@ -236,7 +236,7 @@ class DeadLetterReads(Repository):
         )
 
 
-def _work_of(message: JobMessage) -> JobContent | None:
+def _content_of(message: JobMessage) -> JobContent | None:
     try:
         return JobContent.of(message)
     except RowRejected:
@@ -281,10 +281,10 @@ def filtered(query: Select[Any], letter_filter: DeadLetterFilter, dialect: str) 
             dead_letters.c.fingerprint < letter_filter.group + "~",
         )
     if letter_filter.operation is not None:
-        of_it = select(jobs.c.id).where(
+        job_of_operation = select(jobs.c.id).where(
             jobs.c.id == dead_letters.c.id, jobs.c.operation_id == letter_filter.operation
         )
-        query = query.where(of_it.exists())
+        query = query.where(job_of_operation.exists())
     if letter_filter.ids:
         keys = keys_parameter(dialect, sorted(letter_filter.ids))
         query = query.where(text(keys_condition(dialect, "dead_letters.id")).bindparams(**keys))

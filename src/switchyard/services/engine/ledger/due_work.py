@@ -8,7 +8,7 @@ from functools import cache
 
 from sqlalchemy import Connection, TextClause, text
 
-from switchyard.services.engine.ledger.bulk_operations import free_bulk
+from switchyard.services.engine.ledger.bulk_operations import free_bulk_condition
 from switchyard.services.engine.ledger.sql.dialect import clock_of
 from switchyard.services.engine.ledger.sql.pausing import load_pauses, pauses_in_force
 from switchyard.services.engine.ledger.sql.repository import Repository, read
@@ -35,12 +35,12 @@ class DueWorkReads(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     @read
-    def look(
+    def find_due(
         self, connection: Connection, moment: float, *, unconfirmed_before: float, silent_for: float
     ) -> DueWork:
-        """Look for jobs that are due at one moment, recorded before another and not confirmed, or
-        run by a worker that has been silent for some seconds; and for other work that is due. Times
-        are seconds since the epoch."""
+        """Find due work of all kinds. Jobs count when they are due at `moment`, were recorded
+        before `unconfirmed_before` and are not confirmed, or run in a worker that has been silent
+        for `silent_for` seconds. The other times are seconds since the epoch."""
         row = connection.execute(
             _due_work(connection.dialect.name),
             {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
@@ -67,6 +67,6 @@ def _due_work(dialect: str) -> TextClause:
         f"AND fire_at <= {now}) "
         "OR EXISTS (SELECT 1 FROM schedule_firings WHERE outcome = 'due'), "
         "EXISTS (SELECT 1 FROM limit_waits), "
-        f"{free_bulk(dialect)}, "
+        f"{free_bulk_condition(dialect)}, "
         f"EXISTS (SELECT 1 {pauses_in_force(dialect)})"
     )

@@ -1,7 +1,8 @@
 """Apply bulk actions to jobs: each change and its record are one transaction.
 
-So whoever goes on after a kill finds what was done, and does it no second time. Every method that
-changes something returns None where the operation is no longer the holder's: nothing was changed.
+So a process that continues an operation after a crash knows what was done, and does nothing twice.
+Every method that changes something returns None or False, and changes nothing, where the holder has
+lost the operation.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ class JobActionRepository(Repository):
         if not keep_hold(connection, operation_id, holder):
             return None
         ids = sorted(job_ids)
-        answers = self._writer.run(connection, [Cancel(each, now) for each in ids])
-        answers_by_id: dict[str, Any] = dict(zip(ids, answers, strict=True))
-        _note(
+        results = self._writer.run(connection, [Cancel(each, now) for each in ids])
+        results_by_id: dict[str, Any] = dict(zip(ids, results, strict=True))
+        _record_actions(
             connection,
             operation_id,
             now,
-            {each: {} for each in ids if isinstance(answers_by_id[each], (Cancelled, Running))},
+            {each: {} for each in ids if isinstance(results_by_id[each], (Cancelled, Running))},
         )
-        return answers_by_id
+        return results_by_id
 
     @write
     def move(
@@ -64,14 +65,14 @@ class JobActionRepository(Repository):
     ) -> list[str] | None:
         """Give jobs that have not begun another lane or priority; return those to be published now.
 
-        A copy that a queue has of one is of an older generation from now on, so that whoever gets
-        it skips it. What this operation has moved before is only returned again: whether its new
-        copy was sent is not known.
+        A copy that is still in a queue belongs to an older generation from now on, so workers skip
+        it. A job that this operation has moved before is not moved again, but returned again, as
+        its new copy may not have been sent.
         """
         if not keep_hold(connection, operation_id, holder):
             return None
         moves_by_id = {each.job_id: each for each in moves}
-        noted = set(
+        recorded_ids = set(
             connection.scalars(
                 select(job_actions.c.job_id).where(
                     job_actions.c.operation_id == operation_id,
@@ -91,14 +92,14 @@ class JobActionRepository(Repository):
         before: dict[str, dict[str, Any]] = {}
         for row in rows:
             is_sent = row.state in _MAY_BE_ON_BROKER
-            if row.id in noted:
+            if row.id in recorded_ids:
                 publish += [row.id] if is_sent else []
                 continue
             if is_sent or row.state == State.PAUSED:
                 publish.append(row.id)
             before[row.id] = {"before": to_json({"lane": row.lane, "priority": row.priority})}
-            _move_one(connection, row, moves_by_id[row.id], is_sent=is_sent, now=now)
-        _note(connection, operation_id, now, before)
+            _move_job(connection, row, moves_by_id[row.id], is_sent=is_sent, now=now)
+        _record_actions(connection, operation_id, now, before)
         return publish
 
     @write
@@ -115,7 +116,7 @@ class JobActionRepository(Repository):
         if not keep_hold(connection, operation_id, holder):
             return False
         notes = {job_id: {"new_job_id": new} for job_id, new in reruns.items()}
-        _note(connection, operation_id, now, notes)
+        _record_actions(connection, operation_id, now, notes)
         return True
 
     @read
@@ -147,7 +148,7 @@ class JobActionRepository(Repository):
         return {row.job_id: _record(row) for row in connection.execute(query)}
 
 
-def _move_one(
+def _move_job(
     connection: Connection, row: Any, move: JobMove, *, is_sent: bool, now: float
 ) -> None:
     values: dict[str, Any] = {
@@ -157,11 +158,11 @@ def _move_one(
         "updated_at": now,
     }
     if is_sent or row.state == State.PAUSED:
-        # Pending until its new copy is confirmed, and nobody's to take back.
+        # Pending until its new copy is confirmed. No receipt: no request may roll the record back.
         values |= {"state": State.PENDING.value, "claim_id": None}
     if is_sent:
         values["redrives"] = row.redrives + 1
-        # The redrive that has sent it goes on waiting for its end.
+        # A redrive that has sent the job goes on waiting for its end.
         connection.execute(
             text(
                 "UPDATE redriven_letters SET redrives = redrives + 1 WHERE letter_id = :id "
@@ -172,12 +173,12 @@ def _move_one(
     connection.execute(update(jobs).where(jobs.c.id == row.id).values(values))
 
 
-def _note(
+def _record_actions(
     connection: Connection, operation_id: str, now: float, notes: Mapping[str, Mapping[str, Any]]
 ) -> None:
     if not notes:
         return
-    lines = [
+    rows_to_insert = [
         {
             "operation_id": operation_id,
             "job_id": job_id,
@@ -188,7 +189,7 @@ def _note(
         for job_id, values in notes.items()
     ]
     statement = insert_into(connection, job_actions).on_conflict_do_nothing()
-    connection.execute(statement, lines)
+    connection.execute(statement, rows_to_insert)
 
 
 def _record(row: Row[Any]) -> JobActionRecord:

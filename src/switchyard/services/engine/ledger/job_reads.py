@@ -63,40 +63,43 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, OPEN, State
 
-_LONG = ("metadata", "payload", "result", "fingerprint")
+_LONG_COLUMNS = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
 """Rank of a job's lane; 0 is the most urgent one."""
-_SUMMARY = tuple(column for column in jobs.c if column.name not in _LONG)
+_SUMMARY = tuple(column for column in jobs.c if column.name not in _LONG_COLUMNS)
 _PROGRESS = (job_progress.c.fraction, job_progress.c.note, job_progress.c.reported_at)
 _WITH_PROGRESS = jobs.outerjoin(
-    # Only of the last attempt: the progress of an earlier one no longer holds.
+    # Only the last attempt's: the progress of an earlier one no longer holds.
     job_progress,
     (job_progress.c.job_id == jobs.c.id) & (job_progress.c.claim_id == jobs.c.claim_id),
 )
 
 
-_KEPT_AT = (
+_CHECKPOINT_AT = (
     select(job_checkpoints.c.kept_at)
     .where(job_checkpoints.c.job_id == jobs.c.id)
     .scalar_subquery()
     .label("kept_at")
 )
 # Made once: each request of a client waits for them.
-_JOB = (
-    select(jobs, *_PROGRESS, _KEPT_AT)
+_JOB_QUERY = (
+    select(jobs, *_PROGRESS, _CHECKPOINT_AT)
     .select_from(_WITH_PROGRESS)
     .where(jobs.c.id == bindparam("job"))
 )
-_ATTEMPTS = select(attempts).where(attempts.c.job_id == bindparam("job")).order_by(attempts.c.id)
+_ATTEMPTS_QUERY = (
+    select(attempts).where(attempts.c.job_id == bindparam("job")).order_by(attempts.c.id)
+)
 
 NEW_SECONDS = 3 * DAY
-"""Seconds; a recent death of a job older than this is found by its letter."""
+"""Seconds. Recent deaths are looked up by the job's age, up to this one, and beyond it by their
+letters."""
 COUNT_SECONDS = 0.1
 COUNT_PAUSE_RATIO = 20.0
 """A count of ended jobs is reused for this many times its duration: so counting takes at most about
 a twentieth of the time."""
 MANY_ENDED = 100_000
-"""Fewer ended jobs are counted anew each time: where that is slow, the machine is busy with other
+"""Fewer ended jobs are counted each time, even slowly: then only the machine is busy with other
 work."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
@@ -115,10 +118,10 @@ class JobReads(Repository):
     @read
     def get(self, connection: Connection, job_id: str) -> JobRecord | None:
         """Return the job with its timeline; None for an unknown id."""
-        row = connection.execute(_JOB, {"job": job_id}).one_or_none()
+        row = connection.execute(_JOB_QUERY, {"job": job_id}).one_or_none()
         if row is None:
             return None
-        ended = connection.execute(_ATTEMPTS, {"job": job_id})
+        ended = connection.execute(_ATTEMPTS_QUERY, {"job": job_id})
         return to_record(row, tuple(_attempt(each) for each in ended))
 
     async def require(self, job_id: str) -> JobRecord:
@@ -147,7 +150,7 @@ class JobReads(Repository):
                 .order_by(jobs.c.id)
                 .limit(_IDS_PAGE)
             )
-            page = await self._database.read(partial(_ids, query=query))
+            page = await self._database.read(partial(_fetch_ids, query=query))
             for each in page:
                 yield each
             after = page[-1] if len(page) == _IDS_PAGE else None
@@ -158,7 +161,7 @@ class JobReads(Repository):
         """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
         that no earlier page gave."""
         job_filter = job_filter or JobFilter()
-        at, key = _place(job_filter)
+        at, key = _sort_columns(job_filter)
         now, dialect = self.clock.time(), self._database.dialect
 
         def work(connection: Connection) -> Page[JobSummary]:
@@ -171,11 +174,12 @@ class JobReads(Repository):
         return await self._database.read(work)
 
     @read
-    def bound(
+    def find_bound(
         self, connection: Connection, number: int, cursor: str | None
     ) -> tuple[float, str] | None:
-        """Return when the last of so many jobs was made, from a cursor of `list_jobs` on, newest
-        first, and the cursor behind it; None where there are fewer. Raises InvalidCursor."""
+        """Return when the last of the next `number` jobs was made, and the cursor behind it,
+        counted from `cursor` of `list_jobs`; None where there are fewer jobs. Raises
+        InvalidCursor."""
         at, key = jobs.c.created_at, jobs.c.id
         query = continued(select(at), at, key, cursor).order_by(at.desc(), key.desc())
         made_at = connection.scalar(query.offset(number - 1).limit(1))
@@ -191,11 +195,11 @@ class JobReads(Repository):
         after: tuple[float, str] | None = None,
         limit: int = 100,
     ) -> list[JobSummary]:
-        """Return jobs that fit and are in one of the states, the oldest first, those after the
-        place `after`: when a job was made, and its id."""
+        """Return jobs that match the filter and are in one of the states, the oldest first. `after`
+        is the position of the last job of the page before: when it was made, and its id."""
         query = _filter_jobs(_summaries(), job_filter, self.clock.time(), self._database.dialect)
         query = query.where(_in_states(states))
-        at, key = _place(job_filter)
+        at, key = _sort_columns(job_filter)
         if after is not None:
             query = query.where(at >= after[0], tuple_(at, key) > tuple_(*after))
         query = query.order_by(at, key).limit(limit)
@@ -210,7 +214,7 @@ class JobReads(Repository):
         *,
         at_most: int,
     ) -> int:
-        """Count the jobs that fit and are in one of the states, up to `at_most`."""
+        """Count the jobs that match the filter and are in one of the states, up to `at_most`."""
         query = _filter_jobs(
             select(jobs.c.id), job_filter, self.clock.time(), self._database.dialect
         )
@@ -221,15 +225,15 @@ class JobReads(Repository):
     def count_by_state(
         self, connection: Connection, job_filter: JobFilter, *, newest: int
     ) -> dict[State, int]:
-        """Count the newest jobs that fit, `newest` at most, by state; the filter's own state is
-        ignored."""
+        """Count the newest jobs that match the filter, `newest` at most, by state; the filter's own
+        state is ignored."""
         query = _filter_jobs(
             select(jobs.c.state),
             replace(job_filter, state=None),
             self.clock.time(),
             self._database.dialect,
         )
-        at, key = _place(job_filter)
+        at, key = _sort_columns(job_filter)
         found = query.order_by(at.desc(), key.desc()).limit(newest).subquery()
         counted = select(found.c.state, func.count()).group_by(found.c.state)
         return {State(state): number for state, number in connection.execute(counted)}
@@ -253,14 +257,14 @@ class JobReads(Repository):
     def counts(self, connection: Connection) -> dict[str, dict[State, int]]:
         """Count jobs by lane and state; states without jobs are left out.
 
-        To count those that have ended takes seconds where there are ten million. Where they are
-        MANY_ENDED and that takes more than COUNT_SECONDS, they are as they were up to
-        COUNT_PAUSE_RATIO times as long ago.
+        Counting ten million ended jobs takes seconds. So where there are MANY_ENDED and counting
+        them takes more than COUNT_SECONDS, the result is reused for COUNT_PAUSE_RATIO times as
+        long.
         """
         began = time.monotonic()
-        counts = _counts(connection, OPEN)
+        counts = _count_states(connection, OPEN)
         if began >= self._count_again_at:
-            self._ended = _counts(connection, sorted(FINISHED))
+            self._ended = _count_states(connection, sorted(FINISHED))
             ended_at = time.monotonic()
             took = ended_at - began
             number = sum(sum(by_state.values()) for by_state in self._ended.values())
@@ -285,17 +289,17 @@ class JobReads(Repository):
         """Count, by type, the jobs that have exceeded their time limit since then, and that wait
         for another attempt or are dead; the largest number first."""
         late = (jobs.c.error_type == TIMED_OUT) & (jobs.c.updated_at >= since)
-        # Most dead jobs have died long ago. The index of states finds those that were made lately;
-        # one that is older, as after a redrive, is found by the time of its letter.
-        is_new = jobs.c.created_at >= since - NEW_SECONDS
+        # Most dead jobs died long ago. The index of states finds the recently made ones; an older
+        # one, as after a redrive, is found by the time of its letter.
+        is_recent = jobs.c.created_at >= since - NEW_SECONDS
         died = jobs.c.id.in_(select(dead_letters.c.id).where(dead_letters.c.dead_at >= since))
         query = select(jobs.c.job_type, jobs.c.state, func.count()).where(late)
         query = query.group_by(jobs.c.job_type, jobs.c.state)
         found: Counter[str] = Counter()
         for state, condition in (
             (State.RETRYING, jobs.c.state == State.RETRYING),
-            (State.DEAD, (jobs.c.state == State.DEAD) & is_new),
-            (State.DEAD, died & ~is_new),
+            (State.DEAD, (jobs.c.state == State.DEAD) & is_recent),
+            (State.DEAD, died & ~is_recent),
         ):
             for job_type, its_state, number in connection.execute(query.where(condition)):
                 if its_state == state:
@@ -334,9 +338,9 @@ class JobReads(Repository):
     def run_heads(
         self, connection: Connection, job_ids: Collection[str], *, limit: int = 1_000
     ) -> dict[str, Hashable]:
-        """Return, by the job's id, what is another value once the job, or one of the jobs of its
-        run (`pipeline`), has changed: cheap enough to be asked every few seconds, of many jobs.
-        Unknown ids are left out."""
+        """Return a value by job id that changes whenever the job, or another job of its run
+        (`pipeline`), has changed. Cheap enough to be read every few seconds for many jobs. Unknown
+        ids are left out."""
         columns = (jobs.c.state, jobs.c.updated_at, jobs.c.cancel_asked_at)
         root_id = func.coalesce(jobs.c.pipeline, jobs.c.id)
         root, other = jobs.alias(), jobs.alias()
@@ -390,7 +394,7 @@ class JobReads(Repository):
         query = (
             select(jobs)
             .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
-            .where(*_others(without))
+            .where(*_outside(without))
             .order_by(_URGENCY, jobs.c.created_at)
             .limit(limit)
         )
@@ -413,15 +417,14 @@ class JobReads(Repository):
         self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
     ) -> list[JobRecord]:
         """Return jobs whose `run_at` has come: the most urgent lane first, then the longest due.
-
-        `without` are queues, as lane and worker, that take no more for now: however many jobs wait
-        for those, the others are found.
+        `without` are full queues, as lane and worker; their jobs are left out, and so do not hide
+        the others.
         """
         query = (
             select(jobs)
             # Literal text: only with it does the database use the partial index.
             .where(text("state = 'scheduled'"), jobs.c.run_at <= now)
-            .where(*_others(without))
+            .where(*_outside(without))
             .order_by(_URGENCY, jobs.c.run_at)
             .limit(limit)
         )
@@ -453,7 +456,7 @@ class JobReads(Repository):
         )
 
 
-def _ids(connection: Connection, query: Select[Any]) -> list[str]:
+def _fetch_ids(connection: Connection, query: Select[Any]) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
@@ -461,12 +464,12 @@ def _summaries() -> Select[Any]:
     return select(*_SUMMARY, *_PROGRESS).select_from(_WITH_PROGRESS)
 
 
-def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
+def _outside(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
     """Return the conditions that leave out the jobs of these queues."""
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
-def _counts(connection: Connection, states: Collection[State]) -> dict[str, dict[State, int]]:
+def _count_states(connection: Connection, states: Collection[State]) -> dict[str, dict[State, int]]:
     found: dict[str, dict[State, int]] = {}
     query = select(jobs.c.state, jobs.c.lane, func.count()).where(jobs.c.state.in_(states))
     for state, lane, number in connection.execute(query.group_by("state", "lane")):
@@ -488,9 +491,9 @@ def lanes_in(connection: Connection, state: State) -> list[str]:
 def _lanes_in_states(
     connection: Connection, job_filter: JobFilter
 ) -> list[ColumnElement[bool]] | None:
-    """Return a condition for each state and lane that the jobs may have: the index of states has
-    the jobs of each by age, few or many. None where neither is given, or where another index finds
-    the jobs."""
+    """Return a condition for each pair of state and lane that the jobs may have: for each, the
+    index of states has the jobs in the order of age. None where neither is given, or where another
+    index finds the jobs."""
     if job_filter.state is None and job_filter.lane is None:
         return None
     others = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
@@ -555,13 +558,13 @@ def _filter_jobs(
     return query
 
 
-def _place(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
+def _sort_columns(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
     """Return when a job was made, and its id: the columns that order `_filter_jobs`."""
     if job_filter.tags:
         return job_tags.c.created_at, job_tags.c.job_id
     if job_filter.operation_id is not None or job_filter.acted_by is not None:
-        # Not by the index of all jobs' ages, in which theirs may be far back: PostgreSQL expects
-        # them to lie evenly among the others.
+        # `+ 0.0` keeps PostgreSQL from walking the index of all jobs' ages: it expects these jobs
+        # to be spread evenly in it, but they may be far back.
         return jobs.c.created_at + 0.0, jobs.c.id
     return jobs.c.created_at, jobs.c.id
 
@@ -606,7 +609,7 @@ def _sqlite_value(path: str) -> ColumnElement[str]:
     return sql_cast(words, Text)
 
 
-def _fields(row: RowMapping) -> dict[str, Any]:
+def _summary_fields(row: RowMapping) -> dict[str, Any]:
     fields = {column.name: row[column.name] for column in _SUMMARY}
     fields["state"], fields["joins"] = State(fields["state"]), bool(fields["joins"])
     if row.get("reported_at") is not None:
@@ -615,7 +618,7 @@ def _fields(row: RowMapping) -> dict[str, Any]:
 
 
 def _summary(row: Row[Any]) -> JobSummary:
-    return JobSummary(**_fields(row._mapping))
+    return JobSummary(**_summary_fields(row._mapping))
 
 
 def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRecord:
@@ -623,7 +626,7 @@ def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRec
     result = columns["result"]
     envelope = json.loads(columns["metadata"])
     return JobRecord(
-        **_fields(columns),
+        **_summary_fields(columns),
         payload=json.loads(columns["payload"]),
         envelope=envelope,
         tags=envelope.get("metadata", {}).get("tags", {}),

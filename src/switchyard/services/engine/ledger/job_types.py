@@ -17,7 +17,7 @@ TYPES_MARK = (
     "SELECT CAST(COUNT(*) AS TEXT) || ' ' || CAST(COALESCE(MAX(registered_at), 0) AS TEXT) "
     "FROM job_types"
 )
-"""SQL query for a text that changes when job types are registered."""
+"""SQL query for a text that changes whenever job types are registered."""
 
 
 class JobTypeRepository(Repository):

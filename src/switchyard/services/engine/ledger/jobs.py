@@ -29,7 +29,8 @@ from switchyard.services.engine.records.states import IN_QUEUES, AttemptOutcome,
 Answer = TypeVar("Answer")
 
 OWN_STATEMENT_THRESHOLD = 100
-"""Number of jobs from which they are marked in a statement of their own, whatever else waits."""
+"""So many jobs or more are marked by a statement of their own, and do not wait for a group
+commit."""
 
 
 class JobRepository(Repository):
@@ -59,9 +60,9 @@ class JobRepository(Repository):
         return results
 
     async def requeue_all(self, lane: str | None = None) -> int:
-        """Make queued jobs pending again, all or those of a lane, as the broker has lost them: the
-        scheduler publishes them. Returns how many jobs that are. A copy that the broker has after
-        all does no harm: of two, one runs."""
+        """Make queued jobs pending again, all or those of a lane, after the broker has lost them:
+        the scheduler publishes them. Returns the number of jobs. If the broker has a copy after
+        all, only one of the two runs."""
         statement = (
             update(jobs)
             .where(jobs.c.state.in_(IN_QUEUES))
@@ -94,20 +95,20 @@ class JobRepository(Repository):
             )
         else:
             marks = [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
-            _all_of(await self._committer.submit_many(marks))
+            _raise_first_error(await self._committer.submit_many(marks))
 
     async def pin(self, job_ids: Sequence[str]) -> dict[str, State]:
         """Pin jobs that other requests have recorded: they are not rolled back any more. Returns
         the states of those that exist; a missing one was rolled back before."""
         answers = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
-        states = zip(job_ids, _all_of(answers), strict=True)
+        states = zip(job_ids, _raise_first_error(answers), strict=True)
         return {job_id: state for job_id, state in states if state is not None}
 
     async def rollback_inserts(self, created: Sequence[Created]) -> list[State | None]:
-        """Forget jobs whose publish was refused; `created` is what `record` returned for them.
-        Returns, in order, None for a job that is gone, and the state of a job that is kept because
-        somebody else has been told of it meanwhile: `pending`, it will be run."""
-        return _all_of(
+        """Delete jobs whose publish was refused; `created` is what `record` returned for them.
+        Returns, in order, None for a deleted job, and the state of a job that is kept because
+        another request relies on it meanwhile; a `pending` one will run."""
+        return _raise_first_error(
             await self._committer.submit_many([ops.RollbackInsert(each) for each in created])
         )
 
@@ -144,9 +145,8 @@ class JobRepository(Repository):
         )
 
     async def release_all(self, worker_id: str, now: float) -> int:
-        """Give back the jobs that a worker runs, when it stops or has lost the broker. Counts
-        neither as a crash nor as an attempt; these claims can't be finished any more. Returns the
-        number of jobs."""
+        """Give back the jobs that a worker runs, when it stops or has lost the broker. This counts
+        neither as a crash nor as an attempt, and ends their claims. Returns the number of jobs."""
         return await self._release(worker_id, now, State.QUEUED)
 
     async def release_unheld(self, worker_id: str, claim_ids: Sequence[str], now: float) -> int:
@@ -166,13 +166,13 @@ class JobRepository(Repository):
         condition = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
         if claim_ids is not None:
             condition &= jobs.c.claim_id.in_(claim_ids)
-        held = connection.execute(select(jobs.c.id).where(condition).with_for_update()).scalars()
-        ids = list(held)
+        locked = connection.execute(select(jobs.c.id).where(condition).with_for_update()).scalars()
+        ids = list(locked)
         if not ids:
             return 0
         connection.execute(
             insert(attempts).from_select(
-                [column.name for column in attempts.c if column.name in _RELEASED],
+                [column.name for column in attempts.c if column.name in _RELEASED_COLUMNS],
                 select(
                     jobs.c.id,
                     jobs.c.redrives,
@@ -192,8 +192,8 @@ class JobRepository(Repository):
         return len(ids)
 
 
-def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:
-    """Return the answers, or raise the first error among them."""
+def _raise_first_error(answers: Sequence[Answer | BaseException]) -> list[Answer]:
+    """Return the answers if none is an error; else raise the first error."""
     all_answers: list[Answer] = []
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -202,4 +202,12 @@ def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:
     return all_answers
 
 
-_RELEASED = ("job_id", "redrive", "attempt", "worker_id", "started_at", "finished_at", "outcome")
+_RELEASED_COLUMNS = (
+    "job_id",
+    "redrive",
+    "attempt",
+    "worker_id",
+    "started_at",
+    "finished_at",
+    "outcome",
+)

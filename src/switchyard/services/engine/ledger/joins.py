@@ -1,6 +1,6 @@
 """Read joins and the jobs that they wait for, and seal one.
 
-Where a join is counted, and the waiting job released: `services.engine.ledger.sql.join_writer`.
+Joins are counted, and waiting jobs released, in `services.engine.ledger.sql.join_writer`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Recorded
 from switchyard.services.engine.records.states import State
 
-_JOINED = (
+_JOB_COLUMNS = (
     jobs.c.id,
     jobs.c.job_type,
     jobs.c.state,
@@ -97,7 +97,7 @@ class JoinRepository(Repository):
     ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
         """Return a page of a join's jobs, in the order in which they were made, from behind the
         position `after`, and the position for the next page; None after the last."""
-        query = select(*_JOINED).where(jobs.c.join_id == join_id)
+        query = select(*_JOB_COLUMNS).where(jobs.c.join_id == join_id)
         if state is not None:
             query = query.where(jobs.c.state == state)
         if after is not None:
@@ -114,8 +114,8 @@ class JoinRepository(Repository):
             connection: Connection,
         ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
             rows = connection.execute(query).all()
-            place = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
-            return [_joined_job(row) for row in rows], place
+            next_position = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
+            return [_joined_job(row) for row in rows], next_position
 
         return await self._database.read(work)
 

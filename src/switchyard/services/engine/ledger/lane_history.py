@@ -1,7 +1,7 @@
 """Record each lane's counts by minute, kept for some days.
 
-What ends is not counted one by one, which would cost every job an index: it is what was open, plus
-what came, less what is open now.
+Ended jobs are not counted one by one, which would cost every job an index. Their number is that of
+the jobs that were open, plus the published ones, less those that are open now.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ class LaneHistory(Repository):
         hot: str,
         now: float,
     ) -> None:
-        """Count what went on since the last minute that was counted, and forget what is too old.
-
-        `ready` is what waits in the queues of each lane, as far as the broker told. The same minute
-        again changes nothing. Minutes that nobody counted are filled in: what was published in them
-        is known exactly, what ended is spread evenly.
+        """Add the counts since the last recorded minute, and remove those older than KEPT_FOR.
+        `ready` is the number of messages in each lane's queues, where the broker reported it.
+        Adding a minute twice changes nothing. Minutes that were missed are filled in: their
+        published jobs are counted exactly, the ended ones spread evenly.
         """
         minute = now - now % MINUTE
         last = connection.scalar(select(func.max(lane_minutes.c.at)))
@@ -70,18 +69,23 @@ class LaneHistory(Repository):
         if last is not None and last >= minute:
             return
         since = max((each.counted_at for each in before.values()), default=now - MINUTE)
-        slices = _slices(since, now, 1 if last is None else round((minute - last) / MINUTE))
-        is_open = _open(connection)
-        waits = _waits(connection, hot, now - WAITS_SINCE, slices[-1])
-        came = [_count(connection, jobs.c.lane, jobs.c.created_at, each) for each in slices]
+        slices = _cut_slices(since, now, 1 if last is None else round((minute - last) / MINUTE))
+        open_by_lane = _count_open(connection)
+        waits = _fetch_waits(connection, hot, now - WAITS_SINCE, slices[-1])
+        published = [
+            _count_between(connection, jobs.c.lane, jobs.c.created_at, each) for each in slices
+        ]
         died = [
-            _count(connection, dead_letters.c.lane, dead_letters.c.dead_at, each) for each in slices
+            _count_between(connection, dead_letters.c.lane, dead_letters.c.dead_at, each)
+            for each in slices
         ]
         minutes: list[LaneMinute] = []
         for lane in lanes:
             was_open = before[lane].open_jobs if lane in before else None
-            all_came = sum(each[lane] for each in came)
-            ended = 0 if was_open is None else max(0, was_open + all_came - is_open[lane])
+            total_published = sum(each[lane] for each in published)
+            ended = (
+                0 if was_open is None else max(0, was_open + total_published - open_by_lane[lane])
+            )
             for index, (_, until) in enumerate(slices):
                 is_last = index == len(slices) - 1
                 minutes.append(
@@ -89,10 +93,10 @@ class LaneHistory(Repository):
                         at=minute - MINUTE * (len(slices) - 1 - index),
                         lane=lane,
                         counted_at=until,
-                        published=came[index][lane],
-                        ended=_share(ended, index, len(slices)),
+                        published=published[index][lane],
+                        ended=_nth_share(ended, index, len(slices)),
                         dead=died[index][lane],
-                        open_jobs=is_open[lane],
+                        open_jobs=open_by_lane[lane],
                         ready=ready.get(lane) if is_last else None,
                         wait_p50=_quantile(waits, 0.5) if is_last and lane == hot else None,
                         wait_p99=_quantile(waits, 0.99) if is_last and lane == hot else None,
@@ -106,31 +110,31 @@ Span = tuple[float, float]
 """Begin (included) and end (excluded) of a span, in seconds since the epoch."""
 
 
-def _slices(since: float, now: float, number: int) -> list[Span]:
-    """Cut what was not counted yet into as many equal parts as there were minutes."""
+def _cut_slices(since: float, now: float, number: int) -> list[Span]:
+    """Cut the time that was not counted yet into `number` equal parts, MAX_GAP at most."""
     number = max(1, min(number, MAX_GAP))
     bounds = [since + (now - since) * index / number for index in range(number + 1)]
     return list(pairwise(bounds))
 
 
-def _share(total: int, index: int, parts: int) -> int:
+def _nth_share(total: int, index: int, parts: int) -> int:
     """Return one of `parts` whole numbers, as equal as can be, that add up to the total."""
     return total * (index + 1) // parts - total * index // parts
 
 
-def _count(
+def _count_between(
     connection: Connection, lane: Column[Any], at: Column[Any], span: Span
 ) -> Counter[str | None]:
     query = select(lane, func.count()).where(at >= span[0], at < span[1]).group_by(lane)
     return Counter({row[0]: int(row[1]) for row in connection.execute(query)})
 
 
-def _open(connection: Connection) -> Counter[str]:
+def _count_open(connection: Connection) -> Counter[str]:
     query = select(jobs.c.lane, func.count()).where(jobs.c.state.in_(OPEN)).group_by(jobs.c.lane)
     return Counter({row[0]: int(row[1]) for row in connection.execute(query)})
 
 
-def _waits(connection: Connection, lane: str, since: float, started: Span) -> list[float]:
+def _fetch_waits(connection: Connection, lane: str, since: float, started: Span) -> list[float]:
     """Return how long the jobs of a lane that began their first attempt in `started` had waited,
     in seconds, the shortest first."""
     query = (

@@ -1,6 +1,6 @@
-"""Leases: what one process at a time may do, such as being the active scheduler.
+"""Leases: rights that one process at a time holds, such as to be the active scheduler.
 
-Not who may run a job: that is a claim (`services.engine.runtime.claims`).
+The right to run a job is a claim (`services.engine.runtime.claims`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class LeaseRepository(Repository):
         *,
         longest: float = math.inf,
     ) -> bool:
-        """Take the lease for `ttl` seconds when nobody else holds it; LEASE_SECONDS when it is
-        going to be kept by `keeping_lease`. The holder may take it again, which renews it.
-        `longest`: what any holder asks for at most, in seconds."""
+        """Take the lease for `ttl` seconds unless another process holds it. Without `ttl`, take it
+        for LEASE_SECONDS, for `keeping_lease`. Taking it again renews it. `longest` is the longest
+        time in seconds that any holder takes this lease for: see `latest_end`."""
         if ttl is None:
             ttl = longest = LEASE_SECONDS
         now = clock(connection)

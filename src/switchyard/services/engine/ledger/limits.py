@@ -1,7 +1,8 @@
 """Named limits: permits in use, what started in the last minute, and jobs that wait.
 
-A hold has a short life and is renewed by its holder, so that what a killed worker held comes back
-by itself. All times are the database's own. What happens within a transaction: `sql.locked_limits`.
+A permit in use is a *hold*: short-lived, and renewed by its holder, so that the permits of a killed
+worker return automatically. All times are the database's own. What happens within a transaction:
+`sql.locked_limits`.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ class LimitRepository(Repository):
         self, hold: str, needs: Sequence[PermitDemand], used_tokens: int | None
     ) -> PermitReleased:
         """Return the permits of a job that has ended. `used_tokens`: None for as many as were
-        estimated. The woken jobs, of this limit or another, are to be sent to their queues."""
+        estimated. The caller must send the woken jobs of the result, of this limit or another, to
+        their queues."""
         return cast(
             "PermitReleased", await self._commit_permit(PermitReturn(hold, needs, used_tokens))
         )
 
     async def _commit_permit(self, change: PermitChange) -> PermitAnswer:
-        # The committer does not look into what it commits.
+        # A cast, as the committer is declared for changes of jobs, and does not look into them.
         return await self._permit_committer.submit(cast("JobChange[PermitAnswer]", change))
 
     async def wake_waiting(self, at_most: int = 100) -> list[WokenJob]:
         """Wake jobs that may run now although no permit was returned, as a rate or the lease of a
-        dead worker has run out; and jobs that have expired. They are to be sent to their queues.
-        Examines `at_most` limits."""
+        dead worker has run out; and jobs that have expired. The caller must send them to their
+        queues. Examines `at_most` limits."""
         return await self._database.write(lambda connection: wake_waiting(connection, at_most))
 
     @write
@@ -100,10 +102,10 @@ class LimitRepository(Repository):
     @read
     def waiting_for_permits(self, connection: Connection) -> dict[str, int]:
         """Count the jobs that were refused a permit, by the queue that they will go back to."""
-        away = select(limit_waits.c.queue, func.count()).where(
+        delayed = select(limit_waits.c.queue, func.count()).where(
             limit_waits.c.back_at > db_now(connection)
         )
-        rows = connection.execute(away.group_by(limit_waits.c.queue))
+        rows = connection.execute(delayed.group_by(limit_waits.c.queue))
         return {row[0]: int(row[1]) for row in rows}
 
     async def limit_reports(self, at_most: int = 1000) -> list[LimitReport]:
@@ -124,15 +126,17 @@ class LimitRepository(Repository):
         ]
         idle = and_(limits.c.updated_at <= now - IDLE_LIMIT_TTL, *(~each for each in used))
         removed: Counter[str] = Counter()
-        for table, over in (
+        for table, is_over in (
             (limit_holds, limit_holds.c.expires_at <= now),
             (limit_waits, limit_waits.c.back_at <= now - FORGOTTEN_AFTER),
             (limits, idle),
         ):
             key = tuple(table.primary_key.columns)
-            some = select(*key).where(over).limit(limit)
-            gone = connection.execute(delete(table).where(tuple_(*key).in_(some), over))
-            removed[table.name] = gone.rowcount
+            keys_to_delete = select(*key).where(is_over).limit(limit)
+            deleted = connection.execute(
+                delete(table).where(tuple_(*key).in_(keys_to_delete), is_over)
+            )
+            removed[table.name] = deleted.rowcount
         is_complete = max(removed.values()) < limit
         return Removal(+removed, is_complete, watch.seconds())
 
@@ -144,11 +148,11 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
     in_use = {(row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))}
     condition = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
     waiting = select(func.count()).where(*condition).scalar_subquery()
-    longest = select(limit_waits.c.tokens).where(*condition)
-    longest = longest.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
+    oldest_tokens = select(limit_waits.c.tokens).where(*condition)
+    oldest_tokens = oldest_tokens.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
     reports = []
     query = select(
-        limits, waiting.label("waiting"), longest.scalar_subquery().label("needs_tokens")
+        limits, waiting.label("waiting"), oldest_tokens.scalar_subquery().label("needs_tokens")
     )
     query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
     for row in connection.execute(query):

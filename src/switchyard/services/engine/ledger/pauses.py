@@ -45,9 +45,10 @@ from switchyard.services.engine.records.states import WAITING, State
 HISTORY_SECONDS = 90 * 24 * 3600.0
 """Seconds for which an ended pause is listed."""
 MAX_COUNTED = 10_000
-"""Limit of the count of jobs that a pause holds."""
+"""Jobs of one state that are counted for a pause, at most."""
 MAX_HELD_COUNTED = 100_000
-_COLUMNS: Mapping[PauseScope, ColumnElement[str]] = {
+"""Paused jobs that are looked at to count those of each pause."""
+_TARGET_COLUMNS: Mapping[PauseScope, ColumnElement[str]] = {
     PauseScope.LANE: jobs.c.lane,
     PauseScope.TYPE: jobs.c.job_type,
     PauseScope.SOURCE: jobs.c.source,
@@ -69,7 +70,7 @@ class PauseRepository(Repository):
     def pause(self, connection: Connection, new_pause: NewPause) -> PauseRecord:
         """Put a pause in force; one of the same target is replaced. Raises TooManyPauses."""
         now = db_now(connection)
-        _end_lapsed(connection, now)
+        _end_expired(connection, now)
         columns = {
             "scope": new_pause.scope.value,
             "target": clean(new_pause.target),
@@ -103,8 +104,8 @@ class PauseRepository(Repository):
     def resume(self, connection: Connection, pause_id: str, by: str) -> PauseRecord | None:
         """End a pause; None where no such pause is in force."""
         now = db_now(connection)
-        _end_lapsed(connection, now)
-        return _end(connection, pauses.c.id == pause_id, now, by)
+        _end_expired(connection, now)
+        return _end_pause(connection, pauses.c.id == pause_id, now, by)
 
     @write
     def resume_target(
@@ -112,9 +113,9 @@ class PauseRepository(Repository):
     ) -> PauseRecord | None:
         """End the pause of a lane, type, source or queue; None where it is not paused."""
         now = db_now(connection)
-        _end_lapsed(connection, now)
+        _end_expired(connection, now)
         condition = (pauses.c.scope == scope) & (pauses.c.target == clean(target))
-        return _end(connection, condition, now, by)
+        return _end_pause(connection, condition, now, by)
 
     @read
     def active(self, connection: Connection) -> ActivePauses:
@@ -123,8 +124,8 @@ class PauseRepository(Repository):
 
     @read
     def held_by_pause(self, connection: Connection) -> list[tuple[PauseRecord, int]]:
-        """Return the pauses in force, the oldest first, with the number of jobs that each holds:
-        of at most MAX_HELD_COUNTED paused jobs, whichever they are."""
+        """Return the pauses in force, the oldest first, with the number of jobs that each holds,
+        among MAX_HELD_COUNTED paused jobs at most."""
         active = load_pauses(connection)
         columns = (jobs.c.lane, jobs.c.worker, jobs.c.job_type, jobs.c.source)
         sample = select(*columns).where(jobs.c.state == State.PAUSED).limit(MAX_HELD_COUNTED)
@@ -147,13 +148,13 @@ class PauseRepository(Repository):
 
     @read
     def counts(self, connection: Connection, scope: PauseScope, target: str) -> dict[State, int]:
-        """Count jobs that such a pause is about and that have not ended, by state; of each state
-        at most MAX_COUNTED."""
+        """Count the unfinished jobs of a lane, type, source or queue by state, up to MAX_COUNTED of
+        each; scheduled ones are left out."""
         counts: dict[State, int] = {}
         for state in sorted((WAITING | {State.RUNNING}) - {State.SCHEDULED}):
             sample = (
                 select(jobs.c.id)
-                .where(jobs.c.state == state, _COLUMNS[scope] == clean(target))
+                .where(jobs.c.state == state, _TARGET_COLUMNS[scope] == clean(target))
                 .limit(MAX_COUNTED)
             )
             number = connection.scalar(select(func.count()).select_from(sample.subquery())) or 0
@@ -163,7 +164,8 @@ class PauseRepository(Repository):
 
     @read
     def held(self, connection: Connection, job_ids: Sequence[str]) -> set[str]:
-        """Return those of these jobs that have not begun or ended and that a pause holds."""
+        """Return the ids of those of these jobs that have neither begun nor ended, and that a pause
+        holds."""
         if not job_ids:
             return set()
         query = select(jobs.c.id).where(
@@ -174,8 +176,8 @@ class PauseRepository(Repository):
         return set(connection.scalars(query))
 
     async def hold(self, job_ids: Sequence[str], now: float) -> set[str]:
-        """Make jobs `paused` that a pause holds and that the broker does not have or has given up;
-        return their ids. They must not be published."""
+        """Make those of these jobs `paused` that a pause holds, and return their ids: they must not
+        be published. For jobs that the broker does not have, or has given up."""
         if not job_ids or not (await self.active()).pauses:
             return set()
         held = await self._hold(job_ids, now)
@@ -198,11 +200,11 @@ class PauseRepository(Repository):
         """Make paused jobs `pending` that no pause holds any more, and return them: the most urgent
         lane first, then the oldest job."""
         job_ids: list[str] = []
-        free = ~_is_paused(connection)
+        is_free = ~_is_paused(connection)
         for lane in LANES:  # one by one, by the index: a million other jobs may still be held
             query = (
                 select(jobs.c.id)
-                .where(jobs.c.state == State.PAUSED, jobs.c.lane == lane.name, free)
+                .where(jobs.c.state == State.PAUSED, jobs.c.lane == lane.name, is_free)
                 .order_by(jobs.c.created_at)
                 .limit(limit - len(job_ids))
             )
@@ -222,23 +224,23 @@ class PauseRepository(Repository):
 def _is_paused(connection: Connection) -> ColumnElement[bool]:
     """Return the condition that a pause holds the job of a row."""
     now = db_now(connection)
-    about = or_(
+    is_target = or_(
         *(
             and_(pauses.c.scope == scope.value, pauses.c.target == column)
-            for scope, column in _COLUMNS.items()
+            for scope, column in _TARGET_COLUMNS.items()
         )
     )
     in_force = _NOT_ENDED & (pauses.c.ends_at.is_(None) | (pauses.c.ends_at > now))
-    return exists().where(in_force, about)
+    return exists().where(in_force, is_target)
 
 
-def _end_lapsed(connection: Connection, now: float) -> None:
+def _end_expired(connection: Connection, now: float) -> None:
     """Mark pauses as ended whose time is over."""
-    lapsed = _NOT_ENDED & (pauses.c.ends_at <= now)
-    connection.execute(update(pauses).where(lapsed).values(ended_at=pauses.c.ends_at))
+    is_expired = _NOT_ENDED & (pauses.c.ends_at <= now)
+    connection.execute(update(pauses).where(is_expired).values(ended_at=pauses.c.ends_at))
 
 
-def _end(
+def _end_pause(
     connection: Connection, which: ColumnElement[bool], now: float, by: str
 ) -> PauseRecord | None:
     ended = (

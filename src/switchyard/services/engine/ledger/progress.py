@@ -1,4 +1,4 @@
-"""The progress and the check-points that running jobs report; the next attempt reads these."""
+"""The progress and the checkpoints that running jobs report; the next attempt reads these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ProgressRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def note(self, request: NoteRequest) -> bool:
-        """Record a job's progress, or its check-point in the place of an earlier one. False when
+        """Record a job's progress, or its checkpoint in the place of an earlier one. False when
         somebody has taken the job over, or it has ended: nothing is changed then."""
         return await self._committer.submit(SaveProgress(request))
 
@@ -41,7 +41,7 @@ class ProgressRepository(Repository):
         return await self._database.read(read)
 
     async def last_checkpoint(self, message: JobMessage) -> str | None:
-        """Return the check-point, JSON, that an earlier attempt at this job has kept; None where
+        """Return the checkpoint, JSON, that an earlier attempt at this job has kept; None where
         there is none, or where it belongs to another payload, as a redrive may have changed
         it."""
         work = fingerprint(message.job_type, to_json(message.payload))

@@ -89,17 +89,17 @@ class RedriveRepository(Repository):
         def work(connection: Connection) -> None:
             self._writer.run(connection, redriven)
             connection.execute(letters, parameters)
-            _note_leftovers(connection, leftovers)
+            _add_leftovers(connection, leftovers)
 
         await self._database.write(work)
 
-    # --- letters that are over, and not out of the queue yet ---------------------------------
+    # --- letters that no longer wait, but are still in the queue -----------------------------
 
     async def note_leftovers(self, leftovers: Sequence[LeftoverLetter]) -> None:
-        """Record letters that are over and whose messages are still in `jobs.dead`: the next scan
-        of it removes these."""
+        """Record letters that no longer wait, but whose messages are still in `jobs.dead`: the next
+        scan of it removes the messages."""
         if leftovers:
-            await self._database.write(lambda connection: _note_leftovers(connection, leftovers))
+            await self._database.write(lambda connection: _add_leftovers(connection, leftovers))
 
     @read
     def leftover_letters(self, connection: Connection) -> list[LeftoverLetter]:
@@ -150,11 +150,11 @@ class RedriveRepository(Repository):
         """
         if not copies:
             return True
-        planned = [
+        planned_rows = [
             {"operation_id": operation_id, "letter_id": letter, "redrives": redrives}
             for letter, redrives in sorted(copies.items())
         ]
-        changes = [_edit_columns(edit) for edit in sorted(edits, key=lambda edit: edit.letter_id)]
+        edit_rows = [_edit_columns(edit) for edit in sorted(edits, key=lambda edit: edit.letter_id)]
 
         def work(connection: Connection) -> bool:
             if not keep_hold(connection, operation_id, holder):
@@ -165,9 +165,9 @@ class RedriveRepository(Repository):
                     index_elements=["operation_id", "letter_id"],
                     set_={"redrives": statement.excluded.redrives},
                 ),
-                planned,
+                planned_rows,
             )
-            if changes:
+            if edit_rows:
                 edit = sql.insert_into(connection, letter_edits)
                 connection.execute(
                     edit.on_conflict_do_update(
@@ -178,7 +178,7 @@ class RedriveRepository(Repository):
                             if not column.primary_key
                         },
                     ),
-                    changes,
+                    edit_rows,
                 )
             return True
 
@@ -188,7 +188,7 @@ class RedriveRepository(Repository):
     def planned_redrives(
         self, connection: Connection, operation_id: str, letter_ids: Sequence[str]
     ) -> dict[str, int]:
-        """Return, of these letters, those that the operation has sent or was about to send, each
+        """Return those of these letters that the operation has sent, or was about to send, each
         with the redrive number of its copy."""
         dialect = self._database.dialect
         query = text(
@@ -241,7 +241,7 @@ class RedriveRepository(Repository):
             "AND j.id = letter_id AND (j.redrives > redriven_letters.redrives OR (j.redrives = "
             "redriven_letters.redrives AND j.state IN ('succeeded', 'dead', 'cancelled')))"
         )
-        buried = text(
+        died_again = text(
             "UPDATE redriven_letters SET outcome = 'failed' FROM dead_letters d "
             "WHERE redriven_letters.operation_id = :operation AND outcome IS NULL "
             "AND d.id = letter_id AND d.redrives >= redriven_letters.redrives"
@@ -251,7 +251,7 @@ class RedriveRepository(Repository):
         query = select(outcome, func.count()).where(condition).group_by(outcome)
         parameters = {"operation": operation_id}
         connection.execute(ended, parameters)
-        connection.execute(buried, parameters)
+        connection.execute(died_again, parameters)
         return {
             None if each is None else RedriveOutcome(each): number
             for each, number in connection.execute(query)
@@ -299,9 +299,9 @@ class RedriveRepository(Repository):
     def undo_edit(
         self, connection: Connection, edit: LetterEdit, job: NewJob, restored: bytes, reason: str
     ) -> bool:
-        """Take back a copy that has not run: it never will, and the job is `job` again, dead.
-        `restored` is the letter that then waits. False when it is too late, as when the copy
-        runs."""
+        """Undo a redrive with an edit whose copy has not run. The copy never runs then, and the job
+        is dead, and `job` again; its letter waits again, with the body `restored`. False when it is
+        too late, as when the copy runs."""
         condition = (letter_edits.c.letter_id == edit.letter_id) & (
             letter_edits.c.redrives == edit.redrives
         )
@@ -343,10 +343,10 @@ class RedriveRepository(Repository):
     ) -> list[JobRecord]:
         """Return dead jobs of which the index has no letter, in the order of ids, from behind
         `after`."""
-        known = select(dead_letters.c.id).where(dead_letters.c.id == jobs.c.id).exists()
+        has_letter = select(dead_letters.c.id).where(dead_letters.c.id == jobs.c.id).exists()
         query = (
             select(jobs)
-            .where(jobs.c.state == State.DEAD, jobs.c.id > after, ~known)
+            .where(jobs.c.state == State.DEAD, jobs.c.id > after, ~has_letter)
             .order_by(jobs.c.id)
             .limit(limit)
         )
@@ -355,11 +355,11 @@ class RedriveRepository(Repository):
         )
 
 
-def _note_leftovers(connection: Connection, leftovers: Sequence[LeftoverLetter]) -> None:
+def _add_leftovers(connection: Connection, leftovers: Sequence[LeftoverLetter]) -> None:
     if not leftovers:
         return
     insert = sql.insert_into(connection, leftover_letters)
-    # Written twice it is still one; of a letter that was left before, there is one more.
+    # The same redrive written twice counts once; an earlier one of the letter counts in addition.
     is_same = leftover_letters.c.redrives == insert.excluded.redrives
     before = case((is_same, 0), else_=leftover_letters.c.copies)
     connection.execute(

@@ -33,18 +33,20 @@ class ReferencedKeys(Repository):
         """
         names: set[str] = set()
         # All in one snapshot: a job that changes its state meanwhile is not missed.
-        ids = await self._database.read(partial(self._needed_jobs, since=since))
+        ids = await self._database.read(partial(self._ids_of_needed_jobs, since=since))
         for start in range(0, len(ids), _PAGE):
             batch = ids[start : start + _PAGE]
-            await self._database.read(partial(_of_jobs, job_ids=batch, found=names))
+            await self._database.read(partial(_add_names_of_jobs, job_ids=batch, names=names))
         letter: str | None = "" if not since else None
         while letter is not None:
-            letter = await self._database.read(partial(_of_letters, after=letter, names=names))
+            letter = await self._database.read(
+                partial(_add_names_of_letters, after=letter, names=names)
+            )
         for spec in await self._database.read(_open_specs):
             names.update(texts_in(json.loads(spec)))
         return names
 
-    def _needed_jobs(self, connection: Connection, since: float) -> list[str]:
+    def _ids_of_needed_jobs(self, connection: Connection, since: float) -> list[str]:
         redrivable = jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS
         query = select(jobs.c.id).where(
             jobs.c.state.in_((*OPEN, State.DEAD)),
@@ -59,14 +61,14 @@ def _open_specs(connection: Connection) -> list[str]:
     return list(connection.scalars(specs))
 
 
-def _of_jobs(connection: Connection, job_ids: Sequence[str], found: set[str]) -> None:
+def _add_names_of_jobs(connection: Connection, job_ids: Sequence[str], names: set[str]) -> None:
     query = select(jobs.c.id, jobs.c.parent_id, jobs.c.pipeline, jobs.c.payload)
     for row in connection.execute(query.where(among(connection, jobs.c.id, job_ids))):
-        found.update(name for name in (row.id, row.parent_id, row.pipeline) if name)
-        found.update(texts_in(json.loads(row.payload)))
+        names.update(name for name in (row.id, row.parent_id, row.pipeline) if name)
+        names.update(texts_in(json.loads(row.payload)))
 
 
-def _of_letters(connection: Connection, after: str, names: set[str]) -> str | None:
+def _add_names_of_letters(connection: Connection, after: str, names: set[str]) -> str | None:
     rows = connection.execute(
         select(dead_letters.c.id, dead_letters.c.job_id, dead_letters.c.body)
         .where(dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.id > after)
@@ -85,12 +87,12 @@ def _of_letters(connection: Connection, after: str, names: set[str]) -> str | No
 
 def texts_in(value: object) -> Iterator[str]:
     """Yield every string in a JSON value, at any depth; keys of objects are left out."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
+    unread = [value]
+    while unread:
+        item = unread.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            unread.extend(item.values())
+        elif isinstance(item, list):
+            unread.extend(item)

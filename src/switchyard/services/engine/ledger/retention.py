@@ -1,8 +1,9 @@
 """Remove ended jobs, letters, operations and workers that are old enough and no longer needed.
 
 Every method is one short transaction, whose size the caller chooses by how long the last one took.
-What is needed is decided in the transaction that removes, so a job that came to be needed meanwhile
-stays. A job goes after the jobs that followed from it: whatever runs has its whole past.
+The transaction that removes also decides what is needed, so a job that is needed by now stays. A
+job is removed after the jobs that followed from it: so a job that runs never misses the ones that
+it followed from.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ that is repeated within that time finds it."""
 WORKERS_KEPT_FOR = 30 * DAY
 """Seconds for which a stopped or dead worker is listed."""
 ATTEMPTS_PER_JOB = 4
-"""Rows of attempts that one transaction removes, for each job that it may remove; few have more."""
+"""Attempts that one transaction removes at most, times the jobs that it may remove; few jobs have
+more."""
 
-_OF_JOBS = {
+_JOB_ID_COLUMNS = {
     "job_progress": "job_id",
     "job_checkpoints": "job_id",
     "joins": "id",
@@ -75,7 +77,8 @@ _OF_JOBS = {
     "dead_letters": "id",
     "jobs": "id",
 }
-"""The tables whose rows go with a job, by the column that has its id; attempts go before."""
+"""The tables from which a job's rows are removed, each with its column of the job's id; attempts
+are removed before."""
 
 _ENDED_AT = func.coalesce(jobs.c.finished_at, jobs.c.updated_at)
 _OPEN_OPERATION = bulk_operations.c.state.not_in(sorted(ENDED))
@@ -101,9 +104,9 @@ class RetentionRepository(Repository):
         limit: int,
         foresee: bool = False,
     ) -> ExaminedJobs:
-        """Examine the next `limit` ended jobs: which can be removed, and why others can't. With
-        `foresee`, a job is not kept for the sake of others that are old enough themselves, as these
-        are removed before it."""
+        """Tell which of the next `limit` ended jobs can be removed, and why others can't. With
+        `foresee`, a job is not kept for others that are old enough themselves, as these are removed
+        before it."""
         watch = Stopwatch(connection)
         now = self.clock.time()
         age = ages.shortest(state, lane)
@@ -117,18 +120,18 @@ class RetentionRepository(Repository):
             key = tuple_(jobs.c.created_at, jobs.c.id)
             sample = sample.where(jobs.c.created_at <= at, key < tuple_(*before))
         page = sample.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit).subquery()
-        why = _kept_for(ages, now, foresee=foresee).label("why")
+        why = _reason_to_keep(ages, now, foresee=foresee).label("why")
         query = (
             select(jobs.c.id, jobs.c.created_at, jobs.c.job_type, why)
             .where(jobs.c.id == page.c.id)
             .order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
         )
         rows = connection.execute(query).all()
-        free = [row for row in rows if row.why is None]
+        removable = [row for row in rows if row.why is None]
         return ExaminedJobs(
-            removable=tuple(row.id for row in free),
+            removable=tuple(row.id for row in removable),
             kept=Counter(KeptFor(row.why) for row in rows if row.why is not None),
-            types=Counter(row.job_type for row in free),
+            types=Counter(row.job_type for row in removable),
             after=(rows[-1].created_at, rows[-1].id) if len(rows) == limit else None,
             seconds=watch.seconds(),
         )
@@ -148,7 +151,7 @@ class RetentionRepository(Repository):
         watch = Stopwatch(connection)
         if archived is not None and not is_unsettled(connection, archived.file.number):
             return Removal(Counter(), True, watch.seconds())
-        wanted = (
+        query = (
             select(
                 jobs.c.id,
                 jobs.c.state,
@@ -161,13 +164,13 @@ class RetentionRepository(Repository):
                 # By the id alone: with a condition for the state, SQLite would look through all
                 # that have ended.
                 among(connection, jobs.c.id, sorted(job_ids)),
-                _kept_for(ages, self.clock.time()).is_(None),
+                _reason_to_keep(ages, self.clock.time()).is_(None),
             )
             .with_for_update(of=jobs, skip_locked=True)
         )
         found = [
             row
-            for row in connection.execute(wanted)
+            for row in connection.execute(query)
             if archived is None
             or archived.versions[row.id]
             == JobVersion(microseconds(row.created_at), microseconds(row.updated_at))
@@ -184,7 +187,7 @@ class RetentionRepository(Repository):
         removed["attempts"] = connection.execute(statement, keys | {"most": limit}).rowcount
         is_complete = removed["attempts"] < limit
         if is_complete and ids:
-            for table, key in _OF_JOBS.items():
+            for table, key in _JOB_ID_COLUMNS.items():
                 condition = keys_condition(connection.dialect.name, key)
                 deleted = connection.execute(text(f"DELETE FROM {table} WHERE {condition}"), keys)
                 removed[table] = deleted.rowcount
@@ -201,8 +204,8 @@ class RetentionRepository(Repository):
         limit: int,
         dry_run: bool = False,
     ) -> tuple[Removal, tuple[float, str] | None]:
-        """Remove, of the next `limit` letters, those that no longer wait and whose job is not
-        known, as of malformed messages. Returns also the place to go on from; None at the end."""
+        """Remove those of the next `limit` letters that no longer wait and have no job, such as
+        malformed messages. Also returns the position to continue from; None at the end."""
         watch = Stopwatch(connection)
         oldest = self.clock.time() - age
         key = tuple_(dead_letters.c.dead_at, dead_letters.c.id)
@@ -217,7 +220,7 @@ class RetentionRepository(Repository):
         open_redrive = redriven_letters.join(
             bulk_operations, bulk_operations.c.id == redriven_letters.c.operation_id
         )
-        unneeded = and_(
+        is_unneeded = and_(
             among(connection, dead_letters.c.id, [row.id for row in rows]),
             dead_letters.c.state != DeadLetterState.WAITING,
             dead_letters.c.updated_at < oldest,
@@ -228,7 +231,7 @@ class RetentionRepository(Repository):
             .where(redriven_letters.c.letter_id == dead_letters.c.id, _OPEN_OPERATION)
             .exists(),
         )
-        ids = list(connection.scalars(select(dead_letters.c.id).where(unneeded)))
+        ids = list(connection.scalars(select(dead_letters.c.id).where(is_unneeded)))
         removed = Counter({"dead_letters": len(ids)})
         if ids and not dry_run:
             for column in (letter_edits.c.letter_id, dead_letters.c.id):
@@ -236,13 +239,13 @@ class RetentionRepository(Repository):
                     delete(column.table).where(among(connection, column, ids))
                 )
                 removed[str(column.table)] = deleted.rowcount
-        place = (rows[-1].dead_at, rows[-1].id) if len(rows) == limit else None
-        return Removal(+removed, place is None, watch.seconds()), place
+        next_position = (rows[-1].dead_at, rows[-1].id) if len(rows) == limit else None
+        return Removal(+removed, next_position is None, watch.seconds()), next_position
 
     @write
     def remove_operations(self, connection: Connection, age: float, *, limit: int) -> Removal:
-        """Remove the oldest ended operation that is old enough and has no jobs left, with at most
-        `limit` rows of what it has sent: what is left goes with the next calls."""
+        """Remove the oldest ended operation that is old enough and has no jobs left, and what it
+        has sent. Each call removes at most `limit` rows; the last one, the operation itself."""
         watch = Stopwatch(connection)
         query = _old_operations(self.clock.time() - age).limit(1)
         found = connection.scalar(query)
@@ -305,7 +308,7 @@ class RetentionRepository(Repository):
                     .subquery()
                 )
                 query = select(func.count()).where(
-                    jobs.c.id == oldest.c.id, _kept_for(late, now).is_(None)
+                    jobs.c.id == oldest.c.id, _reason_to_keep(late, now).is_(None)
                 )
                 number += connection.scalar(query) or 0
         return number
@@ -325,27 +328,31 @@ def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool
         if state is not State.DEAD:
             for column, own in ((row.job_type, ages.types), (row.lane, ages.lanes)):
                 for name, age in sorted(own.items()):
-                    bounds.append((and_(row.state == state, column == name), _bound(now, age)))
-        bounds.append((row.state == state, _bound(now, ages.states[state])))
+                    bounds.append(
+                        (and_(row.state == state, column == name), _ended_before(now, age))
+                    )
+        bounds.append((row.state == state, _ended_before(now, ages.states[state])))
     ended_at = func.coalesce(row.finished_at, row.updated_at)
     return and_(row.state.in_(sorted(FINISHED)), ended_at < case(*bounds, else_=-1.0))
 
 
-def _bound(now: float, age: float | None) -> float:
+def _ended_before(now: float, age: float | None) -> float:
     return -1.0 if age is None else now - age
 
 
-def _kept_for(ages: RetentionAges, now: float, *, foresee: bool = False) -> ColumnElement[str]:
+def _reason_to_keep(
+    ages: RetentionAges, now: float, *, foresee: bool = False
+) -> ColumnElement[str]:
     """Return an expression for the reason why a job is kept; NULL for a job that is not needed."""
     other = jobs.alias("other")
-    stays = ~_old_enough(other.c, ages, now) if foresee else other.c.id.is_not(None)
+    is_staying = ~_old_enough(other.c, ages, now) if foresee else other.c.id.is_not(None)
     letter = exists().where(
         dead_letters.c.id == jobs.c.id, dead_letters.c.state == DeadLetterState.WAITING
     )
     operation = exists().where(bulk_operations.c.id == jobs.c.operation_id, _OPEN_OPERATION)
     # A made-up parent id must not keep a job for ever.
-    follower = exists().where(other.c.parent_id == jobs.c.id, other.c.id != jobs.c.id, stays)
-    joined = exists().where(other.c.id == jobs.c.join_id, other.c.id != jobs.c.id, stays)
+    follower = exists().where(other.c.parent_id == jobs.c.id, other.c.id != jobs.c.id, is_staying)
+    joined = exists().where(other.c.id == jobs.c.join_id, other.c.id != jobs.c.id, is_staying)
     redrive = (
         select(redriven_letters.c.letter_id)
         .join(bulk_operations, bulk_operations.c.id == redriven_letters.c.operation_id)
@@ -385,7 +392,7 @@ def _old_workers(oldest: float) -> Select[Any]:
 
 
 def _count_removed(connection: Connection, removed: Sequence[Any]) -> None:
-    """Add removed jobs to the counts of their operations, which keep including them."""
+    """Add removed jobs to the counts of their operations, so that these still include them."""
     numbers = Counter(
         (row.operation_id, "own" if row.parent_id is None else "followers", row.state)
         for row in removed
@@ -402,6 +409,6 @@ def _count_removed(connection: Connection, removed: Sequence[Any]) -> None:
         pruned = counts.setdefault("pruned", {})
         for (each, whose, state), number in numbers.items():
             if each == operation_id:
-                of_whom = pruned.setdefault(whose, {})
-                of_whom[state] = of_whom.get(state, 0) + number
+                by_state = pruned.setdefault(whose, {})
+                by_state[state] = by_state.get(state, 0) + number
         connection.execute(update(bulk_operations).where(condition).values(counts=to_json(counts)))

@@ -1,5 +1,5 @@
-"""Schedules, and the firing of their due times: one row for each, so that each fires once however
-many schedulers there are. All times are by the database's clock."""
+"""Store schedules and the firings of their due times. Each due time has one row, so that it is
+fired once, however many schedulers there are. All times are by the database's clock."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import schedule_firings, schedules
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
-KEPT = 500
-"""Firings of each schedule that are kept."""
+MAX_FIRINGS = 500
+"""Firings that are kept of each schedule."""
 
 
 class ScheduleRepository(Repository):
@@ -38,13 +38,14 @@ class ScheduleRepository(Repository):
         """Return all schedules, by name."""
         query = select(schedules).order_by(schedules.c.name)
         return await self._database.read(
-            lambda connection: [_schedule(row) for row in connection.execute(query)]
+            lambda connection: [_to_schedule(row) for row in connection.execute(query)]
         )
 
     @read
     def schedule(self, connection: Connection, name: str) -> ScheduleRecord | None:
+        """Return one schedule; None where there is none of that name."""
         row = connection.execute(select(schedules).where(schedules.c.name == name)).first()
-        return None if row is None else _schedule(row)
+        return None if row is None else _to_schedule(row)
 
     @write
     def add_schedule(
@@ -88,11 +89,13 @@ class ScheduleRepository(Repository):
                 )
             )
         for name in removed_names:
-            _remove(connection, name, origin)
+            _delete_schedule(connection, name, origin)
 
     async def remove_schedule(self, name: str, origin: str) -> bool:
         """Remove a schedule of that origin, with its history. False where there is none."""
-        return await self._database.write(lambda connection: _remove(connection, name, origin))
+        return await self._database.write(
+            lambda connection: _delete_schedule(connection, name, origin)
+        )
 
     @write
     def pause_schedule(
@@ -116,8 +119,7 @@ class ScheduleRepository(Repository):
     def due_schedules(
         self, connection: Connection, limit: int
     ) -> tuple[list[ScheduleRecord], float]:
-        """Return the schedules that are due, the longest due first; and the time of this
-        reading."""
+        """Return the schedules that are due, the longest due first; and the database's time."""
         now = db_now(connection)
         query = (
             select(schedules)
@@ -125,7 +127,7 @@ class ScheduleRepository(Repository):
             .order_by(schedules.c.fire_at)
             .limit(limit)
         )
-        return [_schedule(row) for row in connection.execute(query)], now
+        return [_to_schedule(row) for row in connection.execute(query)], now
 
     @write
     def decide_due(
@@ -153,16 +155,16 @@ class ScheduleRepository(Repository):
         if connection.execute(move).first() is None:
             return False
         for each in firings:
-            _note(connection, each)
-        _forget_old(connection, entry.name)
+            _insert_firing(connection, each)
+        _delete_old_firings(connection, entry.name)
         return True
 
     @write
     def note_firing(self, connection: Connection, firing: Firing) -> bool:
         """Record a firing outside of the schedule's due times. False where there is one for that
         moment."""
-        _forget_old(connection, firing.schedule)
-        return _note(connection, firing)
+        _delete_old_firings(connection, firing.schedule)
+        return _insert_firing(connection, firing)
 
     @read
     def open_firings(
@@ -177,7 +179,7 @@ class ScheduleRepository(Repository):
             .limit(limit)
         )
         rows = connection.execute(query).all()
-        return [(_firing_of(row), _schedule(row)) for row in rows]
+        return [(_to_firing(row), _to_schedule(row)) for row in rows]
 
     @write
     def settle_firing(
@@ -188,7 +190,8 @@ class ScheduleRepository(Repository):
         now: float,
         note: str | None = None,
     ) -> None:
-        """Record the result of an open firing; with the state `due`, only why it is still open."""
+        """Record the outcome of an open firing; with the outcome `due`, only the reason why it is
+        still open."""
         change = (
             update(schedule_firings)
             .where(
@@ -209,33 +212,33 @@ class ScheduleRepository(Repository):
             .limit(limit)
         )
         return await self._database.read(
-            lambda connection: [_firing_of(row) for row in connection.execute(query)]
+            lambda connection: [_to_firing(row) for row in connection.execute(query)]
         )
 
     async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
         """Return the latest firing of each schedule that has any; with `settled`, the latest whose
         outcome is decided."""
-        return await self._one_of_each(
+        return await self._pick_firings(
             func.max(schedule_firings.c.due_at),
             schedule_firings.c.outcome != FiringOutcome.DUE if settled else true(),
         )
 
     async def waiting_firings(self) -> dict[str, Firing]:
         """Return, of each schedule with open firings, the one that has been open longest."""
-        return await self._one_of_each(
+        return await self._pick_firings(
             func.min(schedule_firings.c.due_at), text("schedule_firings.outcome = 'due'")
         )
 
     @read
-    def _one_of_each(
+    def _pick_firings(
         self,
         connection: Connection,
-        which: ColumnElement[float],
-        rule: ColumnElement[bool] | TextClause,
+        due_at: ColumnElement[float],
+        condition: ColumnElement[bool] | TextClause,
     ) -> dict[str, Firing]:
         chosen = (
-            select(schedule_firings.c.schedule, which.label("due_at"))
-            .where(rule)
+            select(schedule_firings.c.schedule, due_at.label("due_at"))
+            .where(condition)
             .group_by(schedule_firings.c.schedule)
             .subquery()
         )
@@ -244,23 +247,23 @@ class ScheduleRepository(Repository):
             (schedule_firings.c.schedule == chosen.c.schedule)
             & (schedule_firings.c.due_at == chosen.c.due_at),
         )
-        return {row.schedule: _firing_of(row) for row in connection.execute(query)}
+        return {row.schedule: _to_firing(row) for row in connection.execute(query)}
 
 
-def _note(connection: Connection, firing: Firing) -> bool:
+def _insert_firing(connection: Connection, firing: Firing) -> bool:
     values = asdict(firing) | {"note": clean(firing.note)}
     insert = insert_into(connection, schedule_firings).values(**values).on_conflict_do_nothing()
     return connection.execute(insert.returning(schedule_firings.c.schedule)).first() is not None
 
 
-def _forget_old(connection: Connection, name: str) -> None:
+def _delete_old_firings(connection: Connection, name: str) -> None:
     condition = schedule_firings.c.schedule == name
     oldest = connection.scalar(
         select(schedule_firings.c.due_at)
         .where(condition)
         .order_by(schedule_firings.c.due_at.desc())
         .limit(1)
-        .offset(KEPT - 1)
+        .offset(MAX_FIRINGS - 1)
     )
     if oldest is not None:
         old = schedule_firings.c.due_at < oldest
@@ -268,7 +271,7 @@ def _forget_old(connection: Connection, name: str) -> None:
         connection.execute(delete(schedule_firings).where(condition, old, closed))
 
 
-def _remove(connection: Connection, name: str, origin: str) -> bool:
+def _delete_schedule(connection: Connection, name: str, origin: str) -> bool:
     deleted = connection.execute(
         delete(schedules)
         .where(schedules.c.name == name, schedules.c.origin == origin)
@@ -285,7 +288,7 @@ def _columns(entry: ScheduleRecord) -> Mapping[str, Any]:
     return asdict(entry) | {"payload": to_json(entry.payload), "tags": tags}
 
 
-def _schedule(row: Row[Any]) -> ScheduleRecord:
+def _to_schedule(row: Row[Any]) -> ScheduleRecord:
     columns = {column.name: row._mapping[column.name] for column in schedules.c}
     parsed = {
         "payload": json.loads(columns["payload"]),
@@ -294,6 +297,6 @@ def _schedule(row: Row[Any]) -> ScheduleRecord:
     return ScheduleRecord(**columns | parsed)
 
 
-def _firing_of(row: Row[Any]) -> Firing:
+def _to_firing(row: Row[Any]) -> Firing:
     columns = {column.name: row._mapping[column.name] for column in schedule_firings.c}
     return Firing(**columns | {"outcome": FiringOutcome(columns["outcome"])})

@@ -1,5 +1,4 @@
-"""Read the system's identity from the ledger, and whether its disk has room, where the server can
-tell."""
+"""Read the system's identity from the ledger; and check the disk space of a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class SystemRepository(Repository):
         self._job_ids: JobIds | None = None
 
     async def job_ids(self) -> JobIds:
-        """Return how ids of jobs are made: always the same, so the database is asked once."""
+        """Return the generator of job ids. Its key never changes, so the database is read once."""
         if self._job_ids is None:
             self._job_ids = await self._database.read(read_job_ids)
         return self._job_ids
@@ -35,8 +34,9 @@ class SystemRepository(Repository):
         return SystemRecord(row.id, row.name, row.generation)
 
     async def advance_system(self, *, least: int = 0) -> SystemRecord:
-        """Begin a new generation: the time, but later than the one before and than `least`. It
-        outlives the loss of power, after which the ledger would else be older than its broker."""
+        """Begin a new generation: the time in seconds, but at least one more than the generation
+        before and than `least`. It is synced to disk: after a loss of power, the ledger must not be
+        of an older generation than its broker."""
 
         def work(connection: Connection) -> SystemRecord:
             row = connection.execute(
@@ -59,7 +59,8 @@ PROBE_ROWS = 20_000
 
 
 class DiskSpaceProbe(Repository):
-    """Checks that a database server has free disk space. For a SQLite file, this host can tell."""
+    """Checks that a PostgreSQL server has free disk space. For a SQLite file, the host's own check
+    does."""
 
     async def require_room(self) -> None:
         """Raise LedgerFull if PostgreSQL has no room for a temporary file where the ledger's tables

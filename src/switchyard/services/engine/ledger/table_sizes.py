@@ -18,7 +18,8 @@ from switchyard.services.engine.ledger.sql.tables import (
 from switchyard.services.engine.records.usage import LedgerUsage, TableUsage
 
 MAX_READ_BYTES = 4 * 1024**3
-"""Size of a SQLite file up to which the room of each table is told: all of the file is read."""
+"""Size of a SQLite file up to which the size of each table is measured, as that reads the whole
+file."""
 _MADE_AT = {
     "jobs": jobs.c.created_at,
     "dead_letters": dead_letters.c.dead_at,
@@ -32,9 +33,9 @@ class TableSizes(Repository):
 
     @read
     def usage(self, connection: Connection) -> LedgerUsage:
-        """Return the room of each table with its indexes, the largest first. Rows of PostgreSQL are
-        its estimates, where it has some."""
-        known = [table for table in metadata.sorted_tables if _is_there(connection, table)]
+        """Return the size of each table with its indexes, the largest first. The numbers of rows
+        are PostgreSQL's estimates, where it has some."""
+        known = [table for table in metadata.sorted_tables if _exists(connection, table)]
         if is_sqlite(connection):
             total, free, sizes = _sqlite_sizes(connection, Path(self._database.where))
         else:
@@ -44,15 +45,19 @@ class TableSizes(Repository):
             since, last_day = _growth(connection, table, self.clock.time())
             tables.append(
                 TableUsage(
-                    table.name, _rows(connection, table), sizes.get(table.name), since, last_day
+                    table.name,
+                    _count_rows(connection, table),
+                    sizes.get(table.name),
+                    since,
+                    last_day,
                 )
             )
         tables.sort(key=lambda each: (-(each.bytes or 0), -each.rows, each.name))
         return LedgerUsage(total, free, tuple(tables))
 
 
-def _is_there(connection: Connection, table: Table) -> bool:
-    """A wing that is not loaded has its tables too; one of another package may have none here."""
+def _exists(connection: Connection, table: Table) -> bool:
+    """Tell whether the database has the table: that of another package may be missing here."""
     if is_sqlite(connection):
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name"
     else:
@@ -87,7 +92,7 @@ def _postgres_sizes(connection: Connection, tables: list[Table]) -> tuple[int, i
     return total, 0, sizes
 
 
-def _rows(connection: Connection, table: Table) -> int:
+def _count_rows(connection: Connection, table: Table) -> int:
     if not is_sqlite(connection):
         estimate = text("SELECT reltuples FROM pg_class WHERE oid = to_regclass(:name)")
         rows = connection.scalar(estimate, {"name": table.name})
@@ -102,5 +107,5 @@ def _growth(connection: Connection, table: Table, now: float) -> tuple[float | N
     if made_at is None:
         return None, None
     since = connection.scalar(select(func.min(made_at)))
-    lately = select(func.count()).select_from(table).where(made_at >= now - DAY)
-    return since, connection.scalar(lately) or 0
+    recent = select(func.count()).select_from(table).where(made_at >= now - DAY)
+    return since, connection.scalar(recent) or 0

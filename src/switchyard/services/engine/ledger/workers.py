@@ -1,4 +1,4 @@
-"""Workers and their beats; leases, of which one process at a time holds each.
+"""Store workers, their heartbeats, and the times when their event loops were blocked.
 
 Times are the database's own, so that the clocks of the machines need not agree.
 """
@@ -26,8 +26,8 @@ from switchyard.services.engine.records.results import (
 from switchyard.services.engine.records.states import AttemptOutcome, State
 
 RECENT_ATTEMPTS = 200_000
-"""Latest attempts that are searched for those that a worker's death has ended: some tenths of a
-second, however many attempts the ledger has."""
+"""So many of the latest attempts are searched for those that a worker's death has ended. That takes
+some tenths of a second, however many attempts the ledger has."""
 BLOCKS_KEPT_FOR = 7 * 24 * 3600.0
 """Seconds for which records of blocked event loops are kept."""
 MAX_BLOCKS = 1000
@@ -95,12 +95,12 @@ class WorkerRepository(Repository):
         now = clock(connection)
         changes = f", hot_at = {now}" if hot else ""
         changes += f", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""
-        beaten = text(
+        beat = text(
             f"UPDATE workers SET beat = beat + 1, beat_at = {now}, memory_bytes = :memory_bytes"
             f"{changes} WHERE worker_id = :worker_id RETURNING ({TYPES_MARK})"
         )
         parameters = {"worker_id": worker_id, "memory_bytes": memory_bytes}
-        mark: str | None = connection.scalar(beaten, parameters)
+        mark: str | None = connection.scalar(beat, parameters)
         return mark
 
     @read
@@ -113,11 +113,11 @@ class WorkerRepository(Repository):
     @write
     def mark_stopped(self, connection: Connection, worker_id: str) -> bool:
         """Record that a worker has stopped in good order. False when it is not registered."""
-        stopped = text(
+        stop = text(
             f"UPDATE workers SET stopped_at = {clock(connection)} WHERE worker_id = :worker_id "
             "RETURNING worker_id"
         )
-        return connection.scalar(stopped, {"worker_id": worker_id}) is not None
+        return connection.scalar(stop, {"worker_id": worker_id}) is not None
 
     async def worker_beat(self, worker_id: str) -> int | None:
         """Return a worker's beat counter; None when it has stopped or was never registered. A
@@ -147,11 +147,10 @@ class WorkerRepository(Repository):
     def running_at_deaths(
         self, connection: Connection, worker_ids: Sequence[str]
     ) -> list[WorkerDeath]:
-        """Return the types of the jobs that ran in these workers, which have died: those that were
-        taken over since, of the latest RECENT_ATTEMPTS attempts of all jobs, and those that were
-        not."""
+        """Return the types of the jobs that ran in these dead workers when they died: jobs that
+        were not taken over yet, and those taken over in the latest RECENT_ATTEMPTS attempts."""
         newest = select(func.max(attempts.c.id) - RECENT_ATTEMPTS).scalar_subquery()
-        taken = (
+        taken_over = (
             select(attempts.c.worker_id, jobs.c.job_type)
             .join(jobs, jobs.c.id == attempts.c.job_id)
             .where(
@@ -160,10 +159,10 @@ class WorkerRepository(Repository):
                 attempts.c.worker_id.in_(worker_ids),
             )
         )
-        left = select(jobs.c.worker_id, jobs.c.job_type).where(
+        running = select(jobs.c.worker_id, jobs.c.job_type).where(
             jobs.c.state == State.RUNNING, jobs.c.worker_id.in_(worker_ids)
         )
-        rows = connection.execute(taken.union(left))
+        rows = connection.execute(taken_over.union(running))
         return [WorkerDeath(*row) for row in rows]
 
     @write
@@ -191,13 +190,13 @@ class WorkerRepository(Repository):
         return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in rows]
 
     @read
-    def lacking(self, connection: Connection) -> list[SentOnReport]:
+    def find_unknown_types(self, connection: Connection) -> list[SentOnReport]:
         """Report job types that workers got jobs of, do not know, and have sent on."""
         return self._sent_on(connection, UNKNOWN_TYPE)
 
     @read
-    def find_outdated(self, connection: Connection) -> list[SentOnReport]:
-        """Report job types of whose payloads workers got newer versions than they know, and have
+    def find_outdated_types(self, connection: Connection) -> list[SentOnReport]:
+        """Report job types of which workers got newer versions of payloads than they know, and have
         sent the jobs on."""
         return self._sent_on(connection, NEWER_PAYLOAD)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 Status = Literal["ok", "warning", "wrong"]
-"""`warning`: look at it some time."""
+"""`warning`: to be looked at, but not urgent; `wrong`: a problem that needs somebody now."""
 
 
 class Finding(StrEnum):
@@ -118,14 +118,17 @@ class Diagnostic:
 
 
 def ok(name: str, detail: str) -> Diagnostic:
+    """Return the result of a check that found no problem."""
     return Diagnostic(name, "ok", detail)
 
 
 def warning(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic:
+    """Return the result of a check with a problem that is not urgent."""
     return Diagnostic(name, "warning", detail, remedy, finding)
 
 
 def failure(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic:
+    """Return the result of a check with a problem that needs somebody now."""
     return Diagnostic(name, "wrong", detail, remedy, finding)
 
 
@@ -134,7 +137,7 @@ MAX_LISTED = 3
 
 
 def some(texts: list[str]) -> str:
-    """Return the first few, and how many more there are."""
+    """Join the first MAX_LISTED texts, and add how many more there are."""
     more = f"; and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return "; ".join(texts[:MAX_LISTED]) + more
 

@@ -37,7 +37,8 @@ class DoctorStep:
     on_demand: bool = False
     """Run it only for a person who waits for it: it costs too much to run every few minutes."""
 
-    def can_be_asked(self, context: DoctorContext) -> bool:
+    def is_possible(self, context: DoctorContext) -> bool:
+        """Tell whether the services that the check needs were reached."""
         return not (
             (self.broker and context.broker is None)
             or (bool(self.management) and context.management is None)
@@ -45,7 +46,7 @@ class DoctorStep:
         )
 
 
-OUTER = (
+SERVICE_STEPS = (
     DoctorStep(host.variables),
     DoctorStep(broker.broker),
     DoctorStep(broker.version, broker=True),
@@ -55,7 +56,7 @@ OUTER = (
     DoctorStep(broker.features, management="feature flags"),
     DoctorStep(ledger.ledger),
     DoctorStep(ledger.system, broker=True, ledger=True),
-    # Behind the ledger, which knows the job types of modules that are not loaded here.
+    # After the ledger, which knows the job types of modules that are not loaded here.
     DoctorStep(topology.topology, management="topology and policies"),
     DoctorStep(ledger.host_clock, ledger=True),
     DoctorStep(ledger.broker_clock, management="the broker's clock"),
@@ -65,7 +66,7 @@ OUTER = (
     DoctorStep(host.keys),
 )
 """Broker, ledger and host, in the order in which one thing builds on another."""
-INNER = (
+SYSTEM_STEPS = (
     DoctorStep(lanes.lanes, broker=True),
     DoctorStep(workers.scheduler, ledger=True),
     DoctorStep(jobs.pauses, ledger=True),
@@ -76,8 +77,8 @@ INNER = (
     DoctorStep(workers.killed, ledger=True),
     DoctorStep(workers.blocked, ledger=True),
     DoctorStep(workers.consuming, management="workers' consumers", ledger=True),
-    DoctorStep(workers.lacking, ledger=True),
-    DoctorStep(workers.outdated, ledger=True),
+    DoctorStep(workers.unknown_types, ledger=True),
+    DoctorStep(workers.outdated_types, ledger=True),
     DoctorStep(jobs.timeouts, ledger=True),
     DoctorStep(jobs.overdue, ledger=True),
     DoctorStep(jobs.cancels, ledger=True),
@@ -93,15 +94,15 @@ async def diagnose(
     settings: Settings, include: Iterable[str] = (), *, on_demand: bool = False
 ) -> AsyncIterator[Diagnostic]:
     """Run all checks, with the job types of JOBS_MODULES and of `include`. The wings' checks come
-    between those of the host and those of the running system. A service that is away is a result,
-    given within seconds. `on_demand`: a person waits for the results."""
+    between those of the host and those of the running system. An unreachable service is reported
+    within seconds. `on_demand`: a person waits for the results."""
     registry, missing = host.load_types(settings, include)
     for check in missing:
         yield check
     context = DoctorContext(settings, registry)
-    of_wings = [step for steps in brought("doctor_steps") for step in steps()]
+    wing_steps = [step for steps in brought("doctor_steps") for step in steps()]
     try:
-        for step in (*OUTER, *of_wings, *INNER):
+        for step in (*SERVICE_STEPS, *wing_steps, *SYSTEM_STEPS):
             if on_demand or not step.on_demand:
                 for check in await _run_step(step, context):
                     yield check
@@ -110,24 +111,25 @@ async def diagnose(
 
 
 async def _run_step(step: DoctorStep, context: DoctorContext) -> list[Diagnostic]:
-    """Return the answers, where it can be asked, with the commands as they are called here."""
-    if not step.can_be_asked(context):
+    """Run a step, if its services were reached. Return its results, with the host's own command in
+    place of `rabbitmqctl`."""
+    if not step.is_possible(context):
         return []
     rabbitmqctl = f"`{context.settings.rabbitmqctl} "
-    answers = await _run_check(step, context)
-    context.found |= {check.finding for check in answers if check.finding is not None}
+    results = await _run_check(step, context)
+    context.found |= {check.finding for check in results if check.finding is not None}
     return [
         replace(check, remedy=check.remedy.replace("`rabbitmqctl ", rabbitmqctl))
-        for check in answers
+        for check in results
     ]
 
 
 async def _run_check(step: DoctorStep, context: DoctorContext) -> list[Diagnostic]:
-    """Run a check; a service that went away meanwhile is a result, too."""
+    """Run a check. If a service has gone away meanwhile, the diagnostic of that is the result."""
     try:
         return await step.check(context)
     except ManagementForbidden as error:
-        return [broker.unseen(step.management, error)]
+        return [broker.hidden(step.management, error)]
     except ManagementError as error:
         return [broker.unreachable(error)]
     except BrokerUnavailable as error:

@@ -1,4 +1,4 @@
-"""Whether what the system stands on is there: broker, ledger, storage."""
+"""Check whether the services that the system depends on answer: broker, ledger, storage."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from switchyard.services.common.files.errors import DiskFull
 from switchyard.services.engine.records.errors import LedgerFull
 
 CHECK_TIMEOUT = 2.0
-"""Seconds after which what did not answer counts as away."""
+"""Seconds after which a service that has not answered counts as away."""
 
 Probe = Callable[[], Awaitable[object]]
 
 
 ComponentState = Literal["ok", "away", "full", "blocked"]
-"""`full`: its disk has no room; `blocked`: the broker has a memory or disk alarm, and takes nothing
-in. Neither can take work, as one that is away."""
+"""`full`: its disk has no room; `blocked`: the broker has a memory or disk alarm, and takes no
+messages. Neither can take work, like a service that is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Dependency:
     name: str
     state: ComponentState
     latency: float
-    """Seconds until it answered, or until that was given up."""
+    """Seconds until it answered, or until the probe failed or timed out."""
 
 
-async def examine(checks: Mapping[str, Probe]) -> list[Dependency]:
-    """Check everything at once. What a check raises goes into the log: it may name hosts."""
-    return list(await asyncio.gather(*(_examine(name, check) for name, check in checks.items())))
+async def examine(probes: Mapping[str, Probe]) -> list[Dependency]:
+    """Run all probes at once. Their errors are only logged, as they may name hosts."""
+    return list(await asyncio.gather(*(_examine(name, probe) for name, probe in probes.items())))
 
 
-async def _examine(name: str, check: Probe) -> Dependency:
+async def _examine(name: str, probe: Probe) -> Dependency:
     began = time.monotonic()
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
-            await check()
+            await probe()
     except Exception as error:  # whatever it is, the component can't be used
         structlog.get_logger("health").warning(
             "away", component=name, error=str(error) or type(error).__name__

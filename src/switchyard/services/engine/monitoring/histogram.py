@@ -1,4 +1,4 @@
-"""A histogram of values that costs a fraction of a microsecond to add to."""
+"""A histogram to which adding a value takes a fraction of a microsecond."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 
 class Histogram:
-    """Values by the smallest of the bounds that they do not exceed.
+    """Counts values by the smallest bound that they do not exceed.
 
     prometheus_client's own takes locks for each value, one of them to find its labels, which costs
     a worker of many short jobs as much as a tenth of its time. This one belongs to one thread, the
@@ -18,12 +18,13 @@ class Histogram:
     __slots__ = ("_bounds", "_counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """`bounds` in ascending order; what is larger than the last counts as well."""
+        """`bounds` are in ascending order; larger values than the last bound are counted, too."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def add(self, value: float, *, times: int = 1) -> None:
+        """Add a value, `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 

@@ -1,4 +1,5 @@
-"""Waiting for a job's end: woken by the event that says so, and not by looking again and again."""
+"""Wait for the end of a job, by its event and, in case that is lost, by polling the ledger now and
+then."""
 
 from __future__ import annotations
 
@@ -12,34 +13,34 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 
 STATE_POLL_INTERVAL = 15.0
-"""Seconds after which the ledger is asked although no event came: one that was sent while the
-connection was cut never comes."""
+"""Seconds after which the ledger is read although no event came: an event that was sent while the
+connection was cut is lost."""
 
 
 class EndListener:
-    """Hears of the end of one job from now on; `close` it at last.
+    """Receives the event of one job's end from now on. Must be closed.
 
-    Where it is made before the job is published, nothing happens unseen: the ledger need not be
-    asked until the end is heard.
+    If it is made before the job is published, it misses no event, and the ledger need not be read
+    before the event comes.
     """
 
     def __init__(self, hub: EventHub, job_id: str) -> None:
         def matches(event: JobEvent) -> bool:
             return event.job_id == job_id and event.name in ENDINGS
 
-        self._open = ExitStack()
-        self._subscription = self._open.enter_context(hub.subscribe(matches))
+        self._exit_stack = ExitStack()
+        self._subscription = self._exit_stack.enter_context(hub.subscribe(matches))
 
     def close(self) -> None:
-        self._open.close()
+        self._exit_stack.close()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be heard: the process stops."""
+        """Whether no more events come, as the process stops."""
         return self._subscription.is_over
 
     async def wait(self, timeout: float) -> None:
-        """Return when the end is heard, or after `timeout` seconds."""
+        """Return when the event has come, or after `timeout` seconds."""
         await self._subscription.next(timeout)
 
 
@@ -57,11 +58,11 @@ async def wait_for_end(
     Raises LedgerUnavailable when the ledger is away at the end of that time.
     """
     deadline = time.monotonic() + timeout
-    with closing(EndListener(hub, job_id)) as own:
+    with closing(EndListener(hub, job_id)) as own_listener:
         if listener is not None and not listener.is_over:
             await listener.wait(min(timeout, STATE_POLL_INTERVAL))
         while True:
-            # Looked up after subscribing, so that nothing happens in between unseen.
+            # Read after subscribing, so that no end in between is missed.
             left = deadline - time.monotonic()
             try:
                 record = await ledger.job_reads.get(job_id)
@@ -71,6 +72,6 @@ async def wait_for_end(
             else:
                 if record is None or record.state in FINISHED or left <= 0:
                     return record
-            if own.is_over:
+            if own_listener.is_over:
                 return await ledger.job_reads.get(job_id)
-            await own.wait(min(max(left, 0.01), STATE_POLL_INTERVAL))
+            await own_listener.wait(min(max(left, 0.01), STATE_POLL_INTERVAL))

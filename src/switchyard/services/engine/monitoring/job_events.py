@@ -1,7 +1,7 @@
 """Publish and follow events of jobs: a live feed of `jobs.events` with a short memory.
 
-Events are best effort: whoever needs to be sure asks the ledger. An event's id is made of its
-content, so a client may go on with another process than the one that it was cut off from.
+Events are best effort; only the ledger is certain. An event's id is made of its content, so that a
+client that was cut off can continue with another process.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.engine.records.progress import ReportedProgress
 
-REMEMBERED, REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
-"""Events that a client can catch up on; fewer where they are larger than this system's own."""
+MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
+"""Events that are kept for clients that come back, and their bytes, at most."""
 BACKLOG, BACKLOG_BYTES = 1_000, 1024 * 1024
-"""Events that may wait for one client; one that is slower is cut off, and may come again."""
+"""Events that may wait for one client, and their bytes; a slower client is cut off, and may connect
+again."""
 MAX_BYTES = 16 * 1024
 """The largest event. This system's own have a few hundred bytes."""
-LATEST = 1e11
+MAX_TIME = 1e11
 """Seconds since the epoch: the year 5138."""
 PROGRESS = "progress"
 """Not remembered: the next one is more recent, and many jobs' progress would displace events that
 happen once."""
 TEXT = "text"
-"""A piece of what a job writes: there are many, and its result has them all."""
+"""A piece of a job's output. Not remembered: there are many, and the result of the job has them
+all."""
 ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
-"""Events after which a job rests."""
+"""Events that end a job."""
 
 
 class _EventHeader(BaseModel):
@@ -54,12 +56,12 @@ class _EventHeader(BaseModel):
 
     event: Annotated[str, Field(pattern=patterns.WORD, max_length=32)]
     job_id: JobId
-    at: Annotated[float, Field(ge=0, le=LATEST)]
+    at: Annotated[float, Field(ge=0, le=MAX_TIME)]
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something happened to a job."""
+    """An event of a job's life."""
 
     id: str
     """`<microseconds>-<digest>`: orders events roughly, names each exactly."""
@@ -67,9 +69,9 @@ class JobEvent:
     """started, progress, text, succeeded, retrying, dead, cancelled."""
     job_id: str
     at: float
-    """Seconds since the epoch, by the clock of whoever saw it."""
+    """Seconds since the epoch, by the clock of the sender."""
     body: bytes
-    """JSON, as it came: parsed, a hostile one takes thirty times as much memory."""
+    """JSON, as it was received: parsed, a hostile body takes thirty times as much memory."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -79,8 +81,8 @@ class JobEvent:
 
     @classmethod
     def from_body(cls, body: bytes | memoryview) -> JobEvent:
-        """Raises ValueError for a body that is no event. Anybody who may publish on the broker
-        may have written it, and it goes on to browsers, line by line."""
+        """Parse the body of a message. Raises ValueError for one that is no event: anybody who may
+        publish on the broker may have written it, and it is sent on to browsers."""
         raw = bytes(body)
         if len(raw) > MAX_BYTES:
             raise ValueError(f"not an event: {len(raw)} bytes, more than {MAX_BYTES}")
@@ -107,13 +109,13 @@ def announce(
     progress: ReportedProgress | None = None,
     text: tuple[str, int] | None = None,
 ) -> None:
-    """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`. Where nobody
-    does, nothing is sent.
+    """Publish an event on `jobs.events` as `<event>.<lane>.<job_type>`, best effort. Without
+    listeners, nothing is sent.
 
-    `attempt` counts from 1; `worker_id` is None for what was done to a job outside a worker.
+    `attempt` counts from 1; `worker_id` is None for an event outside of a worker.
     """
 
-    def make() -> Envelope:
+    def make_envelope() -> Envelope:
         body: dict[str, Any] = {
             "event": event,
             "job_id": job_id,
@@ -129,20 +131,21 @@ def announce(
             body |= {"text": text[0], "offset": text[1]}
         return Envelope(body=to_json(body), message_id=job_id, type=event)
 
-    publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", make)
+    publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", make_envelope)
 
 
 def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
-    """Return what a job of this process writes, told without a broker."""
+    """Return an event with a piece of output of a job that runs in this process, without a
+    broker."""
     fields = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
     return JobEvent.from_body(to_json(fields))
 
 
 class Subscription:
-    """The events of one client, from the moment at which it asked."""
+    """The events of one client, since it subscribed."""
 
     def __init__(self, matches: Callable[[JobEvent], bool]) -> None:
-        self._wanted = matches
+        self._matches = matches
         self._waiting: deque[JobEvent] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
@@ -150,7 +153,7 @@ class Subscription:
         """No more events will come: the client was too slow, or the process stops."""
 
     def offer(self, event: JobEvent) -> None:
-        if self.is_over or not self._wanted(event):
+        if self.is_over or not self._matches(event):
             return
         if len(self._waiting) >= BACKLOG or self._bytes + len(event.body) > BACKLOG_BYTES:
             self._waiting.clear()
@@ -184,32 +187,32 @@ class Subscription:
 class EventHub:
     """Hands events to subscribers in this process, and remembers some."""
 
-    def __init__(self, *, remembered: int = REMEMBERED) -> None:
+    def __init__(self, *, remembered: int = MAX_REMEMBERED) -> None:
         self._memory: deque[JobEvent] = deque()
-        self._most = remembered
+        self._max_remembered = remembered
         self._bytes = 0
         self._subscriptions: set[Subscription] = set()
-        self._ended = False
+        self._is_ended = False
 
     @property
     def subscribers(self) -> int:
         return len(self._subscriptions)
 
     def close_subscriptions(self) -> None:
-        """End every stream; clients come again, perhaps to another process."""
+        """End every stream; clients connect again, perhaps to another process."""
         for subscription in self._subscriptions:
             subscription.close()
 
     def end(self) -> None:
-        """End every stream, also those that are about to begin: this process stops."""
-        self._ended = True
+        """End every stream, and those that begin later at once, as this process stops."""
+        self._is_ended = True
         self.close_subscriptions()
 
     @contextmanager
     def subscribe(self, matches: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
-        """The events from now on, until the end of the block."""
+        """Yield a subscription to the events from now on, until the end of the block."""
         subscription = Subscription(matches)
-        if self._ended:
+        if self._is_ended:
             subscription.close()
         self._subscriptions.add(subscription)
         try:
@@ -218,9 +221,8 @@ class EventHub:
             self._subscriptions.discard(subscription)
 
     def since(self, last_id: str) -> tuple[list[JobEvent], bool]:
-        """Return the remembered events after that one, and whether that is all there were.
-
-        An id that is not remembered stands for its moment: what happened at it or later.
+        """Return the remembered events after that one, and whether these are all that followed it.
+        If the id is not remembered, return the events from its time on.
         """
         events = list(self._memory)
         for index, event in enumerate(events):
@@ -232,21 +234,21 @@ class EventHub:
         complete = bool(events) and int(events[0].at * 1_000_000) <= at
         return [each for each in events if int(each.at * 1_000_000) >= at], complete
 
-    def heard(self, event: JobEvent) -> None:
-        """Remember an event and hand it on."""
+    def deliver(self, event: JobEvent) -> None:
+        """Remember an event, and give it to all subscriptions."""
         if event.name not in (PROGRESS, TEXT):
             self._memory.append(event)
             self._bytes += len(event.body)
-        while len(self._memory) > self._most or self._bytes > REMEMBERED_BYTES:
+        while len(self._memory) > self._max_remembered or self._bytes > MAX_REMEMBERED_BYTES:
             self._bytes -= len(self._memory.popleft().body)
         for subscription in tuple(self._subscriptions):
             subscription.offer(event)
 
 
 class EventFeed(EventHub):
-    """Hears `jobs.events` on a queue of its own, and hands events to the subscribers."""
+    """Consumes `jobs.events` with a queue of its own, and gives the events to the subscribers."""
 
-    def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
+    def __init__(self, settings: BrokerSettings, *, remembered: int = MAX_REMEMBERED) -> None:
         super().__init__(remembered=remembered)
         self._log = structlog.get_logger("events")
         self._reconnector = Reconnector(settings.require_amqp_url(), "api events", self._log)
@@ -254,7 +256,7 @@ class EventFeed(EventHub):
         """Set while events arrive."""
 
     async def check(self) -> None:
-        """Raises BrokerUnavailable while no events arrive."""
+        """Raise BrokerUnavailable while no events arrive."""
         if not self.is_listening.is_set():
             raise BrokerUnavailable(
                 "not receiving job events from the broker", maybe_accepted=False
@@ -272,36 +274,36 @@ class EventFeed(EventHub):
 
     async def _listen(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        coming: list[asyncio.TimerHandle] = []
+        timers: list[asyncio.TimerHandle] = []
 
-        def listening() -> None:
+        def on_listening() -> None:
             reset_backoff()
-            # Until then somebody may believe that nobody listens.
-            coming.append(loop.call_later(NO_LISTENER_TTL, self.is_listening.set))
+            # Until then, publishers may still have cached that nobody listens.
+            timers.append(loop.call_later(NO_LISTENER_TTL, self.is_listening.set))
 
         try:
             await consume_exchange(
                 connection,
-                listening,
+                on_listening,
                 EVENTS_EXCHANGE,
                 self._on_message,
                 tag="events",
                 routing_key="#",
             )
         finally:
-            for each in coming:
+            for each in timers:
                 each.cancel()
             self.is_listening.clear()
 
     def _on_message(self, body: bytes) -> None:
         if not body:
-            return  # `Publisher.probe`: whether the broker takes anything in
+            return  # from `Publisher.probe`, which tests whether the broker takes messages
         try:
             event = JobEvent.from_body(body)
         except ValueError as error:
             self._log.warning("job event invalid", error=str(error))
             return
-        self.heard(event)
+        self.deliver(event)
 
 
 def _microseconds(event_id: str) -> int | None:

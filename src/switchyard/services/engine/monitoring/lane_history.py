@@ -1,4 +1,4 @@
-"""Counting what goes on in each lane, once a minute, for the charts of the dashboard."""
+"""Count the jobs of each lane once a minute, for the charts of the dashboard."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LaneHistoryRecorder:
         )
 
     async def _ready(self) -> dict[str, int]:
-        """Return what waits in each lane; nothing where the broker is away."""
-        every = [name for names in self._queues.values() for name in names]
+        """Return the number of ready messages in each lane; nothing where the broker is away."""
+        queues = [name for names in self._queues.values() for name in names]
         try:
-            sizes = await ask_queues(self._settings.require_amqp_url(), every)
+            sizes = await ask_queues(self._settings.require_amqp_url(), queues)
         except BrokerUnavailable:
-            return {}  # the doctor says so, and the scheduler's log
+            return {}  # the doctor and the scheduler's log report that
         return {
             lane: sum(size.ready for name in names if (size := sizes[name]) is not None)
             for lane, names in self._queues.items()

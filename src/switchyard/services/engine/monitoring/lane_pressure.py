@@ -1,9 +1,9 @@
 """Back-pressure: how full the lanes are, from the depths on the broker.
 
-Depths come from passive declarations, exact at their moment; limits from the policies in force
-where the management API can be asked, else from the lanes as they are declared. Jobs that were put
-off for want of room in a named limit, or because all servers of language models are paused, are
-away from their queue for a while, and count as if they were in it.
+Depths come from passive declarations, which are exact; limits from the policies in force, or,
+without the management API, from the declared lanes. Jobs that were put off because a named limit is
+used up, or because all servers of language models are paused, are not in their queue for a while,
+and count as if they were.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 DEPTHS_TTL = 1.0
 """Seconds for which depths are reused."""
 MAX_DEPTHS_AGE = 5.0
-"""Seconds after which a publish waits for new depths rather than go by the old ones."""
+"""Seconds after which known depths are too old to be used."""
 LIMITS_TTL = 30.0
 """Seconds for which limits are reused."""
 ASK_TIMEOUT = 2.0
 MANAGEMENT_TIMEOUT = 1.0
 DEPTH_TIMEOUT = 0.3
-"""Seconds that an answer may wait for depths that it can do without."""
+"""Seconds that an answer may wait for depths that it does not need."""
 FIRST_DEPTH_TIMEOUT = 1.0
 """Seconds that the first publish of a process may wait for depths."""
 
@@ -104,7 +104,7 @@ class Snapshot:
 
 
 class LanePressure(AsyncCloseable):
-    """Asks the broker at most once a second, and only while somebody wants to know."""
+    """Reads depths from the broker on demand, at most once a second."""
 
     def __init__(
         self,
@@ -124,17 +124,17 @@ class LanePressure(AsyncCloseable):
         self._log = structlog.get_logger("lane pressure")
         self._reconnector = Reconnector(settings.require_amqp_url(), "lane pressure", self._log)
         self._management_depths = ManagementDepths(settings)
-        self._is_hidden = False
-        """Our user may not ask for the queues over AMQP."""
+        self._is_amqp_forbidden = False
+        """Whether our user may not declare the queues passively over AMQP."""
         self._snapshot: Snapshot | None = None
         self._query: asyncio.Task[Snapshot] | None = None
         self._limits: Mapping[str, int] = {}
         self._limits_until = 0.0
         self._next_try = 0.0
-        self._waited = False
+        self._has_waited_for_first = False
 
     @property
-    def _names(self) -> dict[str, tuple[str, ...]]:
+    def _queues_by_lane(self) -> dict[str, tuple[str, ...]]:
         """The queues of each lane; other processes may register types of further kinds."""
         routes = self._registry.routes
         return {
@@ -154,7 +154,7 @@ class LanePressure(AsyncCloseable):
         await self._reconnector.close()
 
     def start(self) -> None:
-        """Connect and look for the first time, in the background."""
+        """Connect and read the depths for the first time, in the background."""
         self._start_query()
 
     @property
@@ -182,24 +182,25 @@ class LanePressure(AsyncCloseable):
             self._start_query()
         return snapshot.queue(queue) if snapshot is not None and age < MAX_DEPTHS_AGE else None
 
-    async def first(self) -> None:
-        """Wait for the first depths, but not for long: a program that publishes one thing, and
-        ends, is to hear as much as one that runs on. Later calls do not wait."""
-        if self._waited:
+    async def wait_for_first(self) -> None:
+        """Wait for the first depths, for FIRST_DEPTH_TIMEOUT seconds at most, so that a program
+        that publishes once and ends gets them, too. Later calls do not wait."""
+        if self._has_waited_for_first:
             return
-        self._waited = True
+        self._has_waited_for_first = True
         if not self.is_known:
-            await self._within_seconds(FIRST_DEPTH_TIMEOUT)
+            await self._snapshot_within(FIRST_DEPTH_TIMEOUT)
 
-    async def soon(self, queue: str) -> QueueDepth | None:
-        """Return what is known of a queue, waiting a moment for it; None where that is nothing."""
+    async def get_soon(self, queue: str) -> QueueDepth | None:
+        """Return the depth of a queue, waiting up to DEPTH_TIMEOUT seconds for it; None where it is
+        unknown."""
         recent = self.recent(queue)
         if recent is not None:
             return recent
-        snapshot = await self._within_seconds(DEPTH_TIMEOUT)
+        snapshot = await self._snapshot_within(DEPTH_TIMEOUT)
         return None if snapshot is None else snapshot.queue(queue)
 
-    async def _within_seconds(self, seconds: float) -> Snapshot | None:
+    async def _snapshot_within(self, seconds: float) -> Snapshot | None:
         try:
             async with asyncio.timeout(seconds):
                 return await self.snapshot()
@@ -208,42 +209,47 @@ class LanePressure(AsyncCloseable):
 
     async def probe(self) -> None:
         """Make one round trip to the broker, on this connection."""
-        await self._within(self._probe_connection(await self._connection()))
+        await self._with_timeout(self._probe_connection(await self._connection()))
 
     async def _probe_connection(self, connection: Connection) -> None:
-        with suppress(ChannelAccessRefused):  # an answer, too: not every user may see the queue
+        with suppress(
+            ChannelAccessRefused
+        ):  # this is an answer, too: not every user may see the queue
             await ask_queue(connection, DEAD_QUEUE)
 
     def _start_query(self) -> asyncio.Task[Snapshot]:
         if self._query is None or self._query.done():
             self._query = asyncio.create_task(self._measure(), name="lane pressure")
-            self._query.add_done_callback(self._query_result)
+            self._query.add_done_callback(self._log_failure)
         return self._query
 
-    def _query_result(self, task: asyncio.Task[Snapshot]) -> None:
+    def _log_failure(self, task: asyncio.Task[Snapshot]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._log.warning("queue depths unknown", error=str(error))
 
     async def _measure(self) -> Snapshot:
         connection = await self._connection()
-        limits = await self._limits_in_force()
-        put_off = await self._waiting_for_limits()
-        depths = await self._within(self._depths(connection, limits))
+        limits = await self._read_limits()
+        put_off = await self._count_put_off()
+        depths = await self._with_timeout(self._depths(connection, limits))
         lanes = tuple(
-            _lane(
+            _lane_depth(
                 lane,
-                [self._queue(name, depths[name], limits, put_off.get(name, 0)) for name in names],
+                [
+                    self._queue_depth(name, depths[name], limits, put_off.get(name, 0))
+                    for name in names
+                ],
             )
-            for lane, names in self._names.items()
+            for lane, names in self._queues_by_lane.items()
         )
         self._snapshot = Snapshot(lanes, time.monotonic())
         return self._snapshot
 
     async def _connection(self) -> Connection:
-        return await self._within(self._reconnector.connection_now())
+        return await self._with_timeout(self._reconnector.connection_now())
 
-    async def _within(self, work: Awaitable[T]) -> T:
+    async def _with_timeout(self, work: Awaitable[T]) -> T:
         with raising_broker_unavailable("can't ask the broker"):
             async with asyncio.timeout(ASK_TIMEOUT):
                 return await work
@@ -251,25 +257,25 @@ class LanePressure(AsyncCloseable):
     async def _depths(
         self, connection: Connection, limits: Mapping[str, int]
     ) -> dict[str, QueueSize | None]:
-        names = [name for names in self._names.values() for name in names]
-        if not self._is_hidden:
+        names = [name for names in self._queues_by_lane.values() for name in names]
+        if not self._is_amqp_forbidden:
             try:
                 return {
                     name: await ask_lane_queue(connection, name, limits.get(name)) for name in names
                 }
             except ChannelAccessRefused:
-                self._is_hidden = True
+                self._is_amqp_forbidden = True
         waiting = await self._management_depths.by_queue()
-        # The queue that stands in for a lane's while that is remade: as ask_lane_queue says.
-        beside = {name: waiting.get(STAND_IN_PREFIX + name) for name in names}
+        # While a lane's queue is recreated, another one stands in for it: see `ask_lane_queue`.
+        stand_ins = {name: waiting.get(STAND_IN_PREFIX + name) for name in names}
         return {
             name: (None if limits.get(name) == 0 else waiting.get(name))
-            or beside[name]
+            or stand_ins[name]
             or waiting.get(name)
             for name in names
         }
 
-    async def _waiting_for_limits(self) -> Mapping[str, int]:
+    async def _count_put_off(self) -> Mapping[str, int]:
         if self._ledger is None:
             return {}
         try:
@@ -283,11 +289,12 @@ class LanePressure(AsyncCloseable):
             self._log.warning("jobs that wait for limits not counted", error=reason)
             return {}
 
-    async def _limits_in_force(self) -> Mapping[str, int]:
+    async def _read_limits(self) -> Mapping[str, int]:
         now = time.monotonic()
         if now < self._limits_until:
             return self._limits
-        # Here: whoever only publishes may have no management API, and needs no HTTP client.
+        # Imported here: programs that only publish may have no management API, and need no HTTP
+        # client.
         from switchyard.broker.management.client import ManagementClient
 
         self._limits_until = now + LIMITS_TTL
@@ -308,20 +315,22 @@ class LanePressure(AsyncCloseable):
         }
         return self._limits
 
-    def _queue(
+    def _queue_depth(
         self, name: str, waiting: QueueSize | None, limits: Mapping[str, int], put_off: int
     ) -> QueueDepth:
-        # None at all has a queue that is being remade, and for a while.
-        most = limits.get(name) or lane_named(lane_of(name), self._lanes).max_length
-        marks = PressureThresholds.from_settings(self._settings, name, most)
+        # The limit is 0 for a moment while a queue is recreated.
+        max_length = limits.get(name) or lane_named(lane_of(name), self._lanes).max_length
+        thresholds = PressureThresholds.from_settings(self._settings, name, max_length)
         if waiting is None:
-            return QueueDepth(name, None, 0, marks.limit, Pressure.OK)
+            return QueueDepth(name, None, 0, thresholds.limit, Pressure.OK)
         before = None if self._snapshot is None else self._snapshot.queue(name)
-        pressure = marks.pressure(
+        pressure = thresholds.pressure(
             waiting.ready + put_off, Pressure.OK if before is None else before.pressure
         )
-        return QueueDepth(name, waiting.ready, waiting.consumers, marks.limit, pressure, put_off)
+        return QueueDepth(
+            name, waiting.ready, waiting.consumers, thresholds.limit, pressure, put_off
+        )
 
 
-def _lane(name: str, queues: list[QueueDepth]) -> LaneDepth:
+def _lane_depth(name: str, queues: list[QueueDepth]) -> LaneDepth:
     return LaneDepth(name, fullest(queue.pressure for queue in queues), tuple(queues))

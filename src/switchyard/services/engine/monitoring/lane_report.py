@@ -1,8 +1,8 @@
 """Report how full the lanes are: the broker's numbers and the ledger's, put together.
 
-What waits is asked over AMQP and is exact. What is unacknowledged, the limits in force and the
-oldest message come from the management API, whose numbers are a few seconds old; without it the
-limits are those that are declared, and the rest is unknown.
+Ready messages are counted over AMQP, exactly. Unacknowledged messages, the limits in force and the
+age of the oldest message come from the management API, a few seconds late; without it, the limits
+are the declared ones, and the rest is unknown.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from switchyard.services.engine.monitoring.pressure_thresholds import PressureTh
 from switchyard.services.engine.records.states import State
 
 MANAGEMENT_TIMEOUT = 3.0
-INDEXING_LOOK, INDEXING_STALL, INDEXING_LIMIT = 0.1, 1.0, 10.0
-"""Waiting for a scheduler to index what it took out of the log, in seconds: between two looks, at
-most without progress, and at most in all."""
+INDEXING_POLL_INTERVAL, INDEXING_STALL_TIMEOUT, INDEXING_TIMEOUT = 0.1, 1.0, 10.0
+"""Seconds between polls while a scheduler indexes dead letters, and of this wait: without progress,
+and in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class QueueReport:
     """Waiting jobs at which it is full: further ones are refused."""
     ttl_seconds: float | None
     oldest_seconds: float | None
-    """Age of the message at the head, where the broker tells."""
+    """Age of the message at the head; None where the broker does not report it."""
 
     @property
     def percent_full(self) -> float | None:
@@ -73,8 +73,8 @@ class Report:
 async def lane_report(
     settings: Settings, registry: Registry, ledger: Ledger | None, *, clock: Callable[[], float]
 ) -> Report:
-    """Return all lanes, most urgent first, then the dead letters; `clock` is the ledger's, which
-    made the times in messages. Raises BrokerUnavailable, LedgerError."""
+    """Return all lanes, most urgent first, then the dead letters. `clock` returns the ledger's
+    time, by which messages are stamped. Raises BrokerUnavailable, LedgerError."""
     names = {
         lane.name: dict.fromkeys(
             [queue_name(lane.name, worker) for worker in lane.workers]
@@ -82,9 +82,9 @@ async def lane_report(
         )
         for lane in LANES
     }
-    every = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
-    waiting = await ask_queues(settings.require_amqp_url(), every)
-    details, trouble = await _management(settings)
+    all_names = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
+    waiting = await ask_queues(settings.require_amqp_url(), all_names)
+    details, management_error = await _read_queue_details(settings)
     counts = await ledger.job_reads.counts() if ledger is not None else {}
     now = clock()
     lanes = [
@@ -92,7 +92,7 @@ async def lane_report(
             lane,
             lane_named(lane).default_priority,
             tuple(
-                _queue(
+                _queue_report(
                     name,
                     waiting[name],
                     details.get(name),
@@ -108,7 +108,7 @@ async def lane_report(
         )
         for lane, queues in names.items()
     ]
-    dead = _queue(
+    dead = _queue_report(
         DEAD_QUEUE,
         waiting[DEAD_QUEUE],
         details.get(DEAD_QUEUE),
@@ -118,37 +118,37 @@ async def lane_report(
         now=now,
     )
     lanes.append(LaneReport("(dead)", None, (dead,), {}))
-    return Report(tuple(lanes), trouble)
+    return Report(tuple(lanes), management_error)
 
 
 async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
-    """Return how many messages more `jobs.dead` has than the index of dead letters knows, or,
-    negative, how many fewer. Waits while a scheduler indexes what has just died. 0 while a redrive
-    or purge goes through the queue and holds some, and where there is no such queue. Raises
-    BrokerUnavailable, LedgerUnavailable."""
-    more = await _count_unlisted(settings, ledger)
+    """Return how many messages `jobs.dead` has more than the index of dead letters; negative if it
+    has fewer. Waits while a scheduler indexes new letters. 0 while a redrive or purge scans the
+    queue and holds some letters, and where there is no such queue. Raises BrokerUnavailable,
+    LedgerUnavailable."""
+    unlisted = await _count_unlisted(settings, ledger)
     began = progress = time.monotonic()
-    while more > 0 and (now := time.monotonic()) < min(
-        progress + INDEXING_STALL, began + INDEXING_LIMIT
+    while unlisted > 0 and (now := time.monotonic()) < min(
+        progress + INDEXING_STALL_TIMEOUT, began + INDEXING_TIMEOUT
     ):
-        await asyncio.sleep(INDEXING_LOOK)
-        before, more = more, await _count_unlisted(settings, ledger)
-        progress = now if more < before else progress
-    return more
+        await asyncio.sleep(INDEXING_POLL_INTERVAL)
+        before, unlisted = unlisted, await _count_unlisted(settings, ledger)
+        progress = now if unlisted < before else progress
+    return unlisted
 
 
 async def _count_unlisted(settings: Settings, ledger: Ledger) -> int:
     if await ledger.leases.lease_remaining(DEAD_SCAN):
         return 0
     depths = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
-    there = depths[DEAD_QUEUE]
-    if there is None:
+    depth = depths[DEAD_QUEUE]
+    if depth is None:
         return 0
     letter_count = await ledger.dead_letters.count_messages()
-    return there.ready - letter_count - await ledger.redrives.count_leftovers()
+    return depth.ready - letter_count - await ledger.redrives.count_leftovers()
 
 
-async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:
+async def _read_queue_details(settings: Settings) -> tuple[dict[str, Any], str | None]:
     try:
         url = settings.require_management_url()
         async with ManagementClient(url, settings.vhost, timeout=MANAGEMENT_TIMEOUT) as client:
@@ -158,7 +158,7 @@ async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:
     return {item["name"]: item for item in items}, None
 
 
-def _queue(
+def _queue_report(
     name: str,
     waiting: QueueSize | None,
     details: Mapping[str, Any] | None,
@@ -171,8 +171,8 @@ def _queue(
 ) -> QueueReport:
     if details is not None:
         policy = details.get("effective_policy_definition") or {}
-        # As declared: of a new queue, of which nothing is told for some seconds, and of one that is
-        # being remade, which takes nothing meanwhile.
+        # The declared limit is used for a new queue, which has no statistics for some seconds, and
+        # for one that is being recreated, whose limit is 0 meanwhile.
         most = policy.get("max-length") or most
         ttl = policy["message-ttl"] / 1000 if "message-ttl" in policy else None
     head = (details or {}).get("head_message_timestamp")

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric as Family
 from switchyard.services.engine.monitoring.histogram import Histogram
 
 OTHER = "other"
-"""The label of what is not in a closed set: a lane or job type that nobody has declared."""
+"""The label of values outside of a closed set, such as an undeclared lane or job type."""
 
 LLM = "llm"
 """The kind of worker that asks language models."""
@@ -42,11 +42,11 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
     def distribution(self) -> Histogram:
-        """Return an empty one, to add a histogram's values to."""
+        """Return an empty histogram with the metric's buckets."""
         return Histogram(self.buckets)
 
     def family(self, samples: Samples) -> Family:
-        """These values of a counter or gauge, as they are shown."""
+        """Return these values of a counter or gauge for the exposition."""
         make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = make(self.name, self.help, labels=self.labels)
         for labels, value in samples.items():
@@ -54,7 +54,7 @@ class Metric:
         return family
 
     def histogram(self, distributions: Distributions) -> Family:
-        """These values of a histogram, as they are shown."""
+        """Return these values of a histogram for the exposition."""
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         for labels, each in distributions.items():
             family.add_metric(labels, each.buckets(), each.sum)

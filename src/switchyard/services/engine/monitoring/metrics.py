@@ -32,9 +32,8 @@ ten."""
 
 
 class Metrics:
-    """The metrics of one process. It counts nothing itself: each part keeps its own numbers, in the
-    event loop, and is asked for them there when somebody scrapes. So what is counted for every job
-    costs no lock and no look-up by labels."""
+    """The metrics of one process. Each part keeps its own numbers, in the event loop, and is asked
+    for them at a scrape. So counting costs a job no lock and no look-up by labels."""
 
     def __init__(self, *, of_process: bool = True) -> None:
         """With `of_process`, expose this process's memory and processor time, too."""
@@ -83,7 +82,7 @@ class Metrics:
             try:
                 async with asyncio.timeout(REFRESH_TIMEOUT):
                     await callback()
-            except Exception as error:  # a scrape tells what it can
+            except Exception as error:  # a scrape exposes what it can
                 self._log.warning("metrics not refreshed", error=str(error) or type(error).__name__)
         return generate_latest(self._registry)
 
@@ -96,32 +95,31 @@ class FamilySource:
 
 
 def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
-    """Count transactions: what `Ledger.observe` takes (read or write, seconds, whether it came to
-    its end)."""
+    """Return a function for `Ledger.observe` that measures and counts transactions in `metrics`."""
     seconds = {work: LEDGER_SECONDS.distribution() for work in ("read", "write")}
-    failed = dict.fromkeys(seconds, 0)
+    failures = dict.fromkeys(seconds, 0)
 
-    def ended(work: str, took: float, well: bool) -> None:
-        seconds[work].add(took)
-        failed[work] += not well
+    def count_transaction(work: str, duration: float, succeeded: bool) -> None:
+        seconds[work].add(duration)
+        failures[work] += not succeeded
 
     metrics.add_histogram_source(
         lambda: [(LEDGER_SECONDS, {(work,): each for work, each in seconds.items()})]
     )
     metrics.add_source(
-        lambda: [(LEDGER_FAILURES, {(work,): float(each) for work, each in failed.items()})]
+        lambda: [(LEDGER_FAILURES, {(work,): float(each) for work, each in failures.items()})]
     )
-    return ended
+    return count_transaction
 
 
 def show_publishes(metrics: Metrics, counts: Mapping[tuple[str, str], int]) -> None:
-    """Show what a broker.Publisher has counted (`Publisher.counts`)."""
-    none_refused = {
+    """Expose the counts of a publisher (`broker.Publisher.counts`)."""
+    zeros = {
         (lane.name, "full"): 0 for lane in LANES
     }  # Prometheus sees no increase in a series that begins at 1
 
-    def shown() -> list[tuple[Metric, Samples]]:
-        numbers = {**none_refused, **counts}
+    def collect_publishes() -> list[tuple[Metric, Samples]]:
+        numbers = {**zeros, **counts}
         return [(PUBLISHES, {key: float(number) for key, number in numbers.items()})]
 
-    metrics.add_source(shown)
+    metrics.add_source(collect_publishes)

@@ -1,4 +1,4 @@
-"""Compute the numbers of waiting jobs from which a queue is slow or full, by the settings."""
+"""Compute from how many waiting jobs on a queue is slow or full, by the settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.records.states import Pressure
 
 LLM_WORKER = "llm"
+"""The kind of worker that calls language models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,12 @@ class PressureThresholds:
     full_at: float
 
     @classmethod
-    def from_settings(cls, settings: Settings, queue: str, most: int) -> PressureThresholds:
-        """Return those of a queue for which the broker takes `most` messages."""
-        slow, full = most * settings.pressure_slow_at, most * settings.pressure_full_at
+    def from_settings(cls, settings: Settings, queue: str, max_length: int) -> PressureThresholds:
+        """Return those of a queue for which the broker takes `max_length` messages."""
+        slow, full = max_length * settings.pressure_slow_at, max_length * settings.pressure_full_at
         if queue != queue_name(lane_of(queue), LLM_WORKER):
             return cls(ok_below=slow, slow_at=slow, full_at=full)
-        # A model's server takes few at once: long before the broker's limit, the wait is hours.
+        # Model servers take few requests at once: the wait is hours long before the broker's limit.
         return cls(
             ok_below=min(slow, settings.llm_ok_below),
             slow_at=min(slow, settings.llm_slow_at),
@@ -40,10 +41,11 @@ class PressureThresholds:
         return math.ceil(self.full_at)
 
     def pressure(self, waiting: int, before: Pressure) -> Pressure:
-        """Tell how full a queue is in which so many wait; `before` is what it was just now."""
+        """Return the pressure of a queue in which so many jobs wait; `before` is its last
+        pressure."""
         if waiting >= self.full_at:
             return Pressure.FULL
         if waiting >= self.slow_at:
             return Pressure.SLOW
-        stays = before is not Pressure.OK and waiting >= self.ok_below
-        return Pressure.SLOW if stays else Pressure.OK
+        stays_slow = before is not Pressure.OK and waiting >= self.ok_below
+        return Pressure.SLOW if stays_slow else Pressure.OK

@@ -45,13 +45,13 @@ def schedule_samples(
     own = frozenset(sorted(late)[:MAX_SHOWN])
     refused = sum(each.outcome is FiringOutcome.REFUSED for each in last.values())
     return [
-        (names.SCHEDULE_LATE, _label_numbers(late, own)),
-        (names.SCHEDULE_FIRED, _label_numbers(fired, own)),
+        (names.SCHEDULE_LATE, _label_seconds(late, own)),
+        (names.SCHEDULE_FIRED, _label_seconds(fired, own)),
         (names.SCHEDULES_REFUSED, {(): float(refused)}),
     ]
 
 
-def _label_numbers(
+def _label_seconds(
     numbers: Mapping[str, float], own: frozenset[str]
 ) -> dict[tuple[str, ...], float]:
     samples: dict[tuple[str, ...], float] = {}

@@ -1,8 +1,8 @@
 """Metrics of API processes that share a port (`jobctl api --processes`).
 
-A scrape reaches any one of them, and each counts its own work. So whichever is asked shows what all
-of them have counted, each under its number: the label `process`. To add them up here would be
-wrong: a process that is started again begins at zero, and the sum would seem to have done so.
+A scrape reaches any one of them, and each counts its own work. So the one that is reached exposes
+the metrics of all, with their numbers as the label `process`. Sums would be wrong: a restarted
+process begins at zero, and the sum would fall.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ class Siblings:
     number: int
 
     @asynccontextmanager
-    async def telling(self, metrics: Metrics) -> AsyncIterator[None]:
-        """Tell the others these metrics for as long as the context lasts. Raises OSError."""
+    async def serving(self, metrics: Metrics) -> AsyncIterator[None]:
+        """Serve these metrics to the other processes for as long as the context lasts. Raises
+        OSError."""
 
-        async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def send_metrics(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(await metrics.scrape())
-            with suppress(OSError):  # it has waited long enough
+            with suppress(OSError):  # the reader has given up
                 await writer.drain()
             writer.close()
 
         path = self._socket(self.number)
-        path.unlink(missing_ok=True)  # of one that was killed
-        server = await asyncio.start_unix_server(tell, path)
+        path.unlink(missing_ok=True)  # left by a process that was killed
+        server = await asyncio.start_unix_server(send_metrics, path)
         try:
             yield
         finally:
@@ -58,15 +59,17 @@ class Siblings:
 
         `own` and the result are in Prometheus' text format.
         """
-        others = [each for each in self._numbers() if each != self.number]
+        others = [each for each in self._process_numbers() if each != self.number]
         texts = await asyncio.gather(*(self._read(number) for number in others))
-        told = {self.number: own, **dict(zip(others, texts, strict=True))}
-        return labelled({number: told[number] for number in sorted(told)})
+        texts_by_number = {self.number: own, **dict(zip(others, texts, strict=True))}
+        return label_by_process(
+            {number: texts_by_number[number] for number in sorted(texts_by_number)}
+        )
 
     def _socket(self, number: int) -> Path:
         return self.directory / f"{number}.sock"
 
-    def _numbers(self) -> Iterator[int]:
+    def _process_numbers(self) -> Iterator[int]:
         return (int(path.stem) for path in self.directory.glob("*.sock"))
 
     async def _read(self, number: int) -> bytes:
@@ -86,17 +89,19 @@ class Siblings:
             return b""
 
 
-def labelled(texts: dict[int, bytes]) -> bytes:
+def label_by_process(texts: dict[int, bytes]) -> bytes:
     """Return the metrics of these processes as one text: each sample with the number of its process
     as a label."""
     families: dict[str, Family] = {}
     for number, text in texts.items():
         for family in text_string_to_metric_families(text.decode()):
-            shown = families.setdefault(
+            labelled_family = families.setdefault(
                 family.name, Family(family.name, family.documentation, family.type)
             )
             for sample in family.samples:
-                shown.samples.append(sample._replace(labels={**sample.labels, LABEL: str(number)}))
+                labelled_family.samples.append(
+                    sample._replace(labels={**sample.labels, LABEL: str(number)})
+                )
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FamilySource(families.values))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Waiting at the start for a broker or ledger that is away, as ever after."""
+"""Wait for a broker or ledger that is away when a process starts."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable
 from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 
 MAX_PAUSE = 0.5
-"""Seconds at most between two looks."""
+"""Seconds between two attempts, at most."""
 LOG_REPEAT_INTERVAL = 5.0
 """Seconds between log lines."""
 REFUSAL_TIMEOUT = 1.0
-"""Seconds for which refusals are tried again: a server that has just started may not know its
+"""Seconds for which refused attempts are repeated: a server that has just started may not know its
 vhosts or databases yet."""
 
 T = TypeVar("T")
 
 
 async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return what `attempt` gives, tried again for as long as broker or ledger is away. The log
-    says when the wait for `what` begins, that it goes on, and when it is over.
+    """Return the result of `attempt`, which is repeated for as long as broker or ledger is away.
+    Logs the beginning and the end of the wait for `what`, and every LOG_REPEAT_INTERVAL seconds
+    that it goes on.
 
-    Raises what else `attempt` raises: a password or vhost that is refused, tables that are
-    outdated and queues that are missing are for somebody to mend.
+    Raises other errors of `attempt`, which an operator must fix: a refused password or vhost,
+    outdated tables, missing queues.
     """
     log = structlog.get_logger("start")
     began = time.monotonic()
-    last_reason = refused_since = None
+    logged_at = refused_since = None
     pause = 0.1
     while True:
         try:
@@ -45,11 +46,11 @@ async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -
                 refused_since = time.monotonic()
             elif time.monotonic() - refused_since >= REFUSAL_TIMEOUT:
                 raise
-            if last_reason is None or time.monotonic() - last_reason >= LOG_REPEAT_INTERVAL:
-                last_reason = time.monotonic()
+            if logged_at is None or time.monotonic() - logged_at >= LOG_REPEAT_INTERVAL:
+                logged_at = time.monotonic()
                 log.warning(f"waiting for the {what}", error=str(error))
         else:
-            if last_reason is not None:
+            if logged_at is not None:
                 log.info(f"the {what} is there", waited=round(time.monotonic() - began, 1))
             return result
         await asyncio.sleep(pause * random.uniform(0.5, 1))

@@ -1,7 +1,8 @@
-"""The metrics of the system as a whole: queues, ledger, workers. Shown by API and scheduler.
+"""Collect the metrics of the system as a whole: queues, ledger, workers. API and scheduler expose
+them.
 
-Looked at when somebody scrapes, at most every few seconds, however many do. Every process that
-shows them says the same; dashboards and rules take the `max` over instances.
+Broker and ledger are read at a scrape, but at most every METRICS_TTL seconds. All processes expose
+the same values; dashboards and rules take the `max` over instances.
 """
 
 from __future__ import annotations
@@ -40,45 +41,46 @@ MEASURE_TIMEOUT = 5.0
 DEAD_LANE = "dead"
 """The lane label of `jobs.dead`."""
 
-Shown = list[tuple[Metric, Samples]]
+MetricSamples = list[tuple[Metric, Samples]]
 
 
 class SystemMetrics:
-    """Looks at broker and ledger, and shows what it saw."""
+    """Reads broker and ledger, and exposes the result as metrics."""
 
     def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
         self._lanes = {lane.name for lane in LANES}
-        self._looked_at = float("-inf")
-        self._looking = asyncio.Lock()
+        self._refreshed_at = float("-inf")
+        self._refresh_lock = asyncio.Lock()
         self._log = structlog.get_logger("metrics")
-        self._broker: Shown = []
-        self._recorded: Shown = []
-        self._stored: Shown = []
+        self._broker_samples: MetricSamples = []
+        self._ledger_samples: MetricSamples = []
+        self._storage_samples: MetricSamples = []
         self._measured_at = float("-inf")
 
     def install(self, metrics: Metrics) -> None:
-        """Show them there from now on."""
+        """Expose them in `metrics` from now on."""
         metrics.before_scrape(self.refresh)
         metrics.add_source(self.metric_samples)
 
     def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
-        """Return what was seen last."""
-        return [*self._broker, *self._recorded, *self._stored]
+        """Return the samples of the last refresh."""
+        return [*self._broker_samples, *self._ledger_samples, *self._storage_samples]
 
     async def refresh(self) -> None:
-        """Look again, unless that was done just now. What is away shows nothing but that."""
-        async with self._looking:
-            if time.monotonic() - self._looked_at < METRICS_TTL:
+        """Read everything again, unless that was done METRICS_TTL seconds ago or later. A part that
+        is away only exposes that it is."""
+        async with self._refresh_lock:
+            if time.monotonic() - self._refreshed_at < METRICS_TTL:
                 return
             up: dict[tuple[str, ...], float] = {}
-            self._broker = await self._read_broker(up)
-            self._recorded = await self._read_ledger(up)
+            self._broker_samples = await self._read_broker(up)
+            self._ledger_samples = await self._read_ledger(up)
             await self._measure_storage()
-            self._broker.append((names.UP, up))
-            self._looked_at = time.monotonic()
+            self._broker_samples.append((names.UP, up))
+            self._refreshed_at = time.monotonic()
 
     async def _measure_storage(self) -> None:
         """Measure the storage as its quota does: every file is listed, so not at every scrape. A
@@ -96,12 +98,12 @@ class SystemMetrics:
                 error=str(error) or type(error).__name__,
             )
             return
-        self._stored = [
+        self._storage_samples = [
             (names.STORAGE_USED, {(): float(used)}),
             (names.STORAGE_QUOTA, {(): float(quota)}),
         ]
 
-    async def _read_broker(self, up: dict[tuple[str, ...], float]) -> Shown:
+    async def _read_broker(self, up: dict[tuple[str, ...], float]) -> MetricSamples:
         if self._settings.amqp_url is None:
             return []
         try:
@@ -114,17 +116,17 @@ class SystemMetrics:
             return []
         up["broker",] = 1
         up["management",] = report.management is None
-        return _queues(report)
+        return _queue_samples(report)
 
-    async def _read_ledger(self, up: dict[tuple[str, ...], float]) -> Shown:
+    async def _read_ledger(self, up: dict[tuple[str, ...], float]) -> MetricSamples:
         try:
             gauges = await self._ledger.gauges.gauges()
             workers = await self._ledger.workers.list_workers()
-            limited = await self._ledger.limits.limit_reports()
+            limit_reports = await self._ledger.limits.limit_reports()
             schedules = await self._ledger.schedules.schedules()
             waiting = await self._ledger.schedules.waiting_firings()
             firings = await self._ledger.schedules.last_firings(settled=True)
-            of_wings = [
+            wing_samples = [
                 each
                 for collect in brought("metrics")
                 for each in await collect(self._settings, self._ledger)
@@ -138,14 +140,14 @@ class SystemMetrics:
         now = self._ledger.clock.time()
         kinds = {each.worker for each in self._registry.all_described}
         return [
-            *self._open(gauges, now),
-            (names.WORKERS, _workers(workers, kinds, takeover, now)),
-            *_limits(self._registry, limited),
+            *self._job_samples(gauges, now),
+            (names.WORKERS, _worker_samples(workers, kinds, takeover, now)),
+            *_limit_samples(self._registry, limit_reports),
             *schedule_samples(schedules, waiting, firings, now),
-            *of_wings,
+            *wing_samples,
         ]
 
-    def _open(self, gauges: Gauges, now: float) -> Shown:
+    def _job_samples(self, gauges: Gauges, now: float) -> MetricSamples:
         queues = {route.queue for route in self._registry.routes}
         oldest: dict[tuple[str, ...], float] = {
             (lane, queue_name(lane, worker)): max(0.0, now - at)
@@ -159,11 +161,11 @@ class SystemMetrics:
             per_lane[lane,] = max(per_lane.get((lane,), 0.0), age)
         pending = gauges.oldest_pending
         return [
-            (names.OLDEST, dict.fromkeys(_names(self._registry), 0.0) | oldest),
+            (names.OLDEST, dict.fromkeys(_queue_labels(self._registry), 0.0) | oldest),
             (names.LANE_OLDEST, per_lane),
             (names.OPEN_JOBS, self._by_lane(gauges.open_jobs)),
             (names.OUTBOX_OLDEST, {(): 0.0 if pending is None else max(0.0, now - pending)}),
-            (names.DEAD_LETTERS, {**self._no_letters(), **self._by_lane(gauges.dead)}),
+            (names.DEAD_LETTERS, {**self._zero_letters(), **self._by_lane(gauges.dead)}),
             (names.BULK, {key: float(number) for key, number in gauges.bulk.items()}),
             (
                 names.BULK_IDLE,
@@ -171,24 +173,25 @@ class SystemMetrics:
             ),
         ]
 
-    def _no_letters(self) -> dict[tuple[str, ...], float]:
+    def _zero_letters(self) -> dict[tuple[str, ...], float]:
         """Return zero letters for every lane and reason: Prometheus sees no increase in a series
         that begins at 1."""
         return {(lane, reason.value): 0.0 for lane in sorted(self._lanes) for reason in Reason}
 
     def _by_lane(self, numbers: Mapping[tuple[str, str], int]) -> Samples:
-        """Return the same with a lane of ours first, or `other`: anybody may have sent anything."""
-        counted: Counter[tuple[str, ...]] = Counter()
-        for (lane, rest), number in numbers.items():
-            counted[lane if lane in self._lanes else OTHER, rest] += number
-        return {key: float(number) for key, number in counted.items()}
+        """Return the numbers with unknown lanes replaced by `other`: messages from outside may name
+        any lane."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for (lane, second_label), number in numbers.items():
+            counts[lane if lane in self._lanes else OTHER, second_label] += number
+        return {key: float(number) for key, number in counts.items()}
 
 
-def _names(registry: Registry) -> list[tuple[str, ...]]:
+def _queue_labels(registry: Registry) -> list[tuple[str, ...]]:
     return [(route.lane, route.queue) for route in registry.routes]
 
 
-def _queues(report: Report) -> Shown:
+def _queue_samples(report: Report) -> MetricSamples:
     queues: list[tuple[str, QueueReport]] = []
     for lane in report.lanes:
         label = DEAD_LANE if lane.queues[0].name == DEAD_QUEUE else lane.name
@@ -196,9 +199,9 @@ def _queues(report: Report) -> Shown:
     depth: Counter[tuple[str, ...]] = Counter()
     for label, queue in queues:
         depth[label,] += queue.ready
-    asking = [(label, queue) for label, queue in queues if queue.name.endswith(f".{names.LLM}")]
+    llm_queues = [(label, queue) for label, queue in queues if queue.name.endswith(f".{names.LLM}")]
     return [
-        (names.LLM_DEPTH, {(lane,): float(queue.ready) for lane, queue in asking}),
+        (names.LLM_DEPTH, {(lane,): float(queue.ready) for lane, queue in llm_queues}),
         (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in queues}),
         (names.CONSUMERS, {(lane, queue.name): float(queue.consumers) for lane, queue in queues}),
         (
@@ -221,10 +224,10 @@ def _queues(report: Report) -> Shown:
     ]
 
 
-def _workers(
+def _worker_samples(
     workers: Iterable[WorkerRecord], kinds: set[str], takeover_after: float, now: float
 ) -> Samples:
-    counted: dict[tuple[str, ...], float] = {
+    counts: dict[tuple[str, ...], float] = {
         (kind, status): 0.0 for kind in sorted(kinds) for status in ("alive", "silent")
     }
     for worker in workers:
@@ -233,11 +236,11 @@ def _workers(
         status = status_of(worker, takeover_after=takeover_after, now=now)
         for kind in worker.kinds:
             key = (kind if kind in kinds else OTHER, status)
-            counted[key] = counted.get(key, 0.0) + 1
-    return counted
+            counts[key] = counts.get(key, 0.0) + 1
+    return counts
 
 
-def _limits(registry: Registry, reports: Iterable[LimitReport]) -> Shown:
+def _limit_samples(registry: Registry, reports: Iterable[LimitReport]) -> MetricSamples:
     """Return the metrics of named limits by name alone: keys are unbounded."""
     in_use: Counter[tuple[str, ...]] = Counter()
     waiting: Counter[tuple[str, ...]] = Counter()

@@ -24,11 +24,11 @@ T = TypeVar("T")
 async def measure_usage(
     settings: Settings, ledger: Ledger, *, timeout: float | None
 ) -> SystemUsage:
-    """Measure all parts at once, each for at most `timeout` seconds. What is away is left out, and
-    the answer says so."""
+    """Measure all parts at once, each for at most `timeout` seconds. Parts that can't be measured
+    are left out, and listed in the result with the reason."""
     missing: dict[str, str] = {}
 
-    async def measured(name: str, part: Awaitable[T]) -> T | None:
+    async def measure_part(name: str, part: Awaitable[T]) -> T | None:
         try:
             async with asyncio.timeout(timeout):
                 return await part
@@ -38,20 +38,20 @@ async def measure_usage(
             missing[name] = str(error)
         return None
 
-    of_ledger, files, index, queues = await asyncio.gather(
-        measured("ledger", ledger.table_sizes.usage()),
-        measured("files", _files(settings)),
-        measured("index", _index(settings)),
-        measured("queues", _queues(settings)),
+    ledger_usage, files, index, queues = await asyncio.gather(
+        measure_part("ledger", ledger.table_sizes.usage()),
+        measure_part("files", _measure_files(settings)),
+        measure_part("index", _measure_index(settings)),
+        measure_part("queues", _measure_queues(settings)),
     )
-    return SystemUsage(of_ledger, files, index, queues, dict(sorted(missing.items())))
+    return SystemUsage(ledger_usage, files, index, queues, dict(sorted(missing.items())))
 
 
 class NotMeasured(TemporarilyUnavailable):
-    """A part is where it can't be measured; the text says what to do."""
+    """A part can't be measured from here; the text says what to do instead."""
 
 
-async def _files(settings: Settings) -> tuple[FilesUsage, ...]:
+async def _measure_files(settings: Settings) -> tuple[FilesUsage, ...]:
     now = time.time()
     sizes: dict[str, list[float]] = {}
     async for stored in Storage(settings.files_url).list_async():
@@ -63,20 +63,20 @@ async def _files(settings: Settings) -> tuple[FilesUsage, ...]:
         each[2] = min(each[2], at)
         each[3] += stored.size if at > now - DAY else 0
     kinds = [
-        FilesUsage(kind, int(files), int(size), since, int(lately))
-        for kind, (files, size, since, lately) in sizes.items()
+        FilesUsage(kind, int(files), int(size), since, int(last_day))
+        for kind, (files, size, since, last_day) in sizes.items()
     ]
     return tuple(sorted(kinds, key=lambda each: (-each.bytes, each.kind)))
 
 
-async def _index(settings: Settings) -> int:
+async def _measure_index(settings: Settings) -> int:
     url = settings.vectors_url
     if url.startswith(("postgresql", "postgres")):
         raise NotMeasured("it lies in PostgreSQL: `\\dt+` of its database shows its tables")
     return await Storage(url).size_async()
 
 
-async def _queues(settings: Settings) -> tuple[QueueUsage, ...]:
+async def _measure_queues(settings: Settings) -> tuple[QueueUsage, ...]:
     if settings.amqp_url is None:
         raise NotMeasured("no broker is set: JOBS_AMQP_URL")
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:

@@ -216,7 +216,7 @@ class JobPublisher:
         """Return the error of each job that would enter a full queue, by id. A job that an earlier
         request was told of is not refused, nor one that runs later."""
         if self._pressure is not None:
-            await self._pressure.first()
+            await self._pressure.wait_for_first()
         depths = self._depths(jobs)
         full = {queue for queue, depth in depths.items() if depth.pressure is Pressure.FULL}
         new = {

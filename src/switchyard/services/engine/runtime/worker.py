@@ -27,7 +27,7 @@ from switchyard.services.engine.jobs.registry import JobType, Registry
 from switchyard.services.engine.jobs.retry import RetryPolicy
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import announce
-from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+from switchyard.services.engine.monitoring.loop_watch import LoopWatch, save_in_ledger
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.engine.monitoring.startup import wait_until_available
 from switchyard.services.engine.records.errors import LedgerError
@@ -208,7 +208,7 @@ class Worker:
             registry, ledger, own=self._types(), holder=self.worker_id, works=True
         )
         self._watch = LoopWatch(
-            self.worker_id, noted_in(settings.ledger_url), clock=ledger.clock.time
+            self.worker_id, save_in_ledger(settings.ledger_url), clock=ledger.clock.time
         )
         if metrics is not None:
             metrics.add_source(self._watch.metric_samples)

@@ -205,7 +205,7 @@ class DueWatch:
     async def look(self) -> None:
         """Set the signals of what is due. Raises LedgerError."""
         moment = self._ledger.clock.time()
-        due_work = await self._ledger.due_work.look(
+        due_work = await self._ledger.due_work.find_due(
             moment,
             unconfirmed_before=moment - self._intervals.pending,
             silent_for=self._intervals.silent,

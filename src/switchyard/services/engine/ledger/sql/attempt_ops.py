@@ -34,8 +34,9 @@ UNENDED: Final = """(
             WHERE ended.job_id = jobs.id AND ended.outcome NOT IN ('crashed', 'released')
         ), 0)
 )"""
-"""A column of a job's row, as it is loaded for a claim. Jobs that simply succeed have no attempts
-in that table, so that it costs them a look into its index."""
+"""SQL for the number of a job's last attempts in a row that were released or crashed. Loaded for a
+claim. Costs one look into an index for jobs that simply succeed, as these have no attempts in the
+table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,13 @@ class Claim:
     def apply(self, rows: Rows) -> ClaimResult:
         request = self.request
         row = rows.jobs.get(self.job_id)
-        known = rows.known_content(self.job_id)
+        history = rows.known_content(self.job_id)
         redrives = request.message.metadata.redrives
-        if copy_validation.is_foreign(self.content, redrives, request.now, known):
+        if copy_validation.is_foreign(self.content, redrives, request.now, history):
             return IdCollision()
-        message = copy_validation.agreed(request.message, row, known.kept if known else None)
+        message = copy_validation.correct_metadata(
+            request.message, row, history.metadata if history else None
+        )
         if message is not request.message:
             request = replace(request, message=message)
         answer = rules.decide_claim(row, request)
@@ -76,13 +79,15 @@ class Claim:
             if row.claim_id == request.claim_id:
                 return answer
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
-        if known is not None and copy_validation.rewrites(request, self.content, row, known):
+        if history is not None and copy_validation.must_update_record(
+            request, self.content, row, history
+        ):
             rows.rewritten[row.id] = job_columns(request)
         row.redrives, row.attempts = request.message.generation
         row.crashes = answer.crashes
-        held = self._hold_if_paused(rows, row, request)
-        if held is not None:
-            return held
+        held_by_pause = self._hold_if_paused(rows, row, request)
+        if held_by_pause is not None:
+            return held_by_pause
         row.state = State.RUNNING
         row.worker_id, row.claim_id = request.worker_id, request.claim_id
         row.started_at = row.updated_at = request.now
@@ -90,8 +95,8 @@ class Claim:
         return answer
 
     def _hold_if_paused(self, rows: Rows, row: JobRow, request: ClaimRequest) -> HeldByPause | None:
-        """Keep the job in the ledger where a pause holds it: no queue's age or length limit, and no
-        worker's slot, is used up by waiting there."""
+        """Hold the job in the ledger if a pause covers it: there, waiting uses up neither a queue's
+        age or length limit nor a worker's slot."""
         message = request.message
         source = clean(message.metadata.source) or ""
         pause = rows.pauses.holding(request.lane, request.worker, message.job_type, source)
@@ -134,10 +139,10 @@ class Finish:
             return None
         if row.state is State.RUNNING:
             self._end(row, rows)
-        noted = AttemptFinished(state=row.state)
+        finished = AttemptFinished(state=row.state)
         if row.join_id is not None:
-            rows.noted[row.join_id] = noted
-        return noted
+            rows.finishes_by_join[row.join_id] = finished
+        return finished
 
     def _end(self, row: JobRow, rows: Rows) -> None:
         request = self.request
@@ -153,7 +158,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel the job."""
+    """Operation: cancel the job."""
 
     order: ClassVar[int] = 5
     job_id: str

@@ -22,28 +22,28 @@ TEXT_LIMIT = 8_000
 # ASCII only: `\u0000` and lone surrogates stay escaped, and any database can hold the text.
 _encode = json.JSONEncoder(separators=(",", ":"), default=to_jsonable_python).encode
 
-_UNSAYABLE = (TypeError, ValueError, RecursionError)
-"""Errors of an encoder for a value that JSON can't say."""
-_IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
+_ENCODING_ERRORS = (TypeError, ValueError, RecursionError)
+"""Errors of an encoder for a value that JSON can't express."""
+_FIELDS_WITH_COLUMNS = {"job_id", "job_type", "priority", "payload"}
 """Fields of a message that have a column of their own."""
 
 
 def to_json(value: Any) -> str:
     """Return a value as JSON in ASCII. Raises RowRejected for values that JSON can't express or
     that could not be parsed again."""
-    is_odd = False
+    must_check = False
     try:
-        written = to_utf8(value)  # five times as fast, and nearly always ASCII
-        if written.isascii() and not may_be_unreadable(written):
-            return written.decode()
-    except _UNSAYABLE:
-        is_odd = True  # it knows no lone surrogates, and fewer levels
+        encoded = to_utf8(value)  # five times as fast, and nearly always ASCII
+        if encoded.isascii() and not may_be_unreadable(encoded):
+            return encoded.decode()
+    except _ENCODING_ERRORS:
+        must_check = True  # the fast encoder refuses lone surrogates and deep nesting
     try:
         text = _encode(value)  # refuses numbers that are too long
-        if is_odd:
-            to_jsonable_python(json.loads(text))  # refuses too many levels, as whoever shows it
+        if must_check:
+            to_jsonable_python(json.loads(text))  # refuses nesting that no reader could show
         return text
-    except _UNSAYABLE as error:
+    except _ENCODING_ERRORS as error:
         raise RowRejected(f"not to be written as JSON: {error}") from error
 
 
@@ -63,7 +63,7 @@ def fingerprint(job_type: str, payload_json: str) -> str:
 def message_columns(message: JobMessage) -> dict[str, Any]:
     """Return the columns that follow from the message alone.
 
-    Raises RowRejected for a payload that JSON can't say.
+    Raises RowRejected for a payload that JSON can't express.
     """
     metadata = message.metadata
     return {
@@ -81,18 +81,18 @@ def message_columns(message: JobMessage) -> dict[str, Any]:
         "queued_at": metadata.queued_at.timestamp() if metadata.queued_at else None,
         "expires_at": metadata.expires_at.timestamp() if metadata.expires_at else None,
         "tags": metadata.tags,
-        "metadata": _rest(message),
+        "metadata": _other_fields_json(message),
         "payload": to_json(message.payload),
     }
 
 
-def _rest(message: JobMessage) -> str:
+def _other_fields_json(message: JobMessage) -> str:
     """Return the fields of a message that have no column, as JSON, ASCII. Raises RowRejected."""
     try:
-        written = message.model_dump_json(exclude=_IN_COLUMNS)
-        return written if written.isascii() else to_json(json.loads(written))
-    except _UNSAYABLE:
-        return to_json(message.model_dump(exclude=_IN_COLUMNS))
+        encoded = message.model_dump_json(exclude=_FIELDS_WITH_COLUMNS)
+        return encoded if encoded.isascii() else to_json(json.loads(encoded))
+    except _ENCODING_ERRORS:
+        return to_json(message.model_dump(exclude=_FIELDS_WITH_COLUMNS))
 
 
 def to_message(record: JobRecord) -> JobMessage:

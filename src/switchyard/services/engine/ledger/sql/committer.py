@@ -26,7 +26,7 @@ MAX_BATCH = 500
 Commit = Callable[[Sequence[JobChange[Any]]], Awaitable[Sequence[Any]]]
 """Runs operations in one transaction; answers each with its result or its LedgerError."""
 
-_Waiting = tuple[JobChange[Any], asyncio.Future[Any]]
+_PendingOperation = tuple[JobChange[Any], asyncio.Future[Any]]
 
 
 class GroupCommitter:
@@ -35,7 +35,7 @@ class GroupCommitter:
     def __init__(self, commit: Commit, max_batch: int = MAX_BATCH) -> None:
         self._commit = commit
         self._max_batch = max_batch
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingOperation] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._owner = Owner()
@@ -82,13 +82,13 @@ class GroupCommitter:
                 try:
                     await self._commit_batch(batch)
                 except BaseException as error:  # else their callers would wait for ever
-                    _fail(batch, error)
+                    _fail_batch(batch, error)
                     raise
         finally:
             self._task = None
 
-    async def _commit_batch(self, batch: Sequence[_Waiting]) -> None:
-        answers = await self._answers([operation for operation, _ in batch])
+    async def _commit_batch(self, batch: Sequence[_PendingOperation]) -> None:
+        answers = await self._run_each([operation for operation, _ in batch])
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():  # its caller was cancelled
                 continue
@@ -97,29 +97,30 @@ class GroupCommitter:
             else:
                 future.set_result(answer)
 
-    async def _answers(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
-        """Never raises: the fault of one operation must not become the others'."""
+    async def _run_each(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
+        """Run operations in one transaction; if that fails, each in its own, so that one bad
+        operation does not fail the others. Returns errors instead of raising them."""
         try:
             return await self._commit(operations)
         except (LedgerUnavailable, SchemaOutdated) as error:
-            return [_copy(error) for _ in operations]
+            return [_copy_error(error) for _ in operations]
         except Exception as error:
             if len(operations) == 1:
                 return [error]
         answers: list[Any] = []
         for operation in operations:
-            answers += await self._answers([operation])
+            answers += await self._run_each([operation])
         return answers
 
 
-def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
+def _fail_batch(batch: Sequence[_PendingOperation], error: BaseException) -> None:
     for _, future in batch:
         if not future.done():
             future.set_exception(LedgerUnavailable(f"not known whether it was done: {error!r}"))
 
 
-def _copy(error: LedgerError) -> LedgerError:
+def _copy_error(error: LedgerError) -> LedgerError:
     """Copy an exception for one caller: one that is raised in many places grows a traceback."""
-    twin = type(error)(*error.args)
-    twin.__cause__ = error
-    return twin
+    copy = type(error)(*error.args)
+    copy.__cause__ = error
+    return copy

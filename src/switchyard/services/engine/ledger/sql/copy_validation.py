@@ -1,9 +1,9 @@
-"""Check a message against the job's record: what it says of itself counts only where both agree.
+"""Check a message against the job's record: its metadata counts only where both agree.
 
 Anybody who may publish can send a copy of a known job, with the right content and any metadata: a
-redrive that nobody has asked for, more attempts than were made, another time limit. Of a job
-without a record, its message is all that is known; of one with a record, the record is. Each claim
-and each letter is judged here.
+redrive that nobody has asked for, more attempts than were made, another time limit. So the record
+counts, and the message only where the job has no record. Each claim and each letter is checked
+here.
 """
 
 from __future__ import annotations
@@ -28,66 +28,67 @@ QUEUED_SECONDS = 60.0
 is confirmed."""
 
 
-def is_foreign(content: JobContent, redrives: int, at: float, known: ContentHistory | None) -> bool:
-    """Tell whether a message is another job than the one whose id it carries, whoever has sent it:
-    its content is neither the recorded one nor any that a redrive has changed from or to; or it
-    says that it was redriven, and no redrive has noted that; or the job is scheduled for later than
-    `at`, the ledger's time.
+def is_foreign(
+    content: JobContent, redrives: int, now: float, history: ContentHistory | None
+) -> bool:
+    """Tell whether a message is not a copy of the job whose id it has: its content is neither the
+    recorded one nor one from before or after a redrive's edit; or it has a redrive number that no
+    redrive has recorded; or the job is scheduled for later than `now`, the ledger's time.
 
-    Such a message neither runs under the record nor changes what it says, nor is it lost without a
-    word: it becomes a dead letter under an id of its own.
+    Such a message does not run, and does not change the record. It becomes a dead letter with an id
+    of its own.
     """
-    if known is None:
+    if history is None:
         return False
-    if not _is_known(content, known):
+    if not _is_known(content, history):
         return True
-    return _is_unknown_redrive(redrives, known) or _is_early(at, known)
+    return _is_unknown_redrive(redrives, history) or _is_too_early(now, history)
 
 
 def is_foreign_letter(
-    letter: FoundLetter, content: JobContent, at: float, known: ContentHistory | None
+    letter: FoundLetter, content: JobContent, now: float, history: ContentHistory | None
 ) -> bool:
-    """Return the same of a message in `jobs.dead`."""
-    if known is None:
+    """Tell whether a letter in `jobs.dead` is not a copy of the job whose id it has."""
+    if history is None:
         return False
-    if letter.is_ours:  # nobody else can write one; and the ledger may be an older copy
-        return not _is_known(content, known)
+    if letter.is_ours:  # only this system can write one; the ledger may be a restored, older one
+        return not _is_known(content, history)
     redrives = letter.message.metadata.redrives
-    has_expired = letter.has_own_expiry and known.is_ours
-    if has_expired or is_foreign(content, redrives, at, known):
+    has_expired = letter.has_own_expiry and history.is_ours
+    if has_expired or is_foreign(content, redrives, now, history):
         return True
-    # A redrive may have sent it elsewhere.
-    is_elsewhere = letter.unroutable_as not in (None, known.routing_key)
-    return is_elsewhere and redrives <= known.redrives
+    # A redrive may have sent it to another queue.
+    is_elsewhere = letter.unroutable_as not in (None, history.routing_key)
+    return is_elsewhere and redrives <= history.redrives
 
 
-def _is_known(content: JobContent, known: ContentHistory) -> bool:
-    return any(content.is_same(each) for each in known.all())
+def _is_known(content: JobContent, history: ContentHistory) -> bool:
+    return any(content.is_same(each) for each in history.all_contents())
 
 
-def _is_unknown_redrive(redrives: int, known: ContentHistory) -> bool:
-    # Whoever redrives notes it first. What is over for good is skipped anyway.
-    is_over = known.state in (State.SUCCEEDED, State.CANCELLED)
-    return redrives > known.redrives and redrives not in known.planned and not is_over
+def _is_unknown_redrive(redrives: int, history: ContentHistory) -> bool:
+    # A redrive is recorded before it is sent. A copy of a finished job is skipped anyway.
+    is_over = history.state in (State.SUCCEEDED, State.CANCELLED)
+    return redrives > history.redrives and redrives not in history.planned and not is_over
 
 
-def _is_early(at: float, known: ContentHistory) -> bool:
-    run_at = known.run_at if known.state is State.SCHEDULED else None
-    return run_at is not None and run_at > at + EARLY_SECONDS
+def _is_too_early(now: float, history: ContentHistory) -> bool:
+    run_at = history.run_at if history.state is State.SCHEDULED else None
+    return run_at is not None and run_at > now + EARLY_SECONDS
 
 
-def agreed(
+def correct_metadata(
     message: JobMessage, row: JobRow | None, recorded: RecordedMetadata | None
 ) -> JobMessage:
-    """Return the message, not foreign, as far as the ledger agrees to what it says of itself."""
+    """Return the message, which is not foreign, with the record's metadata where they differ."""
     if row is None or recorded is None:
         return message
     metadata = message.metadata
     if metadata.redrives > row.redrives:
-        # Just redriven, and perhaps as another job than it was; the record is about to say so.
+        # Just redriven, perhaps with an edit: the record is about to be updated.
         return message if metadata.attempts == 0 else message.with_metadata(attempts=0)
     changes: dict[str, Any] = {}
-    # The worker that has published the retry may have died before it could say so.
+    # The worker that published the retry may have died before it recorded it.
     if metadata.attempts > row.attempts + (row.state is State.RUNNING):
         changes["attempts"] = row.attempts
     since, queue_times = recorded.queued_at, metadata.queued_at
@@ -97,19 +98,24 @@ def agreed(
         and queue_times.timestamp() < since - QUEUED_SECONDS
     ):
         changes["queued_at"] = to_datetime(since)
-    if not recorded.says(message):
+    if not recorded.matches(message):
         changes |= recorded.as_metadata()
         message = message.model_copy(update={"priority": recorded.priority})
     return message.with_metadata(**changes) if changes else message
 
 
-def rewrites(
-    request: ClaimRequest, content: JobContent, row: JobRow, known: ContentHistory
+def must_update_record(
+    request: ClaimRequest, content: JobContent, row: JobRow, history: ContentHistory
 ) -> bool:
-    """Tell whether a copy that runs is what a redrive has made of the job, so that the record is to
-    say so: whoever did that may not have got to it. A message by itself changes no record."""
+    """Tell whether the claim must write its message into the record: it is the copy of a redrive
+    that changed the job, and that may have died before it updated the record. Other messages change
+    no record."""
     redrives = request.message.metadata.redrives
-    if not content.is_same(known.recorded) or known.is_edit(content, redrives):
+    if not content.is_same(history.recorded) or history.is_edit(content, redrives):
         return True
     is_redriven = redrives > row.redrives
-    return is_redriven and known.kept is not None and not known.kept.says(request.message)
+    return (
+        is_redriven
+        and history.metadata is not None
+        and not history.metadata.matches(request.message)
+    )

@@ -28,8 +28,8 @@ from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced, raise_translated
 from switchyard.services.engine.ledger.sql.postgres_servers import (
     DEFAULT_PORT,
-    KEPT_CONNECTIONS,
-    MORE_CONNECTIONS,
+    MAX_OVERFLOW,
+    POOL_SIZE,
     connection_options,
     is_demoted,
     open_writable,
@@ -55,28 +55,27 @@ CONNECT_TIMEOUT = 10.0
 """Seconds for PostgreSQL to answer a new connection."""
 
 PROMPT_TIMEOUT = 0.9
-"""Seconds, in the place of both, for a ledger that is to answer soon and gives no sign of life;
-twice that at most, as a write may come behind one that has just begun to wait."""
+"""Seconds that a `prompt` ledger waits, instead of these two, for a database that gives no sign of
+life. Twice as long at most: a write may be queued behind one that has just begun to wait."""
 
 MAX_PROMPT_WAIT = 10.0
 """Seconds that a write of a `prompt` ledger waits while other processes write into the file: the
 ledger is not away, the machine is merely busy."""
 TURN_POLL_INTERVAL = 0.003
-"""Seconds between its looks whether it may write. SQLite's own wait looks ten times a second at
-last, and comes too late each time where another process writes again at once."""
+"""Seconds between attempts of a `prompt` ledger to begin a write. SQLite's own wait tries ten times
+a second in the end, and always too late where another process writes again at once."""
 
 MIN_SQLITE_VERSION = (3, 35)
 """The first with RETURNING and materialised common table expressions."""
 
 MAX_READERS = 4
 WRITER_CACHE, READER_CACHE = 8 * 1024, 1024
-"""KiB of pages that a connection to SQLite keeps; each of them keeps its own. Twice and four times
-as much made a backfill and a worker's jobs no faster, and a process 17 MB larger: behind it, the
-system keeps the file."""
+"""KiB of pages that each connection to SQLite caches. Twice and four times as much made a backfill
+and a worker's jobs no faster, and a process 17 MB larger: the system caches the file as well."""
 JOURNAL_SUFFIX = "#restoring"
 """Suffix of the file beside a ledger's that marks a restore under way."""
 MAX_RACES = 10
-"""Retries of a transaction that conflicts with another process's."""
+"""Retries of a transaction that conflicts with those of other processes."""
 
 
 class Database(Protocol):
@@ -109,15 +108,15 @@ class Database(Protocol):
 
 
 async def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
-    """Return the database of that SQLAlchemy address; a `prompt` one gives up waiting after
-    PROMPT_TIMEOUT seconds. A file of SQLite is made only with `create`; else whoever uses one that
-    is not there gets LedgerMissing. Raises LedgerError for an address of another kind."""
+    """Return the database at that SQLAlchemy address; a `prompt` one gives up waiting after
+    PROMPT_TIMEOUT seconds. A missing file of SQLite is made with `create`; without, using it raises
+    LedgerMissing. Raises LedgerError for an address of another kind."""
     servers = servers_of(url)
     try:
         parsed = make_url(servers[0])
     except (exc.ArgumentError, ValueError):
         # `from None`: a port that is no number is quoted, perhaps a piece of a password.
-        raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from None
+        raise LedgerMisconfigured("the ledger's address can't be read: " + ADDRESS_FORMS) from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return SqliteDatabase(parsed, prompt=prompt, create=create)
@@ -125,10 +124,10 @@ async def connect(url: str, *, prompt: bool = False, create: bool = False) -> Da
         # A third of a second, with SQLAlchemy's object mapper.
         await load("sqlalchemy.ext.asyncio", "sqlalchemy.dialects.postgresql.asyncpg", "asyncpg")
         return PostgresDatabase([make_url(each) for each in servers], prompt=prompt)
-    raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
+    raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {ADDRESS_FORMS}")
 
 
-FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
+ADDRESS_FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
 
 
 class SqliteDatabase:
@@ -143,7 +142,9 @@ class SqliteDatabase:
 
     def __init__(self, url: URL, *, prompt: bool = False, create: bool = False) -> None:
         if not url.database or url.database == ":memory:":
-            raise LedgerMisconfigured(f"the ledger needs a file to outlive the process: {FORMS}")
+            raise LedgerMisconfigured(
+                f"the ledger needs a file to outlive the process: {ADDRESS_FORMS}"
+            )
         if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
             raise LedgerMisconfigured(
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
@@ -176,15 +177,15 @@ class SqliteDatabase:
             raise LedgerUnavailable(f"can't sync the ledger at {self.where}: {error}") from error
 
     def _sync(self) -> None:
-        # A commit is in this file, which SQLite syncs at checkpoints only (synchronous = NORMAL).
-        # Without the file, all was written by a checkpoint. No lock of SQLite is on it, which
-        # closing another descriptor of it would drop.
+        # Commits are in this file, which SQLite syncs at checkpoints only (synchronous = NORMAL).
+        # Where it is missing, a checkpoint has written all. SQLite holds no lock on it, so closing
+        # this descriptor drops none.
         with suppress(FileNotFoundError), Path(f"{self.where}-wal").open("rb") as log:
             os.fsync(log.fileno())
 
     async def close(self) -> None:
         if not self._owner.is_here:
-            return  # its threads are the parent's, and so are the file's locks
+            return  # after a fork, the threads and the file's locks are the parent's
         loop = asyncio.get_running_loop()
         for executor, engine in (
             (self._readers, self._read_engine),
@@ -206,11 +207,11 @@ class SqliteDatabase:
 
     def _transact(self, engine: Engine, work: TransactionBody[T]) -> T:
         with engine.begin() as connection:
-            return self.clock.measured(work)(connection)
+            return self.clock.with_measurement(work)(connection)
 
 
-class _CutBeforeCommit(Exception):
-    """The connection was lost, and nothing has happened: the work can be done on another."""
+class _ConnectionLost(Exception):
+    """The connection was lost before the commit: the work can be done on another one."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -236,35 +237,39 @@ class PostgresDatabase:
         ]
         self.where = f"postgresql://{','.join(names)}/{url.database or ''}"
         hosts = [(each.host or "localhost", each.port or DEFAULT_PORT) for each in urls]
-        several = {"async_creator_fn": partial(open_writable, hosts)} if len(hosts) > 1 else {}
-        self._given_up: set[asyncio.Task[Any]] = set()
+        multiple_hosts = (
+            {"async_creator_fn": partial(open_writable, hosts)} if len(hosts) > 1 else {}
+        )
+        self._abandoned_tasks: set[asyncio.Task[Any]] = set()
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
-            pool_size=KEPT_CONNECTIONS,
-            max_overflow=MORE_CONNECTIONS,
+            pool_size=POOL_SIZE,
+            max_overflow=MAX_OVERFLOW,
             pool_use_lifo=True,
             connect_args={
                 "timeout": PROMPT_TIMEOUT if prompt else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
-                **several,
+                **multiple_hosts,
                 **connection_options(),
             },
         )
-        event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)
+        event.listen(self._engine.sync_engine, "handle_error", _disconnect_demoted)
         # The same connections, on which each statement is a transaction.
-        self._committing = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit_engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def read(self, work: TransactionBody[T]) -> T:
         # BEGIN and ROLLBACK would be two round trips more.
-        return await self._run(partial(self._once, work, engine=self._committing))
+        return await self._run(partial(self._run_once, work, engine=self._autocommit_engine))
 
     async def write(self, work: TransactionBody[T]) -> T:
-        return await self._repeat(partial(self._once, work, commit=True))
+        return await self._repeat_after_races(partial(self._run_once, work, commit=True))
 
     async def write_each(self, work: TransactionBody[T]) -> T:
-        return await self._repeat(partial(self._once, work, engine=self._committing))
+        return await self._repeat_after_races(
+            partial(self._run_once, work, engine=self._autocommit_engine)
+        )
 
-    async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _repeat_after_races(self, attempt: Callable[[], Awaitable[T]]) -> T:
         for _ in range(MAX_RACES):
             try:
                 return await self._run(attempt)
@@ -283,34 +288,34 @@ class PostgresDatabase:
         task = asyncio.create_task(self._run_with_retries(attempt))
         try:
             await asyncio.wait((task,), timeout=PROMPT_TIMEOUT)
-            # A long query is no outage: what tells is whether the server answers a short one.
-            if not task.done() and not await self._answers() and not task.done():
+            # A long query is no outage: a server that answers a short one is there.
+            if not task.done() and not await self._is_answering() and not task.done():
                 raise LedgerUnavailable("the ledger's database does not answer")
             return await task
         finally:
             if not task.done():
-                # Whoever waits is not to wait for the end of a broken connection, too.
+                # The caller must not wait until a broken connection is closed.
                 task.cancel()
-                self._given_up.add(task)
-                task.add_done_callback(self._forget)
+                self._abandoned_tasks.add(task)
+                task.add_done_callback(self._discard)
 
-    async def _answers(self) -> bool:
+    async def _is_answering(self) -> bool:
         """Tell whether the server answers at all, or the work has ended meanwhile."""
 
-        def nothing(connection: Connection) -> None:
+        def select_one(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1")
 
-        probe = asyncio.create_task(self._run_with_retries(partial(self._once, nothing)))
-        self._given_up.add(probe)
-        probe.add_done_callback(self._forget)
+        probe = asyncio.create_task(self._run_with_retries(partial(self._run_once, select_one)))
+        self._abandoned_tasks.add(probe)
+        probe.add_done_callback(self._discard)
         await asyncio.wait((probe,), timeout=PROMPT_TIMEOUT)
         if not probe.done():
             probe.cancel()
             return False
         return probe.exception() is None
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._given_up.discard(task)
+    def _discard(self, task: asyncio.Task[Any]) -> None:
+        self._abandoned_tasks.discard(task)
         if not task.cancelled():
             task.exception()  # nobody waits for it any more
 
@@ -318,16 +323,16 @@ class PostgresDatabase:
         try:
             try:
                 return await attempt()
-            except _CutBeforeCommit:
-                # All connections of that age are gone from the pool now, so this is a new one.
-                # To ask each before its use would cost three round trips every time.
+            except _ConnectionLost:
+                # The pool has dropped all connections of that age, so this is a new one. Testing
+                # each before its use would cost three round trips every time.
                 return await attempt()
-        except _CutBeforeCommit as error:
+        except _ConnectionLost as error:
             raise_translated(error.error)
         except Exception as error:
             raise_translated(error)
 
-    async def _once(
+    async def _run_once(
         self,
         work: TransactionBody[T],
         *,
@@ -336,21 +341,21 @@ class PostgresDatabase:
     ) -> T:
         async with (engine or self._engine).connect() as connection:
             try:
-                result = await connection.run_sync(self.clock.measured(work))
+                result = await connection.run_sync(self.clock.with_measurement(work))
             except exc.DBAPIError as error:
                 if error.connection_invalidated:
-                    raise _CutBeforeCommit(error) from error
+                    raise _ConnectionLost(error) from error
                 raise
             if commit:
                 await connection.commit()
             return result
 
     async def close(self) -> None:
-        if self._owner.is_here:  # else the server would be told that the parent leaves
+        if self._owner.is_here:  # after a fork, this would close the parent's connections
             await self._engine.dispose()
 
 
-def _leave_the_demoted(context: ExceptionContext) -> None:
+def _disconnect_demoted(context: ExceptionContext) -> None:
     """Treat connections to a demoted server as cut, so that the next ones lead to the server that
     takes writes now."""
     if is_demoted(context.original_exception):
@@ -381,9 +386,9 @@ def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connect
         raise LedgerMissing(str(file)) from error
 
 
-def _write_ahead(connection: sqlite3.Connection, busy_timeout: float) -> None:
-    """Keep a write-ahead log, which is a property of the file. Two processes that both find a new
-    file are told at once that it is locked: SQLite's own patience does not count for this."""
+def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
+    """Switch the file to a write-ahead log, where it has none. Retries while another process does
+    the same to a new file: SQLite's own busy time-out does not cover this."""
     deadline = time.monotonic() + busy_timeout
     while True:
         try:
@@ -409,7 +414,7 @@ def _sqlite_engine(
 
     def prepare(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
-        _write_ahead(connection, busy_timeout)
+        _use_write_ahead_log(connection, busy_timeout)
         for pragma in (
             "synchronous = NORMAL",
             f"cache_size = -{cache_kib}",
@@ -447,10 +452,10 @@ def _begin_promptly(connection: Connection) -> None:
         else:
             return
         with suppress(sqlite3.OperationalError):
-            # Another one after each commit of another connection.
-            (found,) = file.execute("PRAGMA data_version").fetchone()
-            if version not in (None, found):
+            # It changes with each commit of another connection.
+            (new_version,) = file.execute("PRAGMA data_version").fetchone()
+            if version not in (None, new_version):
                 silent_since = time.monotonic()
-            version = found
+            version = new_version
         time.sleep(TURN_POLL_INTERVAL)  # in the ledger's own thread
     _begin(connection)  # which raises what SQLAlchemy makes of the error

@@ -41,7 +41,7 @@ class MarkRedriven:
     def apply(self, rows: Rows) -> bool:
         row = rows.jobs.get(self.job_id)
         if row is not None and self.changed is not None and self.redrives >= row.redrives:
-            # Also when its worker was faster: the record says what is being run.
+            # Even if a worker has already started it: the record must have the content that runs.
             rows.rewritten[row.id] = job_columns(self.changed)
         if row is None or not rules.may_redrive(row, self.redrives):
             return False
@@ -53,8 +53,8 @@ class MarkRedriven:
 
 @dataclass(frozen=True, slots=True)
 class UndoRedrive:
-    """Operation: take back a redrive. The job is what it was before, and the copy in its lane does
-    not run: it is of a generation that counts as dead now, so workers skip it."""
+    """Operation: undo a redrive. The job is dead again, with its content from before. Workers skip
+    the copy in its lane, as its generation now counts as dead."""
 
     order: ClassVar[int] = 5
     job: NewJob

@@ -73,8 +73,9 @@ def select_by_keys(dialect: str, columns: str, table: str, key: str, *, where: s
     """Select rows of a table by many values of the last column of an index, the ones before it
     given by `where`.
 
-    Without statistics, and a new table has none for a minute, PostgreSQL thinks that few rows fit
-    `where`, reads all of them and compares: a thousand times slower. So it is told to look up each.
+    Without statistics, which a new table does not have for a minute, PostgreSQL expects few rows to
+    match `where`, reads all of them and compares: a thousand times slower. This form makes it look
+    up each key.
     """
     if dialect == "sqlite":
         return f"SELECT {columns} FROM {table} WHERE {where} AND {keys_condition(dialect, key)}"
@@ -85,6 +86,7 @@ def select_by_keys(dialect: str, columns: str, table: str, key: str, *, where: s
 
 
 def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the parameter of `keys_condition`."""
     return {"keys": list_value(dialect, keys)}
 
 
@@ -106,8 +108,8 @@ def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> Co
 
 
 def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    """`among`, for a statement that is made once: the values are the parameter `name`, made by
-    `list_value`."""
+    """Return the condition of `among` for a statement that is made once: the values are its
+    parameter `name`, made by `list_value`."""
     if dialect == "sqlite":
         each = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
@@ -115,6 +117,7 @@ def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElem
 
 
 def list_value(dialect: str, values: Sequence[Any]) -> Any:
+    """Return a list as the value of one parameter: JSON or an array."""
     return json.dumps(values) if dialect == "sqlite" else list(values)
 
 

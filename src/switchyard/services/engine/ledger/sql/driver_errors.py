@@ -26,37 +26,37 @@ _PG_OUTDATED = ("42P01", "42703")
 _PG_REJECTED = ("22", "23", "54")
 
 
-_PG_NOT_LET_IN = ("28000", "28P01", "3D000")
+_PG_AUTH_FAILED = ("28000", "28P01", "3D000")
 
 
 _PG_FULL = "53100"
 _SQLITE_FULL = "disk is full"
 
 
-_PG_CROWDED = "53300"
+_PG_TOO_MANY_CONNECTIONS = "53300"
 
 
 _PG_READ_ONLY = "25006"
 
 
-_PG_REPEAT = ("40001", "40P01")
+_PG_CONFLICT = ("40001", "40P01")
 
 
 def translate(error: Exception) -> Exception:
-    """Return the error of this package that a driver's or SQLAlchemy's error stands for.
+    """Return the ledger's error for one of a driver or of SQLAlchemy.
 
-    What is not the database's (a bug of ours) is returned as it is.
+    An error that is not the database's (a bug of ours) is returned as it is.
     """
     if isinstance(error, LedgerError):
         return error
     state = _sqlstate(error)
     text = _first_line(error)
     if state is not None:
-        if state in _PG_REPEAT:
+        if state in _PG_CONFLICT:
             return TransactionRaced(text)
         if state == _PG_FULL:
             return LedgerFull(f"the disk of the ledger's database is full: {text}")
-        if state == _PG_CROWDED:
+        if state == _PG_TOO_MANY_CONNECTIONS:
             return LedgerConnectionLimit(f"the ledger's database has no connection left: {text}")
         if state == _PG_READ_ONLY:
             return LedgerReadOnly(f"the ledger's database takes no writes: {text}")
@@ -64,10 +64,10 @@ def translate(error: Exception) -> Exception:
             return _outdated_error(text)
         if state[:2] in _PG_REJECTED:
             return RowRejected(text)
-        if state in _PG_NOT_LET_IN:
+        if state in _PG_AUTH_FAILED:
             return LedgerAuthError(f"the ledger's database refuses: {text}: see JOBS_DATABASE_URL")
         return LedgerUnavailable(f"the ledger's database refuses: {text}")
-    if isinstance(error, exc.OperationalError) and any(s in text for s in _SQLITE_OUTDATED):
+    if isinstance(error, exc.OperationalError) and any(part in text for part in _SQLITE_OUTDATED):
         return _outdated_error(text)
     if isinstance(error, exc.OperationalError) and _SQLITE_FULL in text:
         return LedgerFull(f"the disk of the ledger's database is full: {text}")
@@ -108,10 +108,10 @@ def _outdated_error(text: str) -> SchemaOutdated:
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the error, what SQLAlchemy wrapped, and what its dialect had wrapped before."""
     errors: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in errors:
-        errors.append(following)
-        following = getattr(following, "orig", None) or following.__cause__
+    cause: BaseException | None = error
+    while cause is not None and cause not in errors:
+        errors.append(cause)
+        cause = getattr(cause, "orig", None) or cause.__cause__
     return errors
 
 
@@ -135,4 +135,4 @@ def _first_line(error: BaseException) -> str:
 
 
 class TransactionRaced(LedgerUnavailable):
-    """Other processes wrote the same rows at the same time, time and again."""
+    """Other processes wrote the same rows at the same time; the transaction can be repeated."""

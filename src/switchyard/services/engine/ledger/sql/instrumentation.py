@@ -13,14 +13,15 @@ from switchyard.services.engine.ledger.sql.database import Database, Transaction
 
 T = TypeVar("T")
 Observe = Callable[[str, float, bool], None]
-"""Told of every transaction: `read` or `write`, its seconds, and whether it came to its end."""
+"""Called after every transaction with its kind (`read` or `write`), its seconds, and whether it
+succeeded."""
 OnWait = Callable[[str], None]
-"""Told where the database is."""
+"""Called with the database's address, without credentials."""
 LONG_WAIT_SECONDS = 3.0
 """Seconds of a transaction after which the waiting user is notified."""
 
 
-class _AroundDatabase(ABC):
+class _DatabaseWrapper(ABC):
     """Wraps a database, with something around each of its transactions."""
 
     def __init__(self, database: Database) -> None:
@@ -52,7 +53,7 @@ class _AroundDatabase(ABC):
         await self._database.close()
 
 
-class TimedDatabase(_AroundDatabase):
+class TimedDatabase(_DatabaseWrapper):
     """Wraps a database; calls `observe` with how long each transaction took."""
 
     def __init__(self, database: Database, observe: Observe) -> None:
@@ -61,15 +62,15 @@ class TimedDatabase(_AroundDatabase):
 
     @contextmanager
     def _around(self, kind: str) -> Iterator[None]:
-        began, well = time.perf_counter(), False
+        began, succeeded = time.perf_counter(), False
         try:
             yield
-            well = True
+            succeeded = True
         finally:
-            self._observe(kind, time.perf_counter() - began, well)
+            self._observe(kind, time.perf_counter() - began, succeeded)
 
 
-class SlowTransactionNotifier(_AroundDatabase):
+class SlowTransactionNotifier(_DatabaseWrapper):
     """Wraps a database; calls `on_wait` with its address once a transaction takes longer than
     LONG_WAIT_SECONDS, so that a user of the command line sees why nothing happens."""
 
@@ -80,8 +81,8 @@ class SlowTransactionNotifier(_AroundDatabase):
     @contextmanager
     def _around(self, kind: str) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        telling = loop.call_later(LONG_WAIT_SECONDS, self._on_wait, self.where)
+        timer = loop.call_later(LONG_WAIT_SECONDS, self._on_wait, self.where)
         try:
             yield
         finally:
-            telling.cancel()
+            timer.cancel()

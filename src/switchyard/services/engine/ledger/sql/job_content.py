@@ -1,7 +1,7 @@
 """Content of a job in the ledger: its type and payload, and what redrives made of them.
 
-Anybody who may publish can send a message with the id of a job that is known and other content.
-`copy_validation` tells which messages those are, and how much of what the others say counts.
+Anybody who may publish can send a message with the id of a known job and other content.
+`copy_validation` finds these, and corrects the metadata of the other messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JobContent:
         return cls(message.job_type, to_json(message.payload))
 
     def is_same(self, other: JobContent) -> bool:
-        """Tell whether both ask for the same, in whatever order their fields are."""
+        """Tell whether both are the same, whatever the order of their fields."""
         if self == other:  # nearly always: then nothing is parsed
             return True
         return self.job_type == other.job_type and _parse(self.payload) == _parse(other.payload)
@@ -65,10 +65,10 @@ class RecordedMetadata:
     max_attempts: int
     expires_at: float | None
     queued_at: float | None
-    """Moves on with each retry, of which the record does not tell."""
+    """Changes with each retry, without a change of the record."""
 
-    def says(self, message: JobMessage) -> bool:
-        """Tell whether the message says the same."""
+    def matches(self, message: JobMessage) -> bool:
+        """Tell whether a message has the same metadata, without `queued_at`."""
         metadata = message.metadata
         expires_at = None if metadata.expires_at is None else metadata.expires_at.timestamp()
         return (
@@ -79,7 +79,7 @@ class RecordedMetadata:
         )
 
     def as_metadata(self) -> dict[str, Any]:
-        """Return the fields of a message's metadata that say so."""
+        """Return these as fields of a message's metadata."""
         expires_at = None if self.expires_at is None else to_datetime(self.expires_at)
         return {
             "source": self.source,
@@ -91,7 +91,8 @@ class RecordedMetadata:
         }
 
 
-KEPT: Final = tuple(each.name for each in fields(RecordedMetadata))
+METADATA_COLUMNS: Final = tuple(each.name for each in fields(RecordedMetadata))
+"""Columns of a job's row that make a `RecordedMetadata`, in the order of its fields."""
 
 
 @dataclass(slots=True)
@@ -108,16 +109,16 @@ class ContentHistory:
     run_at: float | None = None
     routing_key: str = ""
     is_ours: bool = True
-    """This system has published it; else its record was made of somebody's message."""
-    kept: RecordedMetadata | None = None
+    """False where the record was made of a message that this system did not publish."""
+    metadata: RecordedMetadata | None = None
     """Recorded metadata; None for letters, which are only compared by content."""
 
-    def all(self) -> list[JobContent]:
+    def all_contents(self) -> list[JobContent]:
         contents = (content for edit in self.edits for content in (edit.before, edit.after))
         return [self.recorded, *(content for content in contents if content is not None)]
 
     def is_edit(self, content: JobContent, redrives: int) -> bool:
-        """Tell whether a redrive has made that content in the copy of that number."""
+        """Tell whether the redrive of that number has edited the job to that content."""
         return any(
             edit.redrives == redrives
             and not edit.undone
@@ -155,15 +156,15 @@ def load_edits(
     histories: Mapping[str, ContentHistory],
     ids: Iterable[str],
 ) -> None:
-    """Add to the histories of these jobs what redrives have changed, or are about to."""
-    doubted = sorted(set(ids))
-    if not doubted:
+    """Add the edits of redrives, and the planned redrives, to the histories of these jobs."""
+    sorted_ids = sorted(set(ids))
+    if not sorted_ids:
         return
     query = text(
         "SELECT letter_id, redrives, original, edited, undone_at FROM letter_edits "
         f"WHERE {keys_condition(dialect, 'letter_id')}"
     )
-    for row in connection.execute(query, keys_parameter(dialect, doubted)):
+    for row in connection.execute(query, keys_parameter(dialect, sorted_ids)):
         edit = EditedContent(
             row.redrives + 1,
             _content_of(row.original),
@@ -175,7 +176,7 @@ def load_edits(
         "SELECT letter_id, redrives FROM redriven_letters "
         f"WHERE {keys_condition(dialect, 'letter_id')}"
     )
-    for row in connection.execute(query, keys_parameter(dialect, doubted)):
+    for row in connection.execute(query, keys_parameter(dialect, sorted_ids)):
         histories[row.letter_id].planned.add(row.redrives)
 
 

@@ -36,7 +36,8 @@ class JobChange(Protocol[Answer_co]):
 
 
 class InsertJob:
-    """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
+    """Operation: make a job's row. Encodes the message in the constructor, so that its errors reach
+    the caller."""
 
     __slots__ = ("_columns", "_joins", "_notice", "_receipt", "is_plain")
     order: ClassVar[int] = 1
@@ -48,7 +49,7 @@ class InsertJob:
         columns["state"] = State.PENDING if job.run_at is None else State.SCHEDULED
         columns["run_at"] = job.run_at
         columns["join_id"] = job.join_id
-        # Of this operation and no other: applied again, it knows the row that it has made.
+        # Unique to this operation: when it is applied again, it recognises its own row.
         self._receipt = columns["claim_id"] = uuid4().hex
         self._joins = job.joins
         self._notice = None if job.notice is None else InsertJob(job.notice)
@@ -73,23 +74,23 @@ class InsertJob:
 
     def apply(self, rows: Rows) -> Recorded:
         key = self.idempotency_key
-        # The key first: an id that is made from the key is known whatever the payload is.
+        # The key first: an id derived from the key would be found whatever the payload is.
         holder = None if key is None else rows.keys.get(key)
         if key is not None and holder is not None:
             if holder.fingerprint != self._columns["fingerprint"]:
                 raise IdempotencyConflict(key, holder.job_id)
-            return self._recorded_of(rows.jobs[holder.job_id])
+            return self._answer_for(rows.jobs[holder.job_id])
         known = rows.jobs.get(self.job_id)
         if known is not None:
-            return self._recorded_of(known)
+            return self._answer_for(known)
         if key is not None:
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
-        paused = self._columns["state"] == State.PENDING and self._is_held(rows)
+        paused = self._columns["state"] == State.PENDING and self._is_paused(rows)
         if paused:
             self._columns["state"] = State.PAUSED
         rows.jobs[self.job_id] = self.row()
         if self._joins is not None:
-            rows.opened[self.job_id] = self._joins
+            rows.new_joins[self.job_id] = self._joins
         if self._notice is not None:
             self._notice.apply(rows)
         return Created(self.job_id, self._receipt, self._notice_id, paused)
@@ -102,16 +103,16 @@ class InsertJob:
         """Return the answer for a plain job that was inserted and that no pause holds."""
         return Created(self.job_id, self._receipt)
 
-    def _is_held(self, rows: Rows) -> bool:
+    def _is_paused(self, rows: Rows) -> bool:
         names = ("lane", "worker", "job_type", "source")
         return rows.pauses.holding(*(self._columns[name] for name in names)) is not None
 
-    def _recorded_of(self, row: JobRow) -> Recorded:
-        if rules.is_held_by(row, self._receipt):
-            # The answer to its first request was lost on the way.
+    def _answer_for(self, row: JobRow) -> Recorded:
+        if rules.is_revocable_by(row, self._receipt):
+            # A retry of the same request: its first answer was lost.
             paused = row.state is State.PAUSED
             return Created(row.id, self._receipt, self._notice_id, paused)
-        _pin(row)
+        _pin_row(row)
         return Existing(row.id, row.state)
 
     @property
@@ -132,7 +133,7 @@ class PinJob:
         row = rows.jobs.get(self.job_id)
         if row is None:
             return None
-        _pin(row)
+        _pin_row(row)
         return row.state
 
 
@@ -169,23 +170,23 @@ class RollbackInsert:
         row = rows.jobs.get(self.job_id)
         if row is None:
             return None
-        if not rules.is_held_by(row, self.made.receipt):
+        if not rules.is_revocable_by(row, self.made.receipt):
             return row.state
-        _delete(rows, row)
+        _delete_row(rows, row)
         notice = rows.jobs.get(self.made.notice_id or "")
         if notice is not None:
-            _delete(rows, notice)
+            _delete_row(rows, notice)
         return None
 
 
-def _delete(rows: Rows, row: JobRow) -> None:
+def _delete_row(rows: Rows, row: JobRow) -> None:
     del rows.jobs[row.id]
-    rows.opened.pop(row.id, None)
+    rows.new_joins.pop(row.id, None)
     if row.new is None:
         rows.deleted.append(row)
 
 
-def _pin(row: JobRow) -> None:
-    if rules.is_held(row):
+def _pin_row(row: JobRow) -> None:
+    if rules.is_revocable(row):
         row.claim_id = None
         row.changed = True

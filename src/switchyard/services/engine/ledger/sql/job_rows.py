@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from switchyard.services.engine.ledger.sql.job_content import (
-    KEPT,
+    METADATA_COLUMNS,
     ContentHistory,
     EditedContent,
     JobContent,
@@ -37,15 +37,16 @@ class JobRow:
     finished_at: float | None = None
     updated_at: float | None = None
     ended: bool = False
-    """The next three are to be written (they may be None, too)."""
+    """Whether the next three fields are to be written, None included."""
     reason: str | None = None
     error_type: str | None = None
     error_message: str | None = None
     result: str | None = None
     has_checkpoint: bool = False
-    """An earlier attempt, or this one, has kept where it was."""
+    """Whether an earlier attempt, or this one, has stored a checkpoint."""
     unended: int = 0
-    """Number of its last runs in a row without an end; loaded only for a claim."""
+    """Number of its last attempts in a row that were released or crashed; loaded only for a
+    claim."""
     join_id: str | None = None
     """The job that waits for this one."""
     joins: bool = False
@@ -53,7 +54,7 @@ class JobRow:
     cancel_asked_at: float | None = None
     """When its cancellation was requested while it ran: it must not run again."""
     before: State | None = None
-    """State when it was loaded; None where there was no row."""
+    """State when the row was loaded; None where there was none."""
     new: Mapping[str, Any] | None = None
     """The other columns, when the row does not exist yet."""
     changed: bool = False
@@ -70,8 +71,8 @@ class JobRow:
         error_type: str | None = None,
         error_message: str | None = None,
     ) -> State:
-        """Leave `running` or a waiting state, for that reason. A job that is called off ends with
-        this, whatever else was to become of it, unless it has succeeded. The state it is in now."""
+        """Leave `running` or a waiting state, for that reason, and return the new state. A job
+        whose cancellation was requested becomes `cancelled` instead, unless it has succeeded."""
         if self.cancel_asked_at is not None and state is not State.SUCCEEDED:
             state, reason = State.CANCELLED, "cancelled"
         self.state = state
@@ -124,12 +125,12 @@ class Rows:
     forgotten: set[str] = field(default_factory=set)
     """Ids of jobs whose checkpoints are to be deleted."""
 
-    opened: dict[str, Joining] = field(default_factory=dict)
+    new_joins: dict[str, Joining] = field(default_factory=dict)
     """New joins, by the id of the waiting job."""
 
-    noted: dict[str, AttemptFinished] = field(default_factory=dict)
-    """By join: the result that lists its job as due when this transaction releases it: see
-    `join_writer.JoinWriter`."""
+    finishes_by_join: dict[str, AttemptFinished] = field(default_factory=dict)
+    """Results of jobs that end, by the join that they belong to. If this transaction releases the
+    waiting job of the join, `join_writer.JoinWriter` adds it to the result's `due`."""
 
     pauses: ActivePauses = field(default_factory=ActivePauses)
     """Pauses in force; loaded where a job is recorded or claimed."""
@@ -138,29 +139,29 @@ class Rows:
     """Content histories of jobs that are claimed, by id."""
 
     def known_content(self, job_id: str) -> ContentHistory | None:
-        """Return what is known of a job's content, this transaction's own changes included; None
-        where there is no such job."""
+        """Return the content history of a job, this transaction's own changes included; None where
+        there is no such job."""
         row = self.jobs.get(job_id)
         if row is None:
             return None
-        known = self.contents.get(job_id)
+        history = self.contents.get(job_id)
         columns = self.rewritten.get(job_id) or row.new
         if columns is None:
-            return known
-        now = JobContent(columns["job_type"], columns["payload"])
+            return history
+        current = JobContent(columns["job_type"], columns["payload"])
         edits: list[EditedContent] = []
-        if known is not None:
-            before = EditedContent(row.redrives, known.recorded, now, undone=False)
-            edits = [*known.edits, before]
+        if history is not None:
+            before = EditedContent(row.redrives, history.recorded, current, undone=False)
+            edits = [*history.edits, before]
         return ContentHistory(
-            now,
+            current,
             edits,
-            planned=known.planned if known else set(),
+            planned=history.planned if history else set(),
             redrives=row.redrives,
             state=row.state,
             run_at=columns.get("run_at"),
             routing_key=columns["routing_key"],
-            kept=RecordedMetadata(**{name: columns[name] for name in KEPT}),
+            metadata=RecordedMetadata(**{name: columns[name] for name in METADATA_COLUMNS}),
         )
 
     def forget_checkpoint(self, row: JobRow) -> None:

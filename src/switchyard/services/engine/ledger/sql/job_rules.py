@@ -1,8 +1,8 @@
-"""Decide which claim may run a job, whose end of it counts, and who may roll its record back: pure
-decisions on one row.
+"""Decide which claim may run a job, which claim's result counts, and which request may delete its
+record again. All rules are pure functions of one row.
 
-A message's generation is `(redrives, attempts)`. Of all copies of a job that the broker may
-deliver, the ledger lets one run at a time, and never one that is older than what it has seen.
+A message's generation is `(redrives, attempts)`. The broker may deliver many copies of a job; the
+ledger lets one run at a time, and none that is older than the newest it has seen.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from switchyard.services.engine.records.states import (
 NEVER_STARTED = frozenset(
     {"expired", "overflowed", "unroutable", "refused", "malformed", "invalid_payload"}
 )
-"""Reasons for which a copy dies without having run; they say nothing of a copy that runs."""
+"""Reasons for which a copy dies without having run: such a death does not end a copy that runs."""
 GOES_BACK = "displaced"
-"""The reason of letters that end no job: they go back by themselves."""
+"""The reason of letters that end no job, as they are returned to their queues automatically."""
 
 
 def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
-    """Tell whether the request may run the job. With `Claimed`, `crashes` counts a takeover in."""
+    """Tell whether the request may run the job. `Claimed.crashes` includes the takeover, if it is
+    one."""
     if row is None:
         return Claimed(crashes=0)
     if row.state in (State.SUCCEEDED, State.CANCELLED):
@@ -64,54 +65,61 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
 
 
 def owns(row: JobRow | None, request: FinishRequest) -> bool:
-    """Tell whether the claim is still the job's: False when somebody has taken it over."""
+    """Tell whether the claim is still the job's: False when another worker has taken the job
+    over."""
     if row is None or row.claim_id != request.claim_id:
         return False
-    # The same end a second time: its first answer was lost on the way.
-    called_off = row.cancel_asked_at is not None and row.state is State.CANCELLED
-    return row.state is State.RUNNING or row.state is request.state or called_off
+    # Also for the same request again, whose first answer was lost.
+    was_cancelled = row.cancel_asked_at is not None and row.state is State.CANCELLED
+    return row.state is State.RUNNING or row.state is request.state or was_cancelled
 
 
-def is_held_by(row: JobRow, receipt: str | None) -> bool:
-    """Tell whether the record is that of one request alone, which may take it back: its receipt
-    says so for as long as the job has not gone on and nobody else was told of it.
+def is_revocable_by(row: JobRow, receipt: str | None) -> bool:
+    """Tell whether the request with that receipt may still delete the record that it made: the job
+    has not gone on, and no other request relies on it.
 
-    What one request has accepted, no other may discard. So a request never takes back what it
-    found, and whoever finds a record and relies on it ends its maker's right to do so.
+    A request may not delete a job that another one has accepted. So it never deletes a record that
+    it found, and a request that finds a record takes the receipt out of it.
     """
     return row.state in REVOCABLE and receipt is not None and row.claim_id == receipt
 
 
-def is_held(row: JobRow) -> bool:
-    """Tell whether some request may still take the record back."""
-    return is_held_by(row, row.claim_id)
+def is_revocable(row: JobRow) -> bool:
+    """Tell whether some request may still delete the record."""
+    return is_revocable_by(row, row.claim_id)
 
 
 def may_queue(row: JobRow | None) -> bool:
-    """Tell whether a confirm of the broker changes anything: not after a worker was faster."""
+    """Tell whether a confirm of the broker changes the row: not if a worker has already claimed the
+    job."""
     return row is not None and row.state in UNCONFIRMED
 
 
 def may_overflow(row: JobRow | None) -> bool:
-    """Tell whether the job may be given up as one that its lane had no room for."""
+    """Tell whether the job may be marked dead because its lane was full."""
     return row is not None and row.state in WAITING - {State.RETRYING}
 
 
 def may_record_dead(row: JobRow | None, letter: DeadLetterRecord) -> bool:
-    """Tell whether a dead letter is the end of the job, or of an old or stray copy only."""
+    """Tell whether a dead letter ends the job, and not only an old or stray copy of it."""
     if row is None or row.state in FINISHED or letter.reason == GOES_BACK:
         return False
     if row.state is State.JOINING:
         return False  # nobody has sent it yet: the letter is a stray
     if row.state is State.RUNNING:
         return letter.reason not in NEVER_STARTED and letter.redrives >= row.redrives
-    died = (letter.redrives, letter.attempts)
-    # Any copy can end so, whatever it says of itself.
-    return died == row.generation if letter.reason in NEVER_STARTED else died >= row.generation
+    generation = (letter.redrives, letter.attempts)
+    # A copy that never ran can have any generation: only the job's own counts.
+    return (
+        generation == row.generation
+        if letter.reason in NEVER_STARTED
+        else generation >= row.generation
+    )
 
 
 def may_redrive(row: JobRow | None, redrives: int) -> bool:
-    """Tell whether the redrive of that number is news: not after a worker has claimed it."""
+    """Tell whether the redrive of that number changes the row: not if a worker has claimed its
+    copy."""
     return row is not None and row.state is State.DEAD and redrives > row.redrives
 
 

@@ -2,9 +2,9 @@
 changed ones.
 
 New jobs and confirms, where a batch is of these alone, need no rows: `JobWriter.run_unloaded`.
-Whatever the operations are else, the database sees at most one SELECT, one UPDATE, one INSERT of
-jobs and one of attempts, each for the whole batch; and where jobs have begun or ended that others
-wait for, those of `services.engine.ledger.sql.join_writer`.
+For other operations, there are at most one SELECT, one UPDATE, one INSERT of jobs and one of
+attempts, each for the whole batch; and the statements of `services.engine.ledger.sql.join_writer`,
+where jobs with a join have begun or ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.attempt_ops import UNENDED, Claim
 from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced
 from switchyard.services.engine.ledger.sql.job_content import (
-    KEPT,
+    METADATA_COLUMNS,
     ContentHistory,
     JobContent,
     RecordedMetadata,
@@ -33,20 +33,20 @@ from switchyard.services.engine.ledger.sql.job_operations import (
 from switchyard.services.engine.ledger.sql.job_rows import JobRow, KeyHolder, Rows
 from switchyard.services.engine.ledger.sql.join_writer import JoinWriter
 from switchyard.services.engine.ledger.sql.pausing import load_pauses, pauses_in_force
-from switchyard.services.engine.ledger.sql.progress_ops import HAS_CHECKPOINT, NoteStatements
+from switchyard.services.engine.ledger.sql.progress_ops import HAS_CHECKPOINT, ProgressStatements
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.records.states import UNCONFIRMED, State
 
 INSERT_CHARACTERS: Final = 8_000_000
-"""Payload that one INSERT carries at most; a batch of large jobs is written in several."""
+"""Characters of payload in one INSERT, at most; more are written by several."""
 
-_LOADED: Final = (
+_LOADED_COLUMNS: Final = (
     "id, state, redrives, attempts, crashes, worker_id, claim_id, started_at, "
     f"idempotency_key, fingerprint, join_id, joins, cancel_asked_at, {HAS_CHECKPOINT}"
 )
 
-_UPDATED: Final[sql.Columns] = {
+_UPDATED_COLUMNS: Final[sql.Columns] = {
     "id": "text",
     "state": "text",
     "redrives": "integer",
@@ -66,7 +66,7 @@ _UPDATED: Final[sql.Columns] = {
     "cancel_asked_at": "double precision",
 }
 
-_NEW: Final[sql.Columns] = {
+_NEW_COLUMNS: Final[sql.Columns] = {
     "job_type": "text",
     "lane": "text",
     "routing_key": "text",
@@ -88,14 +88,14 @@ _NEW: Final[sql.Columns] = {
     "joins": "integer",
 }
 
-_INSERTED: Final[sql.Columns] = {
-    name: kind for name, kind in {**_UPDATED, **_NEW}.items() if name != "ended"
+_INSERTED_COLUMNS: Final[sql.Columns] = {
+    name: kind for name, kind in {**_UPDATED_COLUMNS, **_NEW_COLUMNS}.items() if name != "ended"
 }
 
-_REWRITTEN: Final[sql.Columns] = {
+_REWRITTEN_COLUMNS: Final[sql.Columns] = {
     "id": "text",
     **{
-        name: _NEW[name]
+        name: _NEW_COLUMNS[name]
         for name in (
             "job_type", "lane", "routing_key", "worker", "priority", "max_attempts", "expires_at",
             "metadata", "payload",
@@ -104,16 +104,16 @@ _REWRITTEN: Final[sql.Columns] = {
 }  # fmt: skip
 """Columns of a job that a redrive may change."""
 
-_CONFIRM: Final[sql.Columns] = {"id": "text", "at": "double precision"}
+_CONFIRM_COLUMNS: Final[sql.Columns] = {"id": "text", "at": "double precision"}
 
-_TAG: Final[sql.Columns] = {
+_TAG_COLUMNS: Final[sql.Columns] = {
     "job_id": "text",
     "name": "text",
     "value": "text",
     "created_at": "double precision",
 }
 
-_ATTEMPT: Final[sql.Columns] = {
+_ATTEMPT_COLUMNS: Final[sql.Columns] = {
     "job_id": "text",
     "redrive": "integer",
     "attempt": "integer",
@@ -131,20 +131,25 @@ class JobWriter:
 
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
-        self._notes = NoteStatements(dialect)
-        self._select = sql.select_locked(dialect, _LOADED, "id")
-        # Payloads may be long: they are read where a message is to be compared, and only there.
-        content = ", ".join((UNENDED, "job_type", "payload", "run_at", "routing_key", *KEPT))
-        self._select_with_content = sql.select_locked(dialect, f"{_LOADED}, {content}", "id")
-        self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
+        self._progress = ProgressStatements(dialect)
+        self._select = sql.select_locked(dialect, _LOADED_COLUMNS, "id")
+        # Payloads may be long: they are only loaded for claims, which compare them with the
+        # message.
+        content = ", ".join(
+            (UNENDED, "job_type", "payload", "run_at", "routing_key", *METADATA_COLUMNS)
+        )
+        self._select_with_content = sql.select_locked(
+            dialect, f"{_LOADED_COLUMNS}, {content}", "id"
+        )
+        self._select_keys = sql.select_locked(dialect, _LOADED_COLUMNS, "idempotency_key")
         self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
         self._delete_tags = text(
             f"DELETE FROM job_tags WHERE {sql.keys_condition(dialect, 'job_id')}"
         )
-        names = ", ".join(_TAG)
+        names = ", ".join(_TAG_COLUMNS)
         self._insert_tags = text(
             f"INSERT INTO job_tags ({names}) SELECT {names} "
-            f"FROM {sql.rows_source(dialect, _TAG)} WHERE true ON CONFLICT DO NOTHING"
+            f"FROM {sql.rows_source(dialect, _TAG_COLUMNS)} WHERE true ON CONFLICT DO NOTHING"
         )
         self._update = text(
             f"""UPDATE jobs SET
@@ -161,42 +166,42 @@ class JobWriter:
                     CASE WHEN r.ended = 1 THEN r.error_message ELSE jobs.error_message END,
                 result = COALESCE(r.result, jobs.result),
                 cancel_asked_at = COALESCE(r.cancel_asked_at, jobs.cancel_asked_at)
-            FROM {sql.rows_source(dialect, _UPDATED)} WHERE jobs.id = r.id"""
+            FROM {sql.rows_source(dialect, _UPDATED_COLUMNS)} WHERE jobs.id = r.id"""
         )
-        changes = ", ".join(f"{name} = r.{name}" for name in _REWRITTEN if name != "id")
+        changes = ", ".join(f"{name} = r.{name}" for name in _REWRITTEN_COLUMNS if name != "id")
         self._rewrite = text(
-            f"UPDATE jobs SET {changes} FROM {sql.rows_source(dialect, _REWRITTEN)} "
+            f"UPDATE jobs SET {changes} FROM {sql.rows_source(dialect, _REWRITTEN_COLUMNS)} "
             "WHERE jobs.id = r.id"
         )
-        names = ", ".join(_INSERTED)
+        names = ", ".join(_INSERTED_COLUMNS)
         self._insert = text(
             f"INSERT INTO jobs ({names}) SELECT {names} "
-            f"FROM {sql.rows_source(dialect, _INSERTED)} WHERE true ON CONFLICT DO NOTHING"
+            f"FROM {sql.rows_source(dialect, _INSERTED_COLUMNS)} WHERE true ON CONFLICT DO NOTHING"
         ).execution_options(preserve_rowcount=True)
-        self._insert_unheld = text(
+        self._insert_unless_paused = text(
             f"INSERT INTO jobs ({names}) SELECT {names} "
-            f"FROM {sql.rows_source(dialect, _INSERTED)} "
+            f"FROM {sql.rows_source(dialect, _INSERTED_COLUMNS)} "
             f"WHERE NOT EXISTS (SELECT 1 {pauses_in_force(dialect)}) ON CONFLICT DO NOTHING"
         ).execution_options(preserve_rowcount=True)
         states = ", ".join(f"'{state}'" for state in sorted(UNCONFIRMED))
         self._mark_queued = text(
             "UPDATE jobs SET state = 'queued', queued_at = r.at, updated_at = r.at "
-            f"FROM {sql.rows_source(dialect, _CONFIRM)} "
+            f"FROM {sql.rows_source(dialect, _CONFIRM_COLUMNS)} "
             f"WHERE jobs.id = r.id AND jobs.state IN ({states})"
         )
         self.joins = JoinWriter(dialect)
-        names = ", ".join(_ATTEMPT)
+        names = ", ".join(_ATTEMPT_COLUMNS)
         self._insert_attempts = text(
             f"INSERT INTO attempts ({names}) "
-            f"SELECT {names} FROM {sql.rows_source(dialect, _ATTEMPT)} WHERE true"
+            f"SELECT {names} FROM {sql.rows_source(dialect, _ATTEMPT_COLUMNS)} WHERE true"
         )
 
     def run(
         self, connection: Connection, operations: Sequence[JobChange[Any]]
     ) -> list[Any | LedgerError]:
-        """Return what each operation answers, or the LedgerError that it ends in.
-
-        Raises TransactionRaced when another process was faster: run it again.
+        """Apply the operations and write the changed rows. Return the result of each, or its
+        LedgerError. Raises TransactionRaced when another process inserted the same job: run it
+        again.
         """
         rows = self._load(connection, operations)
         answers: list[Any] = [None] * len(operations)
@@ -211,32 +216,32 @@ class JobWriter:
     def run_unloaded(
         self, connection: Connection, operations: Sequence[JobChange[Any]]
     ) -> list[Any] | None:
-        """Insert new jobs and mark confirmed ones, without loading their rows: a statement for
-        each kind. For operations that `need_no_rows`. Return the answers; None where a job is there
-        already or a pause is in force: then `run` decides about all of them, and knows by its
-        receipt what was inserted here.
+        """Insert new jobs and mark confirmed ones, without loading their rows: a statement for each
+        kind. For operations that `need_no_rows`. Return the results; None where a job exists
+        already or a pause is in force. Then call `run` with all of them: it recognises the rows
+        inserted here by their receipts.
         """
         new = [each for each in operations if isinstance(each, InsertJob)]
         confirmed = [each for each in operations if isinstance(each, MarkQueued)]
-        for part in _parts([each.row() for each in new]):
-            parameters = self._parameters(_INSERTED, [_insert_values(row) for row in part])
-            if connection.execute(self._insert_unheld, parameters).rowcount != len(part):
+        for batch in _insert_batches([each.row() for each in new]):
+            parameters = self._parameters(_INSERTED_COLUMNS, [_insert_values(row) for row in batch])
+            if connection.execute(self._insert_unless_paused, parameters).rowcount != len(batch):
                 return None
         if confirmed:
             self.mark_queued(connection, [(each.job_id, each.at) for each in confirmed])
         return [each.created() if isinstance(each, InsertJob) else None for each in operations]
 
     def mark_queued(self, connection: Connection, confirmed: Sequence[tuple[str, float]]) -> None:
-        """Mark jobs queued, by id, at the time when they were confirmed: `rules.may_queue`, in one
-        statement. To load, change and write their rows costs three times as much."""
+        """Mark jobs queued, given as pairs of id and confirm time: `rules.may_queue` in one
+        statement. Loading, changing and writing the rows costs three times as much."""
         # In the order in which other transactions lock them.
-        connection.execute(self._mark_queued, self._parameters(_CONFIRM, sorted(confirmed)))
+        connection.execute(self._mark_queued, self._parameters(_CONFIRM_COLUMNS, sorted(confirmed)))
 
     def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
         rows = Rows()
         job_ids = {operation.job_id for operation in operations}
-        taken_back = [each.made for each in operations if isinstance(each, RollbackInsert)]
-        job_ids.update(each.notice_id for each in taken_back if each.notice_id is not None)
+        rollbacks = [each.made for each in operations if isinstance(each, RollbackInsert)]
+        job_ids.update(each.notice_id for each in rollbacks if each.notice_id is not None)
         ids = list(job_ids)
         claims = [each for each in operations if isinstance(each, Claim)]
         select = self._select_with_content if claims else self._select
@@ -267,10 +272,10 @@ class JobWriter:
                     state=before,
                     run_at=run_at,
                     routing_key=routing_key,
-                    kept=RecordedMetadata(*stored_content),
+                    metadata=RecordedMetadata(*stored_content),
                 )
-        doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
-        load_edits(connection, self._dialect, rows.contents, doubted)
+        doubtful_ids = [each.job_id for each in claims if _is_doubtful(each, rows)]
+        load_edits(connection, self._dialect, rows.contents, doubtful_ids)
         return rows
 
     def _write(self, connection: Connection, rows: Rows) -> None:
@@ -279,23 +284,29 @@ class JobWriter:
             connection.execute(self._delete, sql.keys_parameter(self._dialect, deleted_ids))
             connection.execute(self._delete_tags, sql.keys_parameter(self._dialect, deleted_ids))
         new = [row for row in rows.jobs.values() if row.new is not None]
-        for part in _parts(new):
-            parameters = self._parameters(_INSERTED, [_insert_values(row) for row in part])
-            if connection.execute(self._insert, parameters).rowcount != len(part):
+        for batch in _insert_batches(new):
+            parameters = self._parameters(_INSERTED_COLUMNS, [_insert_values(row) for row in batch])
+            if connection.execute(self._insert, parameters).rowcount != len(batch):
                 raise TransactionRaced("another process has recorded the same job")
         tags = [line for row in new for line in _tag_lines(row)]
         if tags:
-            connection.execute(self._insert_tags, self._parameters(_TAG, tags))
+            connection.execute(self._insert_tags, self._parameters(_TAG_COLUMNS, tags))
         changed = [row for row in rows.jobs.values() if row.changed and row.new is None]
         if changed:
-            parameters = self._parameters(_UPDATED, [_update_values(row) for row in changed])
+            parameters = self._parameters(
+                _UPDATED_COLUMNS, [_update_values(row) for row in changed]
+            )
             connection.execute(self._update, parameters)
         if rows.rewritten:
-            lines = [[line[name] for name in _REWRITTEN] for line in rows.rewritten.values()]
-            connection.execute(self._rewrite, self._parameters(_REWRITTEN, lines))
+            lines = [
+                [line[name] for name in _REWRITTEN_COLUMNS] for line in rows.rewritten.values()
+            ]
+            connection.execute(self._rewrite, self._parameters(_REWRITTEN_COLUMNS, lines))
         if rows.attempts:
-            connection.execute(self._insert_attempts, self._parameters(_ATTEMPT, rows.attempts))
-        self._notes.write(connection, rows)
+            connection.execute(
+                self._insert_attempts, self._parameters(_ATTEMPT_COLUMNS, rows.attempts)
+            )
+        self._progress.write(connection, rows)
         self.joins.write(connection, rows)
 
     def _parameters(self, columns: sql.Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -313,11 +324,11 @@ def need_no_rows(operations: Sequence[JobChange[Any]]) -> bool:
 def _is_doubtful(claim: Claim, rows: Rows) -> bool:
     """Tell whether the job's redrive edits must be loaded: the claim's message differs from the
     record, or is of a later redrive."""
-    known = rows.contents.get(claim.job_id)
-    if known is None:
+    history = rows.contents.get(claim.job_id)
+    if history is None:
         return False
     is_newer = claim.request.message.metadata.redrives > rows.jobs[claim.job_id].redrives
-    return is_newer or not claim.content.is_same(known.recorded)
+    return is_newer or not claim.content.is_same(history.recorded)
 
 
 def _update_values(row: JobRow) -> list[Any]:
@@ -345,8 +356,8 @@ def _update_values(row: JobRow) -> list[Any]:
 def _insert_values(row: JobRow) -> list[Any]:
     assert row.new is not None
     changed = _update_values(row)
-    del changed[list(_UPDATED).index("ended")]
-    return changed + [row.new.get(name) for name in _NEW]
+    del changed[list(_UPDATED_COLUMNS).index("ended")]
+    return changed + [row.new.get(name) for name in _NEW_COLUMNS]
 
 
 def _tag_lines(row: JobRow) -> list[list[Any]]:
@@ -355,17 +366,17 @@ def _tag_lines(row: JobRow) -> list[list[Any]]:
     return [[row.id, name, value, made_at] for name, value in row.new.get("tags", {}).items()]
 
 
-def _parts(rows: Sequence[JobRow]) -> Iterator[list[JobRow]]:
-    """Return the rows to insert in one order of ids, so that two processes do not lock each other
-    out."""
-    part: list[JobRow] = []
+def _insert_batches(rows: Sequence[JobRow]) -> Iterator[list[JobRow]]:
+    """Cut the rows to insert into batches of INSERT_CHARACTERS, sorted by id: in one order, two
+    processes do not block each other."""
+    batch: list[JobRow] = []
     size = 0
     for row in sorted(rows, key=lambda row: row.id):
         assert row.new is not None
-        part.append(row)
+        batch.append(row)
         size += len(row.new["payload"])
         if size >= INSERT_CHARACTERS:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,4 +1,4 @@
-"""Read what a transaction has to know of named limits before it decides.
+"""Lock named limits, and read the rows by which a transaction decides about permits.
 
 There are two statements, however many jobs and limits there are, and a third where a job waits and
 may get a permit. Each statement is a round trip on PostgreSQL, made with the rows of the limits
@@ -55,7 +55,7 @@ from switchyard.services.engine.ledger.sql.tables import (
     limits,
 )
 
-Place = tuple[str, str]
+LimitId = tuple[str, str]
 """A limit's name and key."""
 
 _COLUMNS: dict[str, TypeEngine[Any]] = {
@@ -65,8 +65,8 @@ _COLUMNS: dict[str, TypeEngine[Any]] = {
     **dict.fromkeys(("now", "oldest_wait_since", "since"), Double()),
     **dict.fromkeys(("called_until", "expires_at"), Double()),
 }
-"""The columns of the one statement that reads counts, waits, jobs and holds together; null where a
-row of that kind has none."""
+"""The columns of the statement that reads counts, waits, jobs and holds together; null where a
+row's kind has no such column."""
 
 
 @dataclass
@@ -75,14 +75,14 @@ class LockedLimitRows:
 
     now: float
     """When the rows were read."""
-    bins: Mapping[Place, Row[Any]]
+    bins: Mapping[LimitId, Row[Any]]
     """The rows of the limits, locked."""
-    counts: dict[Place, Row[Any]] = field(default_factory=dict)
-    """By limit: `in_use` jobs run, `reserved` permits with `reserved_tokens` are kept for jobs that
-    were woken, and `oldest_wait_since` is null where no job may be woken."""
+    counts: dict[LimitId, Row[Any]] = field(default_factory=dict)
+    """By limit: `in_use` is the number of its running jobs, `reserved` that of permits kept for
+    woken jobs, with `reserved_tokens`; `oldest_wait_since` is null where no job may be woken."""
     waits: dict[str, Row[Any]] = field(default_factory=dict)
-    """By job, with `name` and `key` of its limit: `since`, `tokens`, `times` that it was put off,
-    and until when its permit is reserved (`called_until`)."""
+    """By job, with `name` and `key` of its limit: `since`, `tokens`, how many `times` it was put
+    off, and until when its permit is reserved (`called_until`)."""
     jobs: dict[str, Row[Any]] = field(default_factory=dict)
     """By job: `state`, `redrives` and `attempts`."""
     holds: list[Row[Any]] = field(default_factory=list)
@@ -91,7 +91,7 @@ class LockedLimitRows:
 
 def read_locked(
     connection: Connection,
-    places: Collection[Place],
+    limit_ids: Collection[LimitId],
     *,
     requesting: Collection[str] = (),
     claimed: Collection[str] = (),
@@ -103,9 +103,9 @@ def read_locked(
     `holds`.
     """
     dialect = connection.dialect.name
-    parameters = _places(dialect, sorted(places))
-    bins = _lock_rows(connection, parameters, places)
-    # Only now: what was counted before the lock would be old.
+    parameters = _id_parameters(dialect, sorted(limit_ids))
+    bins = _lock_rows(connection, parameters, limit_ids)
+    # After the lock: counts from before it could be outdated.
     query = _read_query(dialect, bool(requesting), bool(holds or claimed))
     lists = {"requesting": requesting, "claimed": claimed, "holds": holds}
     values = {name: list_value(dialect, sorted(ids)) for name, ids in lists.items()}
@@ -125,31 +125,34 @@ def read_locked(
 
 
 def read_waiting(
-    connection: Connection, places: Collection[Place], now: float, at_most: int
-) -> dict[Place, list[Row[Any]]]:
-    """Read of each limit up to `at_most` jobs that may be woken, the longest wait first."""
+    connection: Connection, limit_ids: Collection[LimitId], now: float, at_most: int
+) -> dict[LimitId, list[Row[Any]]]:
+    """Read the jobs that may be woken, the longest wait first; up to `at_most` of each limit."""
     values = {"now": now, "at_most": at_most}
     if is_sqlite(connection):
         # It has no LATERAL, and no round trip to save.
-        query = _first(bindparam("name"), bindparam("key"))
+        query = _first_waiting(bindparam("name"), bindparam("key"))
         return {
             (name, key): list(connection.execute(query, values | {"name": name, "key": key}))
-            for name, key in places
+            for name, key in limit_ids
         }
-    waiting: dict[Place, list[Row[Any]]] = {place: [] for place in places}
-    parameters = _places(connection.dialect.name, sorted(places))
-    for row in connection.execute(_first_of_each(), values | parameters):
+    waiting: dict[LimitId, list[Row[Any]]] = {limit_id: [] for limit_id in limit_ids}
+    parameters = _id_parameters(connection.dialect.name, sorted(limit_ids))
+    for row in connection.execute(_first_waiting_of_each(), values | parameters):
         waiting[row.name, row.key].append(row)
     return waiting
 
 
 def _lock_rows(
-    connection: Connection, parameters: Mapping[str, Any], places: Collection[Place]
-) -> dict[Place, Row[Any]]:
+    connection: Connection, parameters: Mapping[str, Any], limit_ids: Collection[LimitId]
+) -> dict[LimitId, Row[Any]]:
     query = _lock_query(connection.dialect.name)
     rows = connection.execute(query, parameters).all()
-    if len(rows) < len(places):
-        new = [{"name": n, "key": k, "bins": "[]", "updated_at": 0.0} for n, k in sorted(places)]
+    if len(rows) < len(limit_ids):
+        new = [
+            {"name": name, "key": key, "bins": "[]", "updated_at": 0.0}
+            for name, key in sorted(limit_ids)
+        ]
         connection.execute(insert_into(connection, limits).on_conflict_do_nothing(), new)
         rows = connection.execute(query, parameters).all()
     return {(row.name, row.key): row for row in rows}
@@ -160,33 +163,33 @@ def _lock_rows(
 
 @cache
 def _lock_query(dialect: str) -> Select[Any]:
-    query = select(limits).where(_among_places(dialect))
+    query = select(limits).where(_has_listed_id(dialect))
     return query.order_by(limits.c.name, limits.c.key).with_for_update()  # not in SQLite
 
 
 @cache
 def _read_query(dialect: str, with_requesting: bool, with_holds: bool) -> CompoundSelect[Any]:
     now: ColumnElement[float] = literal_column(clock_of(dialect), Double)
-    parts = [_counts(now).where(_among_places(dialect))]
+    parts = [_select_counts(now).where(_has_listed_id(dialect))]
     if with_requesting:
-        parts += _of_requesting(dialect)
+        parts += _select_requesting(dialect)
     if with_holds:
-        parts.append(_holds(dialect))
+        parts.append(_select_holds(dialect))
     return union_all(*parts)
 
 
 @cache
-def _first_of_each() -> Select[Any]:
-    each = lateral(_first(limits.c.name, limits.c.key), "first")
+def _first_waiting_of_each() -> Select[Any]:
+    each = lateral(_first_waiting(limits.c.name, limits.c.key), "first")
     return (
         select(limits.c.name, limits.c.key, *each.c)
         .select_from(limits.join(each, true()))
-        .where(_among_places("postgresql"))
+        .where(_has_listed_id("postgresql"))
         .order_by(each.c.since, each.c.job_id)
     )
 
 
-def _first(name: ColumnElement[str], key: ColumnElement[str]) -> Select[Any]:
+def _first_waiting(name: ColumnElement[str], key: ColumnElement[str]) -> Select[Any]:
     now, at_most = bindparam("now", type_=Double), bindparam("at_most", type_=BigInteger)
     conditions = (limit_waits.c.name == name, limit_waits.c.key == key, *_may_be_woken(now))
     query = select(limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.since)
@@ -194,31 +197,31 @@ def _first(name: ColumnElement[str], key: ColumnElement[str]) -> Select[Any]:
     return query.limit(at_most)
 
 
-def _counts(now: ColumnElement[float]) -> Select[Any]:
+def _select_counts(now: ColumnElement[float]) -> Select[Any]:
     """Select each limit's counts of permits in use and reserved, the time, and the oldest wait."""
-    held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
+    is_held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
     waiting = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
     until = limit_waits.c.called_until
-    woken = (*waiting, WAS_WOKEN, until > now, until <= now + MAX_RESERVED)
-    in_use = select(func.count()).where(*held, limit_holds.c.expires_at > now)
+    is_woken = (*waiting, WAS_WOKEN, until > now, until <= now + MAX_RESERVED)
+    in_use = select(func.count()).where(*is_held, limit_holds.c.expires_at > now)
     tokens = func.coalesce(func.sum(limit_waits.c.tokens), 0)
     # The first of an index, where a minimum would read all of them.
     oldest = select(limit_waits.c.since).where(*waiting, *_may_be_woken(now))
-    return _part(
+    return _select_kind(
         "limit",
         name=limits.c.name,
         key=limits.c.key,
         in_use=in_use.scalar_subquery(),
-        reserved=select(func.count()).where(*woken).scalar_subquery(),
-        reserved_tokens=select(tokens).where(*woken).scalar_subquery(),
+        reserved=select(func.count()).where(*is_woken).scalar_subquery(),
+        reserved_tokens=select(tokens).where(*is_woken).scalar_subquery(),
         now=now,
         oldest_wait_since=oldest.order_by(limit_waits.c.since).limit(1).scalar_subquery(),
     )
 
 
-def _of_requesting(dialect: str) -> list[Select[Any]]:
+def _select_requesting(dialect: str) -> list[Select[Any]]:
     """Select the waits of the requesting jobs, and their rows in the table of jobs."""
-    waits = _part(
+    waits = _select_kind(
         "wait",
         job_id=limit_waits.c.job_id,
         name=limit_waits.c.name,
@@ -228,7 +231,7 @@ def _of_requesting(dialect: str) -> list[Select[Any]]:
         since=limit_waits.c.since,
         called_until=limit_waits.c.called_until,
     )
-    known = _part(
+    known = _select_kind(
         "job",
         job_id=jobs.c.id,
         state=jobs.c.state,
@@ -241,8 +244,8 @@ def _of_requesting(dialect: str) -> list[Select[Any]]:
     ]
 
 
-def _holds(dialect: str) -> Select[Any]:
-    part = _part(
+def _select_holds(dialect: str) -> Select[Any]:
+    part = _select_kind(
         "hold",
         hold=limit_holds.c.hold,
         job_id=limit_holds.c.job_id,
@@ -256,8 +259,9 @@ def _holds(dialect: str) -> Select[Any]:
     return part.where(or_(is_listed, among_listed(dialect, limit_holds.c.job_id, "claimed")))
 
 
-def _part(kind: str, **values: Any) -> Select[Any]:
-    """Select one of the tables that are read together, with null for what it does not have."""
+def _select_kind(kind: str, **values: Any) -> Select[Any]:
+    """Select rows of one kind for the union, with null in the columns that the kind does not
+    have."""
     values["kind"] = literal_column(f"'{kind}'", Text)
     return select(
         *(
@@ -271,21 +275,21 @@ def _may_be_woken(now: ColumnElement[float]) -> tuple[ColumnElement[bool], ...]:
     return (limit_waits.c.call_after <= now, limit_waits.c.body.is_not(None))
 
 
-def _among_places(dialect: str) -> ColumnElement[bool]:
-    """Match the limits of `_places`, with as few parameters, however many they are."""
+def _has_listed_id(dialect: str) -> ColumnElement[bool]:
+    """Return the condition that a limit is one of those in the parameters of `_id_parameters`."""
     if dialect == "sqlite":
         pair = func.json_each(bindparam("places", type_=Text)).table_valued("value")
-        places = select(
+        limit_ids = select(
             func.json_extract(pair.c.value, "$[0]"), func.json_extract(pair.c.value, "$[1]")
         )
     else:
         arrays = (bindparam(each, type_=ARRAY(Text)) for each in ("names", "keys"))
         pair = func.unnest(*arrays).table_valued(column("name", Text), column("key", Text))
-        places = select(*pair.render_derived("wanted").c)
-    return tuple_(limits.c.name, limits.c.key).in_(places)
+        limit_ids = select(*pair.render_derived("wanted").c)
+    return tuple_(limits.c.name, limits.c.key).in_(limit_ids)
 
 
-def _places(dialect: str, places: Sequence[Place]) -> dict[str, Any]:
+def _id_parameters(dialect: str, limit_ids: Sequence[LimitId]) -> dict[str, Any]:
     if dialect == "sqlite":
-        return {"places": json.dumps(places)}
-    return {"names": [name for name, _ in places], "keys": [key for _, key in places]}
+        return {"places": json.dumps(limit_ids)}
+    return {"names": [name for name, _ in limit_ids], "keys": [key for _, key in limit_ids]}

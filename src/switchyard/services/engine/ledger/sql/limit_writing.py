@@ -1,5 +1,5 @@
-"""Write a transaction's changes of named limits: on PostgreSQL in one statement, as each would be a
-round trip with the limits locked; on SQLite, which needs no round trip, in as many as there are."""
+"""Write a transaction's changes of named limits: on PostgreSQL in one statement, as each is a round
+trip with the limits locked; on SQLite, without round trips, in one for each kind of change."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ from switchyard.services.engine.records.limits import WokenJob
 WAKE_TTL = 5.0
 """Seconds for which permits are reserved for a job that was woken (`called_until`)."""
 MAX_RESERVED = WAKE_TTL + 1.0
-"""A reservation that is to last longer was made before the clock was set back: it is over."""
+"""Seconds. A reservation that would last longer was made before the clock was set back, and counts
+as over."""
 MAX_WAKE_TTL = 300.0
-"""Seconds until a job is woken again that does not come, as its queue is long, or nobody works it:
-twice as long each time, up to this. Meanwhile it holds up no other."""
+"""Seconds after which a woken job that has not asked for its permit is woken again, at most:
+WAKE_TTL at first, then twice as long each time. Such a job has a long queue, or no worker.
+Meanwhile others get the permits."""
 
-_Values = dict[str, Any]
+_Row = dict[str, Any]
 _DOUBLED_AT_MOST = 6
 """2 to this power times WAKE_TTL is more than MAX_WAKE_TTL."""
 
@@ -50,22 +52,26 @@ _DOUBLED_AT_MOST = 6
 class PermitWrites:
     """All changes of one transaction. No row is in two of these lists."""
 
-    limits: list[_Values] = field(default_factory=list)
+    limits: list[_Row] = field(default_factory=list)
     """Whole rows of limits."""
-    ended: list[str] = field(default_factory=list)
-    """Holds that are given back."""
-    holds: list[_Values] = field(default_factory=list)
+    ended_holds: list[str] = field(default_factory=list)
+    """Ids of holds that are given back."""
+    holds: list[_Row] = field(default_factory=list)
     """Whole rows of new holds."""
-    waits: list[_Values] = field(default_factory=list)
-    """Whole rows of jobs that wait from now on, or still."""
-    waits_no_more: list[str] = field(default_factory=list)
+    waits: list[_Row] = field(default_factory=list)
+    """Whole rows of jobs that wait, new or not."""
+    ended_waits: list[str] = field(default_factory=list)
     """Ids of jobs that no longer wait."""
     woken: list[str] = field(default_factory=list)
     """Jobs that are woken, in order: permits are reserved for them."""
 
     def execute(self, connection: Connection, now: float) -> list[WokenJob]:
         """Write all changes, and return the woken jobs that still wait."""
-        lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "woken": self.woken}
+        lists = {
+            "ended_holds": self.ended_holds,
+            "ended_waits": self.ended_waits,
+            "woken": self.woken,
+        }
         tables = {"limits": self.limits, "holds": self.holds, "waits": self.waits}
         dialect = connection.dialect.name
         values: dict[str, Any] = {"now": now}
@@ -77,12 +83,12 @@ class PermitWrites:
                 {f"limits_{name}": value for name, value in row.items()} for row in self.limits
             ]
             for part in sorted(parts, key=_PARTS.index):
-                result = connection.execute(_single(part), tables.get(part) or values)
+                result = connection.execute(_single_statement(part), tables.get(part) or values)
                 rows = result.all() if part == "woken" else ()
         elif parts:
             for name, each in tables.items():
-                values |= _columns(name, each)
-            result = connection.execute(_all_at_once(frozenset(parts)), values)
+                values |= _row_parameters(name, each)
+            result = connection.execute(_combined_statement(frozenset(parts)), values)
             rows = result.all() if self.woken else ()
         woken = {row.job_id: WokenJob(row.job_id, row.queue, row.body) for row in rows}
         return [woken[each] for each in self.woken if each in woken]
@@ -90,14 +96,14 @@ class PermitWrites:
 
 # --- the statements: made once, as that takes longer than to run them ----------------------------
 
-_PARTS = ("ended", "waits_no_more", "limits", "holds", "waits", "woken")
+_PARTS = ("ended_holds", "ended_waits", "limits", "holds", "waits", "woken")
 """Parts of the statement in the order of writing: the last one returns the result."""
 _TABLES = {"limits": limits, "holds": limit_holds, "waits": limit_waits}
 
 
 @cache
-def _single(part: str) -> Insert | Update | Delete:
-    """Return one of the parts that are written together: SQLite takes them one by one."""
+def _single_statement(part: str) -> Insert | Update | Delete:
+    """Return the statement of one part, for SQLite."""
     match part:
         case "limits":
             # A name may not be that of a column.
@@ -109,36 +115,36 @@ def _single(part: str) -> Insert | Update | Delete:
             return sqlite.insert(limit_holds)
         case "waits":
             return _insert_waits(sqlite.insert(limit_waits))
-    return _of_a_list("sqlite", part)
+    return _listed_statement("sqlite", part)
 
 
 @cache
-def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
-    """Return all parts in one statement, with the answer of those that are woken: PostgreSQL."""
-    done: list[Insert | Update | Delete] = []
+def _combined_statement(parts: frozenset[str]) -> Insert | Update | Delete:
+    """Return one statement of all parts, for PostgreSQL; it returns the rows of woken jobs."""
+    statements: list[Insert | Update | Delete] = []
     for part in sorted(parts, key=_PARTS.index):
         if part not in _TABLES:
-            done.append(_of_a_list("postgresql", part))
+            statements.append(_listed_statement("postgresql", part))
             continue
         table = _TABLES[part]
-        new = _rows(part)
+        new = _row_source(part)
         if part == "limits":
             changed = {name: new.c[name] for name in _changing_columns(limits)}
             condition = (limits.c.name == new.c.name, limits.c.key == new.c.key)
-            done.append(update(limits).where(*condition).values(changed))
+            statements.append(update(limits).where(*condition).values(changed))
         else:
             names = [each.name for each in table.c]
             insert = postgresql.insert(table).from_select(names, new.select())
-            done.append(_insert_waits(insert) if part == "waits" else insert)
-    *first, last = done
-    return last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(first)))
+            statements.append(_insert_waits(insert) if part == "waits" else insert)
+    *others, last = statements
+    return last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(others)))
 
 
-def _of_a_list(dialect: str, part: str) -> Update | Delete:
+def _listed_statement(dialect: str, part: str) -> Update | Delete:
     match part:
-        case "ended":
+        case "ended_holds":
             return delete(limit_holds).where(among_listed(dialect, limit_holds.c.hold, part))
-        case "waits_no_more":
+        case "ended_waits":
             return delete(limit_waits).where(among_listed(dialect, limit_waits.c.job_id, part))
     return _mark_woken(among_listed(dialect, limit_waits.c.job_id, part))
 
@@ -148,35 +154,35 @@ def _changing_columns(table: Table) -> list[str]:
 
 
 def _insert_waits(new: sqlite.Insert | postgresql.Insert) -> Insert:
-    """Return an INSERT of those that wait: who stands there already stands there as now."""
+    """Return an INSERT of waiting jobs that replaces the rows of those that wait already."""
     changed = {name: new.excluded[name] for name in _changing_columns(limit_waits)}
     return new.on_conflict_do_update(index_elements=["job_id"], set_=changed)
 
 
-def _rows(part: str) -> TableValuedAlias:
-    """Return rows of a table as one array for each column of `_columns`."""
+def _row_source(part: str) -> TableValuedAlias:
+    """Return a FROM item of new rows of a table, made of the arrays of `_row_parameters`."""
     table = _TABLES[part]
     arrays = [bindparam(f"{part}_{each.name}", type_=ARRAY(each.type)) for each in table.c]
     columns = [column(each.name, each.type) for each in table.c]
     return func.unnest(*arrays).table_valued(*columns).render_derived(f"new_{table.name}")
 
 
-def _columns(part: str, rows: Sequence[_Values]) -> dict[str, list[Any]]:
+def _row_parameters(part: str, rows: Sequence[_Row]) -> dict[str, list[Any]]:
     return {f"{part}_{each.name}": [row[each.name] for row in rows] for each in _TABLES[part].c}
 
 
 def _mark_woken(condition: ColumnElement[bool]) -> Update:
-    """Note that jobs were woken: their permits are reserved for them."""
+    """Record that jobs were woken, and reserve their permits for them."""
     now = bindparam("now", type_=Double)
     calls = limit_waits.c.calls
     times = case((calls < _DOUBLED_AT_MOST, calls), else_=_DOUBLED_AT_MOST)
-    pause = WAKE_TTL * literal(1).bitwise_lshift(times)
+    wait = WAKE_TTL * literal(1).bitwise_lshift(times)
     return (
         update(limit_waits)
         .where(condition)
         .values(
             called_until=now + WAKE_TTL,
-            call_after=now + case((pause < MAX_WAKE_TTL, pause), else_=MAX_WAKE_TTL),
+            call_after=now + case((wait < MAX_WAKE_TTL, wait), else_=MAX_WAKE_TTL),
             calls=calls + 1,
         )
         .returning(limit_waits.c.job_id, limit_waits.c.queue, limit_waits.c.body)

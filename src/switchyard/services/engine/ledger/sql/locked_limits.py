@@ -9,11 +9,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from switchyard.services.engine.ledger.sql.limit_reading import LockedLimitRows, Place, read_waiting
+from switchyard.services.engine.ledger.sql.limit_reading import (
+    LimitId,
+    LockedLimitRows,
+    read_waiting,
+)
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RateWindow
 
 MAX_WOKEN = 20
-"""Waiting jobs that are read at once, to be woken."""
+"""Waiting jobs of one limit that are read at once, beside those to be skipped."""
 
 
 @dataclass(slots=True)
@@ -30,13 +34,13 @@ class LockedLimit:
     """Permits kept for jobs that were woken and have not come yet."""
     reserved_tokens: int
     somebody_waits: bool
-    """Whether jobs may wait for this limit; False once none was found."""
+    """False once no job was found that waits for this limit."""
     woken: list[str] = field(default_factory=list)
 
     @classmethod
     def from_rows(cls, demand: PermitDemand, rows: LockedLimitRows) -> LockedLimit:
-        place = (demand.name, demand.key)
-        row, count = rows.bins[place], rows.counts[place]
+        limit_id = (demand.name, demand.key)
+        row, count = rows.bins[limit_id], rows.counts[limit_id]
         return cls(
             demand=demand,
             now=rows.now,
@@ -61,10 +65,10 @@ class LockedLimit:
             self.window = self.window.corrected(hold.started_second, self.now, more)
 
     def refusal(self, tokens: int) -> str | None:
-        """Say why one more job can't run now; None when it can."""
-        most = self.size.concurrency
-        if most is not None and self.in_use + self.reserved >= most:
-            return f"{self.in_use:,} of {most:,} are running"
+        """Return the reason why one more job can't run now; None when it can."""
+        maximum = self.size.concurrency
+        if maximum is not None and self.in_use + self.reserved >= maximum:
+            return f"{self.in_use:,} of {maximum:,} are running"
         wait = self.window.wait(
             self.now, self.size, self.reserved + 1, self.reserved_tokens + tokens
         )
@@ -75,8 +79,8 @@ class LockedLimit:
         if self.size.per_minute is not None:
             parts.append(f"{self.window.jobs:,} of {self.size.per_minute:,} started")
         if self.size.tokens_per_minute is not None:
-            most = self.size.tokens_per_minute
-            parts.append(f"{self.window.tokens:,} of {most:,} tokens were used")
+            maximum = self.size.tokens_per_minute
+            parts.append(f"{self.window.tokens:,} of {maximum:,} tokens were used")
         return f"{' and '.join(parts)} in the last minute"
 
     def wake(self, job_id: str, tokens: int) -> None:
@@ -105,24 +109,24 @@ class LockedLimit:
 
 
 class PermitQueue:
-    """The jobs that wait for each of some limits: read when one may get a permit, and again when
-    all that were read are woken and there may be more."""
+    """The waiting jobs of some limits. They are read when one of them may get a permit, and again
+    when all that were read are woken."""
 
     def __init__(
         self,
         connection: Connection,
-        limits: Mapping[Place, LockedLimit],
+        limits: Mapping[LimitId, LockedLimit],
         requesting: Collection[str],
     ) -> None:
         self._connection = connection
         self._limits = limits
         self._requesting = requesting
         """Jobs that request permits in this transaction: they need not be woken."""
-        self._waiting: dict[Place, deque[Row[Any]]] = {}
+        self._waiting: dict[LimitId, deque[Row[Any]]] = {}
 
     def wake(self, limit: LockedLimit, before: float | None = None) -> None:
-        """Wake the jobs that have waited longest while the limit allows it; only those that have
-        waited since before `before`."""
+        """Wake the jobs that have waited longest, while the limit allows it; with `before`, only
+        those that began to wait before that time."""
         while limit.somebody_waits and limit.refusal(0) is None:
             waiting = self._queue(limit)
             while waiting and (before is None or waiting[0].since < before):
@@ -134,25 +138,28 @@ class PermitQueue:
                 return
 
     def _queue(self, limit: LockedLimit) -> deque[Row[Any]]:
-        """Return the jobs that wait for a limit; none, once there are none left."""
-        place = (limit.demand.name, limit.demand.key)
-        if not self._waiting.get(place):
-            # Of all limits with room at once: there may be one for each account.
+        """Return the waiting jobs of a limit that were read and not woken yet; read more if there
+        are none."""
+        limit_id = (limit.demand.name, limit.demand.key)
+        if not self._waiting.get(limit_id):
+            # Read for all limits with free permits at once: there may be one for each account.
             limits = {
-                other: limit_key
-                for other, limit_key in self._limits.items()
-                if limit_key.somebody_waits
-                and not self._waiting.get(other)
-                and limit_key.refusal(0) is None
+                other_id: waited_for
+                for other_id, waited_for in self._limits.items()
+                if waited_for.somebody_waits
+                and not self._waiting.get(other_id)
+                and waited_for.refusal(0) is None
             }
-            most = (
+            maximum = (
                 MAX_WOKEN
                 + len(self._requesting)
-                + max(len(limit_key.woken) for limit_key in limits.values())
+                + max(len(waited_for.woken) for waited_for in limits.values())
             )
-            rows = read_waiting(self._connection, limits, limit.now, most)
-            for other, limit_key in limits.items():
-                known = {*self._requesting, *limit_key.woken}
-                self._waiting[other] = deque(row for row in rows[other] if row.job_id not in known)
-                limit_key.somebody_waits = bool(self._waiting[other])
-        return self._waiting[place]
+            rows = read_waiting(self._connection, limits, limit.now, maximum)
+            for other_id, waited_for in limits.items():
+                skipped = {*self._requesting, *waited_for.woken}
+                self._waiting[other_id] = deque(
+                    row for row in rows[other_id] if row.job_id not in skipped
+                )
+                waited_for.somebody_waits = bool(self._waiting[other_id])
+        return self._waiting[limit_id]

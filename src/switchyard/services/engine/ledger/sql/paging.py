@@ -1,4 +1,4 @@
-"""Listings by a time, newest first, that stay exact while rows are added at the top."""
+"""Read listings by a time, newest first, in pages that stay exact while new rows are added."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def fetch_page(
 ) -> Page[Item]:
     """Fetch one page of `query`, ordered by `at` and `key`, both descending.
 
-    `parts` are conditions of which each row fits exactly one, and for each of which an index has
-    the rows in this order: what is newest is found in these, however many rows there are.
+    `parts` are conditions, of which each row meets exactly one; for each of them, an index has the
+    rows in this order. Then the newest rows are found quickly, however many there are.
 
     Raises ValueError for a limit that is not 1 to 1,000, InvalidCursor.
     """
@@ -72,7 +72,7 @@ def continued(
 
 
 def cursor_before(at: float) -> str:
-    """Return the cursor of the rows that are older than that."""
+    """Return a cursor for the rows that are older than a time."""
     return _encode(at, "")
 
 
@@ -86,7 +86,7 @@ def _decode(cursor: str) -> tuple[float, str]:
         at, key = float(at), str(key)
     except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidCursor(f"{cursor!r} is not a cursor of this listing") from error
-    # Anybody may have made it, of what no database takes: NaN, half characters, NUL.
+    # Anybody may have made it, with values that no database takes: NaN, lone surrogates, NUL.
     if not (isfinite(at) and key.isascii() and key.isprintable()):
         raise InvalidCursor(f"{cursor!r} is not a cursor of this listing")
     return at, key

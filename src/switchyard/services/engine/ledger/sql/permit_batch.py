@@ -1,9 +1,9 @@
 """Grant permits of named limits and take them back: many jobs in one transaction.
 
-A permit that comes free goes to the job that has waited longest: it is *woken* (`called_…` in the
-columns), which reserves the permit for some seconds, and whoever wakes it sends it to its queue.
-Every change locks the row of its limit; several rows are always locked in the same order. What is
-read and written, in how few statements: `limit_reading` and `limit_writing`.
+A free permit goes to the job that has waited longest. That job is *woken* (`called_…` in the
+columns): the permit is reserved for it for some seconds, and the caller sends it to its queue.
+Every change locks the row of its limit; several rows are always locked in the same order. The
+statements are in `limit_reading` and `limit_writing`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from switchyard.services.engine.records.states import FINISHED, State
 PermitChange = PermitRequest | PermitReturn
 
 ORDER_EPSILON = 1e-6
-"""Seconds between the waits of two jobs of one transaction, to keep their order; all of them
-together are less than a transaction takes."""
+"""Seconds between the recorded waits of two jobs of one transaction, to keep their order. A whole
+batch of them is less than a transaction takes."""
 
 
 class PermitBatch:
@@ -48,91 +48,95 @@ class PermitBatch:
     def __init__(self, connection: Connection, changes: Sequence[PermitChange]) -> None:
         self._connection = connection
         self._changes = changes
-        self._takes = [each for each in changes if isinstance(each, PermitRequest)]
-        self._requesting = {each.job_id for each in self._takes}
+        self._requests = [each for each in changes if isinstance(each, PermitRequest)]
+        self._requesting = {each.job_id for each in self._requests}
         self._writes = PermitWrites()
         self._new_waits: dict[str, dict[str, Any]] = {}
-        self._no_waits: set[str] = set()
+        self._jobs_not_waiting: set[str] = set()
         needs = {(need.name, need.key): need for each in changes for need in each.needs}
         self._rows = read_locked(
             connection,
             needs,
             requesting=self._requesting,
-            claimed={each.job_id for each in self._takes if each.claimed},
+            claimed={each.job_id for each in self._requests if each.claimed},
             holds={each.hold for each in changes if isinstance(each, PermitReturn)},
         )
         self._limits = {
-            place: LockedLimit.from_rows(needs[place], self._rows) for place in sorted(needs)
+            limit_id: LockedLimit.from_rows(needs[limit_id], self._rows)
+            for limit_id in sorted(needs)
         }
-        self._waiting = PermitQueue(connection, self._limits, self._requesting)
+        self._queue = PermitQueue(connection, self._limits, self._requesting)
 
     def run(self) -> list[PermitAnswer]:
-        """Decide all requests; the answers in order, the first with the jobs that were woken."""
+        """Decide all requests. Return the answers in order; the first one lists the woken jobs."""
         returns = {
             each.hold: each.used_tokens for each in self._changes if isinstance(each, PermitReturn)
         }
-        self._end([row for row in self._rows.holds if row.hold in returns], returns)
+        self._release_holds([row for row in self._rows.holds if row.hold in returns], returns)
         for wait in self._rows.waits.values():
             limit = self._limits.get((wait.name, wait.key))
             if limit is not None and 0 < wait.called_until - limit.now <= MAX_RESERVED:
-                # What was kept for a job is not in its own way.
+                # A permit reserved for a job must not count against that job.
                 limit.reserved -= 1
                 limit.reserved_tokens -= wait.tokens
-        answers = {each.hold: self._take(each) for each in sorted(self._takes, key=self._urgency)}
+        answers = {
+            each.hold: self._decide(each) for each in sorted(self._requests, key=self._urgency)
+        }
         for limit in self._limits.values():
-            self._waiting.wake(limit)
+            self._queue.wake(limit)
         woken = self._write()
         answers_in_order = [
-            self._released_permit(each) if isinstance(each, PermitReturn) else answers[each.hold]
+            self._release_result(each) if isinstance(each, PermitReturn) else answers[each.hold]
             for each in self._changes
         ]
         first, *others = answers_in_order
         return [replace(first, woken=tuple(woken)), *others]
 
-    # --- what ends --------------------------------------------------------------------------
+    # --- returns --------------------------------------------------------------------------
 
-    def _end(self, holds: Sequence[Row[Any]], used: Mapping[str, int | None]) -> None:
+    def _release_holds(self, holds: Sequence[Row[Any]], used: Mapping[str, int | None]) -> None:
         for row in holds:
-            self._writes.ended.append(row.hold)
+            self._writes.ended_holds.append(row.hold)
             limit = self._limits.get((row.name, row.key))
             if limit is not None:
                 limit.release(row, used.get(row.hold))
 
-    def _drop_holds(self, job_id: str) -> bool:
-        """Take over the permits that a dead process had for the job; False where it had none."""
-        ended = set(self._writes.ended)
+    def _take_over_holds(self, job_id: str) -> bool:
+        """End the holds that a dead process had for the job, for new ones in their place; return
+        False where it had none."""
+        ended = set(self._writes.ended_holds)
         held = [row for row in self._rows.holds if row.job_id == job_id and row.hold not in ended]
-        self._end(held, {})
+        self._release_holds(held, {})
         return bool(held)
 
-    def _released_permit(self, change: PermitReturn) -> PermitReleased:
+    def _release_result(self, change: PermitReturn) -> PermitReleased:
         limits = [self._limits[need.name, need.key] for need in change.needs]
         return PermitReleased(any(each.somebody_waits or each.woken for each in limits))
 
-    # --- what begins ------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------
 
     def _urgency(self, request: PermitRequest) -> tuple[bool, bool, float]:
-        """Sort claimed jobs first, then those that were woken, then the longest waits, then the
-        others."""
+        """Return the sort key of a request: claimed jobs first, then woken ones, then the longest
+        waits, then the others."""
         wait = self._rows.waits.get(request.job_id)
         if wait is None:
             return (not request.claimed, True, float("inf"))
         return (not request.claimed, wait.called_until == 0, wait.since)
 
-    def _take(self, request: PermitRequest) -> PermitAnswer:
+    def _decide(self, request: PermitRequest) -> PermitAnswer:
         if not request.claimed and not self._is_to_run(request):
-            self._no_waits.add(request.job_id)
+            self._jobs_not_waiting.add(request.job_id)
             return NotRunnable()
         limits = [self._limits[need.name, need.key] for need in request.needs]
-        taken_over = request.claimed and self._drop_holds(request.job_id)
+        taken_over = request.claimed and self._take_over_holds(request.job_id)
         if not taken_over:
             wait = self._rows.waits.get(request.job_id)
             for limit in limits:
                 if wait is None or wait.called_until == 0:
-                    self._waiting.wake(limit, None if wait is None else wait.since)
+                    self._queue.wake(limit, None if wait is None else wait.since)
             for limit, need in zip(limits, request.needs, strict=True):
-                if (why := limit.refusal(need.tokens)) is not None:
-                    return self._enqueue(request, limit, need, why)
+                if (reason := limit.refusal(need.tokens)) is not None:
+                    return self._enqueue(request, limit, need, reason)
         for limit, need in zip(limits, request.needs, strict=True):
             limit.in_use += 1
             if not taken_over:
@@ -149,13 +153,13 @@ class PermitBatch:
                     "expires_at": limit.now + request.life,
                 }
             )
-        self._no_waits.add(request.job_id)
+        self._jobs_not_waiting.add(request.job_id)
         return PermitGranted()
 
     def _is_to_run(self, request: PermitRequest) -> bool:
-        """Tell whether a claim may succeed; the claim itself decides. A copy of a job that runs,
-        has ended, or is here twice gets no permit."""
-        if request.job_id in self._no_waits or request.job_id in self._new_waits:
+        """Tell whether the job's claim may succeed; the claim itself decides. A copy of a job that
+        runs, has ended, or is in this batch twice gets no permit."""
+        if request.job_id in self._jobs_not_waiting or request.job_id in self._new_waits:
             return False
         row = self._rows.jobs.get(request.job_id)
         if row is None:
@@ -168,13 +172,13 @@ class PermitBatch:
         return state != State.RUNNING and state not in FINISHED
 
     def _enqueue(
-        self, request: PermitRequest, limit: LockedLimit, need: PermitDemand, why: str
+        self, request: PermitRequest, limit: LockedLimit, need: PermitDemand, reason: str
     ) -> PermitRefused:
         wait = self._rows.waits.get(request.job_id)
         times = 0 if wait is None else wait.times
-        # Those that came in one transaction keep their order, too.
+        # Jobs of one transaction keep their order, too.
         since = limit.now + len(self._new_waits) * ORDER_EPSILON if wait is None else wait.since
-        level = backoff_level(request, times)
+        delay = backoff_level(request, times)
         self._new_waits[request.job_id] = {
             "job_id": request.job_id,
             "name": need.name,
@@ -183,46 +187,48 @@ class PermitBatch:
             "tokens": need.tokens,
             "since": since,
             "times": times + 1,
-            "back_at": limit.now + level,
+            "back_at": limit.now + delay,
             "expires_at": request.expires_at,
             "calls": 0,
             "called_until": 0.0,
             "call_after": 0.0,
             "body": request.body,
         }
-        return PermitRefused(need.name, need.key, why, level)
+        return PermitRefused(need.name, need.key, reason, delay)
 
-    # --- what is kept -----------------------------------------------------------------------
+    # --- writing -----------------------------------------------------------------------
 
     def _write(self) -> list[WokenJob]:
         writes = self._writes
         writes.limits = [each.row() for each in self._limits.values() if each.has_changed()]
         writes.waits = list(self._new_waits.values())
-        # A second copy of one that was put off does not take its place from it.
-        gone_waits = self._no_waits.intersection(self._rows.waits).difference(self._new_waits)
-        writes.waits_no_more = sorted(gone_waits)
+        # Where a job was put off, a second copy of it must not end its wait.
+        gone_waits = self._jobs_not_waiting.intersection(self._rows.waits).difference(
+            self._new_waits
+        )
+        writes.ended_waits = sorted(gone_waits)
         for limit in self._limits.values():
             writes.woken += limit.woken
         return writes.execute(self._connection, self._rows.now)
 
 
 def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
-    """Wake jobs that may run now, as a rate or a lease has run out, and those that have expired,
-    which their workers find out. The limits that were examined longest ago come first."""
+    """Wake jobs that may run now, as a rate or a lease has run out; and expired jobs, which their
+    workers then end. The limits that were examined longest ago come first."""
     now = db_now(connection)
-    old = select(limit_waits.c.job_id).where(
+    expired = select(limit_waits.c.job_id).where(
         limit_waits.c.expires_at <= now,
         limit_waits.c.call_after <= now,
         limit_waits.c.body.is_not(None),
     )
-    too_old = list(connection.execute(old.limit(at_most)).scalars())
-    woken = PermitWrites(woken=too_old).execute(connection, now)
-    waited_for = (
+    expired_ids = list(connection.execute(expired.limit(at_most)).scalars())
+    woken = PermitWrites(woken=expired_ids).execute(connection, now)
+    is_waited_for = (
         select(limit_waits.c.job_id)
         .where(limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
         .exists()
     )
-    query = select(limits).where(waited_for).order_by(limits.c.updated_at).limit(at_most)
+    query = select(limits).where(is_waited_for).order_by(limits.c.updated_at).limit(at_most)
     needs = {
         (row.name, row.key): PermitDemand(
             row.name,
@@ -233,11 +239,13 @@ def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
     }
     if needs:
         rows = read_locked(connection, needs)
-        locked = {place: LockedLimit.from_rows(needs[place], rows) for place in sorted(needs)}
-        waiting = PermitQueue(connection, locked, ())
+        locked = {
+            limit_id: LockedLimit.from_rows(needs[limit_id], rows) for limit_id in sorted(needs)
+        }
+        queue = PermitQueue(connection, locked, ())
         writes = PermitWrites()
         for limit in locked.values():
-            waiting.wake(limit)
+            queue.wake(limit)
             writes.limits.append(limit.row())
             writes.woken += limit.woken
         woken += writes.execute(connection, rows.now)

@@ -1,6 +1,6 @@
-"""PostgreSQL on one server or several: the one that takes writes, whichever it is now.
+"""Connect to PostgreSQL; of several servers, to the one that takes writes now.
 
-Ledger and index connect by the same rules, which stand here.
+Ledger and index connect by these rules.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 from switchyard.services.engine.records.errors import LedgerMisconfigured
 
 DEFAULT_PORT = 5432
-KEPT_CONNECTIONS, MORE_CONNECTIONS = 5, 10
-"""A process keeps so many open to its ledger, and opens so many more while it has to."""
-ABANDONED = 20.0
-"""Seconds after which the server ends a transaction whose process says nothing: it is frozen, or
-its host is cut off, and others wait for the rows that it has locked."""
+POOL_SIZE, MAX_OVERFLOW = 5, 10
+"""Connections of a process to its ledger: those that stay open, and further ones under load."""
+ABANDONED_TIMEOUT = 20.0
+"""Seconds after which the server ends an idle transaction. Its process is frozen, or its host is
+cut off, and others wait for the rows that it has locked."""
 _READ_ONLY = "25006"
 _SCHEMES = ("postgresql+asyncpg", "postgresql", "postgres")
 _EXAMPLE = "postgresql+asyncpg://USER:PASSWORD@HOST:5432,HOST:5432/DATABASE"
@@ -43,16 +43,17 @@ def servers_of(url: str) -> tuple[str, ...]:
 
 
 def connection_options() -> dict[str, Any]:
-    """Return the options of `asyncpg.connect` for all our connections: what each asks of its
-    server, and that a cut connection is noticed."""
-    milliseconds = f"{ABANDONED * 1000:.0f}"
+    """Return the options of `asyncpg.connect` for all our connections: settings of the server's
+    side, and the detection of cut connections."""
+    milliseconds = f"{ABANDONED_TIMEOUT * 1000:.0f}"
     return {
         "server_settings": {
             "application_name": "switchyard",
             # The statements are short and many: compiling them costs more than it saves.
             "jit": "off",
             "idle_in_transaction_session_timeout": milliseconds,
-            # One that takes no answers: without it the server would try for a quarter of an hour.
+            # Without it, the server would send for a quarter of an hour to a client that is cut
+            # off.
             "tcp_user_timeout": milliseconds,
         },
         "connection_class": _watched_connection(),
@@ -61,7 +62,7 @@ def connection_options() -> dict[str, Any]:
 
 @cache
 def _watched_connection() -> type[Any]:
-    """Open an asyncpg connection whose kernel socket notices a server that is cut off."""
+    """Return a class of asyncpg connections whose sockets notice a server that is cut off."""
     import asyncpg
 
     class WatchedConnection(asyncpg.Connection):  # type: ignore[misc]
@@ -73,15 +74,14 @@ def _watched_connection() -> type[Any]:
 
 
 def is_demoted(error: BaseException | None) -> bool:
-    """Tell whether a write came to a standby, or to a primary that was demoted: it keeps its
-    connections and would answer so for ever, so they have to be given up."""
+    """Tell whether a write came to a standby, or to a demoted primary. Such a server keeps its
+    connections open and refuses every write, so they have to be closed."""
     return getattr(error, "sqlstate", None) == _READ_ONLY
 
 
 async def open_one(address: str, **options: Any) -> Any:
-    """Return a connection of asyncpg to that address; where it names several hosts, to the one of
-    them that takes writes. `options` and errors are those of `asyncpg.connect` and
-    `open_writable`."""
+    """Return a connection of asyncpg to that address; if it names several hosts, to the one that
+    takes writes. `options` and errors are those of `asyncpg.connect` and `open_writable`."""
     import asyncpg
 
     nodes = nodes_of(address)
@@ -97,16 +97,16 @@ async def open_one(address: str, **options: Any) -> Any:
 
 
 async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
-    """Return a connection of asyncpg to that of the hosts that takes writes; `options` are those of
-    `asyncpg.connect`. One that does not answer is not waited for: see `connect_first`.
+    """Return a connection of asyncpg to the host that takes writes; `options` are those of
+    `asyncpg.connect`. A host that does not answer does not delay the others: see `connect_first`.
 
-    Raises what refuses us (a password, a database, one connection too many), else ConnectionError,
-    also where all are standbys.
+    Raises the error of a server that refuses the password, the database or another connection; else
+    ConnectionError, also where all are standbys.
     """
     import asyncpg
 
-    alone = {name: each for name, each in options.items() if name not in ("host", "port")}
-    refused = (
+    other_options = {name: each for name, each in options.items() if name not in ("host", "port")}
+    refusals = (
         asyncpg.InvalidAuthorizationSpecificationError,
         asyncpg.InvalidCatalogNameError,
         asyncpg.TooManyConnectionsError,
@@ -114,7 +114,7 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
 
     def attempt(host: str, port: int) -> Callable[[], Coroutine[Any, Any, Any]]:
         return lambda: asyncpg.connect(
-            host=host, port=port, target_session_attrs="read-write", **alone
+            host=host, port=port, target_session_attrs="read-write", **other_options
         )
 
     try:
@@ -124,16 +124,16 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
             failures=(OSError, asyncpg.PostgresError, asyncpg.InternalClientError),
             close=_terminate,
         )
-    except AllAttemptsFailed as none:
-        for error in none.errors:
-            if isinstance(error, refused):
-                raise error from none
+    except AllAttemptsFailed as failure:
+        for error in failure.errors:
+            if isinstance(error, refusals):
+                raise error from failure
         names = ", ".join(f"{host}:{port}" for host, port in hosts)
-        reasons = "; ".join(sorted({_reason(each) for each in none.errors}))
-        raise ConnectionError(f"none of {names} takes writes: {reasons}") from none
+        reasons = "; ".join(sorted({_describe(each) for each in failure.errors}))
+        raise ConnectionError(f"none of {names} takes writes: {reasons}") from failure
 
 
-def _reason(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
 
 

@@ -1,9 +1,8 @@
 """Save running jobs' progress and checkpoints, as part of the transactions that change jobs.
 
-A note counts for as long as its claim holds, by the same locked row as the claims themselves: a
-runner whose job was taken over can't overwrite what the new one says. A check-point goes when its
-job has succeeded or is called off, in the transaction that says so; a dead job keeps it, for the
-attempt after a redrive.
+Only the claim that holds the job may write these: a runner whose job was taken over can't overwrite
+the progress of the new one. The transaction in which a job succeeds or is cancelled deletes its
+checkpoint; a dead job keeps it, for the attempt after a redrive.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from switchyard.services.engine.records.progress import NoteRequest
 from switchyard.services.engine.records.states import State
 
 HAS_CHECKPOINT: Final = "EXISTS (SELECT 1 FROM job_checkpoints WHERE job_id = jobs.id)"
-"""A column of a job's row, as it is loaded."""
+"""SQL for whether a job has a checkpoint."""
 
 _PROGRESS: Final[sql.Columns] = {
     "job_id": "text",
@@ -38,13 +37,13 @@ _CHECKPOINT: Final[sql.Columns] = {
 }
 
 
-_Lines = Mapping[str, Sequence[Any]]
+_RowsByJob = Mapping[str, Sequence[Any]]
 """Rows by the job's id."""
 
 
 class SaveProgress:
-    """Save the progress or checkpoint of a running job. Fingerprints the payload at construction,
-    so that an error in it reaches the caller."""
+    """Operation: save the progress or checkpoint of a running job. Hashes the payload in the
+    constructor, so that its errors reach the caller."""
 
     __slots__ = ("_request", "_work")
     order: ClassVar[int] = 4
@@ -63,7 +62,7 @@ class SaveProgress:
         return self._request.message.job_id
 
     def apply(self, rows: Rows) -> bool:
-        """Apply it to the row. False when this claim does not hold the job, or no longer."""
+        """Change the row; return False when this claim does not hold the job."""
         request = self._request
         row = rows.jobs.get(self.job_id)
         if row is None or row.state is not State.RUNNING or row.claim_id != request.claim_id:
@@ -79,8 +78,8 @@ class SaveProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteStatements:
-    """Writes what operations have left in `Rows`, for one kind of database."""
+class ProgressStatements:
+    """Writes the progress and checkpoints in `Rows`, for one kind of database."""
 
     dialect: str
 
@@ -101,7 +100,7 @@ class NoteStatements:
         connection: Connection,
         table: str,
         columns: sql.Columns,
-        lines: _Lines,
+        rows_by_job: _RowsByJob,
     ) -> None:
         names = ", ".join(columns)
         new = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "job_id")
@@ -110,5 +109,5 @@ class NoteStatements:
             f"SELECT {names} FROM {sql.rows_source(self.dialect, columns)} WHERE true "
             f"ON CONFLICT (job_id) DO UPDATE SET {new}"
         )
-        ordered = [lines[job_id] for job_id in sorted(lines)]
+        ordered = [rows_by_job[job_id] for job_id in sorted(rows_by_job)]
         connection.execute(statement, sql.rows_parameters(self.dialect, columns, ordered))

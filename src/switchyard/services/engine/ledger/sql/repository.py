@@ -27,10 +27,11 @@ class LedgerCore:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.clock = database.clock
-        """The time by which jobs grow old and due, on whichever host they are looked at."""
+        """The time by which jobs expire and become due, the same on all hosts."""
         self.committer = GroupCommitter(self._commit)
         self.permit_committer = GroupCommitter(self._commit_permits)
-        """Apart from the jobs: those without limits do not wait for those that have some."""
+        """Separate from `committer`, so that jobs without limits do not wait for those with
+        limits."""
         self.writer = JobWriter(database.dialect)
 
     async def close(self) -> None:
@@ -41,16 +42,18 @@ class LedgerCore:
 
     async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
         if need_no_rows(operations):
-            done = await self.database.write_each(
+            results = await self.database.write_each(
                 lambda connection: self.writer.run_unloaded(connection, operations)
             )
-            if done is not None:
-                return done
+            if results is not None:
+                return results
         answers = await self.database.write(
             lambda connection: self.writer.run(connection, operations)
         )
         if any(isinstance(answer, HeldByPause) for answer in answers):
-            await self.database.sync()  # the delivery is acknowledged: the ledger alone has the job
+            await (
+                self.database.sync()
+            )  # its delivery is acknowledged next: then only the ledger has the job
         return answers
 
     async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[PermitAnswer]:
@@ -105,8 +108,8 @@ def read(
 def write(
     method: Callable[Concatenate[R, Connection, P], T],
 ) -> Callable[Concatenate[R, P], Coroutine[Any, Any, T]]:
-    """Mark a method that writes: it runs in a transaction, whose connection it gets, and again when
-    that lost a race with another."""
+    """Mark a method that writes: it runs in a transaction, whose connection it gets, and again
+    after a conflict with another process."""
 
     @wraps(method)
     async def in_transaction(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:

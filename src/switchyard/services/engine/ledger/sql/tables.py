@@ -1,10 +1,10 @@
 """The tables. Times are seconds since the epoch in double precision; ids and JSON are text.
 
-JSON is text and not jsonb, so that a payload comes back as it was, `\\u0000` included, which
-jsonb refuses. A change here needs a migration; a test compares the two. Columns are explained here
-where their names don't say enough; the rest is said by the record classes in
-`services.engine.records`. The packages that build on the engine (`services.engine.wings`) declare
-their tables beside their own repositories.
+JSON is text and not jsonb, which refuses `\\u0000` and would not return a payload as it was. A
+change here needs a migration; a test compares the two. Columns are explained here where their names
+don't say enough; the rest is said by the record classes in `services.engine.records`. The packages
+that build on the engine (`services.engine.wings`) declare their tables beside their own
+repositories.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def _partial(name: str, *columns: Column[object], where: str, unique: bool = Fal
     return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
-# Every index is paid for by every job. `ix_jobs_state` serves the outbox, the running jobs of
-# a worker and, by itself, the counts; the partial ones cost only the jobs that they are about.
+# Each index costs time for every job. `ix_jobs_state` serves the outbox, the running jobs of a
+# worker and the counts, which need no row; a partial index costs only the jobs in it.
 Index("ix_jobs_created", jobs.c.created_at, jobs.c.id)
 Index("ix_jobs_state", jobs.c.state, jobs.c.lane, jobs.c.created_at)
 _partial(
@@ -661,7 +661,7 @@ limit_waits = Table(
     Column("since", Double, nullable=False),
     # Number of times that it was put off.
     Column("times", Integer, nullable=False),
-    # When its delay ends and it is queued again, unless it is woken before.
+    # When its delay ends and the broker queues it again, unless it is woken before.
     Column("back_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False, index=True),
     # Number of times that it was woken.

@@ -1,9 +1,10 @@
 """Read the version of a ledger's tables, and decide which programs may use them.
 
-Migrations change the tables while processes of the release before go on. So each keeps what those
-use (it expands), or names in `oldest_program` the first version of the tables whose programs have
-done without what it takes away (it contracts). The ledger keeps the newest of these, so a program
-that is started later knows whether it may use tables that are newer than itself.
+Migrations change the tables while processes of the release before are running. So a migration
+either keeps all that those use (it expands), or removes something (it contracts); then it names in
+`oldest_program` the first version of the tables whose programs no longer use that. The ledger
+stores the newest `oldest_program`, so that a program knows whether it may use tables that are newer
+than itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class TablesVersion:
 
     revision: str
     oldest_program: str | None
-    """The oldest version whose programs may use these tables. None where that is not kept."""
+    """The oldest version whose programs may use these tables. None where the ledger does not store
+    it."""
 
     @property
     def is_newer(self) -> bool:
@@ -41,8 +43,8 @@ class TablesVersion:
 
 
 def read_tables_version(connection: Connection) -> TablesVersion | None:
-    """Return the version of the tables; None where a migration was never recorded. Raises
-    SchemaOutdated where there are no tables."""
+    """Return the version of the tables; None where no migration was recorded. Raises SchemaOutdated
+    where there are no tables."""
     revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
     if revision is None:
         return None

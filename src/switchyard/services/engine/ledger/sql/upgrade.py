@@ -24,13 +24,14 @@ ID_BYTES = 6
 KEY_BYTES = 32
 """Bytes of the key with which ids of its jobs are made."""
 FIRST_WITH_KEY = "0039"
-"""Programs of earlier versions would make other ids than those with the key."""
+"""The version of the tables that brought the key. Programs of earlier versions derive ids without
+it, and so may not use a ledger that has one."""
 MAX_NAME_LENGTH = 40
 """Characters of a system's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Upgraded:
+class UpgradeResult:
     """A ledger whose tables are those of this program."""
 
     where: str
@@ -39,31 +40,30 @@ class Upgraded:
     """There was none before."""
 
 
-async def upgrade(url: str) -> Upgraded:
-    """Create the tables, or migrate them to this program's version. Nothing happens when they
-    are up to date, or newer and this program may use them. Two at the same time wait for each
-    other. Raises LedgerError.
+async def upgrade(url: str) -> UpgradeResult:
+    """Create the tables, or migrate them to this program's version. Does nothing when they are up
+    to date, or newer and this program may use them. Concurrent calls wait for each other. Raises
+    LedgerError.
 
-    This alone makes a ledger where there is none."""
+    Nothing else creates a ledger."""
     await load("alembic.command", "alembic.config", "alembic.script")
     database = await connect(url, create=True)
     try:
-        is_new = await database.write(partial(_migrate, _name(database.where)))
-        return Upgraded(database.where, is_new=is_new)
+        is_new = await database.write(partial(_migrate, _name_system(database.where)))
+        return UpgradeResult(database.where, is_new=is_new)
     finally:
         await database.close()
 
 
-def _name(where: str) -> str:
-    """Return what people would call the system of that ledger: its folder or database, and the
-    host."""
+def _name_system(where: str) -> str:
+    """Return a name for the system of that ledger, made of its folder or database, and the host."""
     if where.startswith("postgresql://"):
-        host, _, place = where.removeprefix("postgresql://").partition("/")
+        host, _, base = where.removeprefix("postgresql://").partition("/")
     else:
         folder = Path(where).parent
-        place = (folder.parent if folder.name.startswith(".") else folder).name
+        base = (folder.parent if folder.name.startswith(".") else folder).name
         host = socket.gethostname()
-    return re.sub(r"[^A-Za-z0-9@_-]", "-", f"{place or 'root'}@{host.partition(':')[0]}")[
+    return re.sub(r"[^A-Za-z0-9@_-]", "-", f"{base or 'root'}@{host.partition(':')[0]}")[
         :MAX_NAME_LENGTH
     ]
 

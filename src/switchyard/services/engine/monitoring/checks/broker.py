@@ -1,5 +1,5 @@
-"""Check the broker: it is there, lets us in, can be used with the profile, has its management API,
-memory and disk, leaves a job to its worker for as long as the job may take, and can be upgraded."""
+"""Check the broker: connection and login, version, management API, memory and disk alarms, consumer
+timeout, and feature flags."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MIN_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 
 
 async def broker(context: DoctorContext) -> list[Diagnostic]:
-    """Reach it."""
+    """Connect to the broker, and log in."""
     url = context.settings.require_amqp_url()
     try:
         async with connected(url, CONNECTION) as connection:
@@ -59,7 +59,7 @@ async def broker(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic:
-    """There is none of that name, or it is not for this user."""
+    """Return the diagnostic for a vhost that is missing, or not permitted to this user."""
     vhost = shlex.quote(context.settings.vhost)
     user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
     remedy = (
@@ -71,22 +71,21 @@ def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic
 
 
 def _over_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
-    """Return the diagnostic for a reached connection limit: the address is right, and has too many
-    clients."""
+    """Return the diagnostic for a reached limit of connections or channels."""
     _, _, text = str(error).partition("NOT_ALLOWED")
     user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
     what = "channels" if "number of channels" in text else "connections"
     vhost = shlex.quote(context.settings.vhost)
     if "node connection limit" in text or "opened on node" in text:
         limit = "channel_max_per_node" if what == "channels" else "connection_max"
-        raises = f"raise `{limit}` in the node's rabbitmq.conf, and restart it"
+        advice = f"raise `{limit}` in the node's rabbitmq.conf, and restart it"
     elif "user connection limit" in text or what == "channels":
-        raises = f"""`rabbitmqctl set_user_limits {user} '{{"max-{what}": NUMBER}}'`"""
+        advice = f"""`rabbitmqctl set_user_limits {user} '{{"max-{what}": NUMBER}}'`"""
     else:
-        raises = f"""`rabbitmqctl set_vhost_limits -p {vhost} '{{"max-{what}": NUMBER}}'`"""
+        advice = f"""`rabbitmqctl set_vhost_limits -p {vhost} '{{"max-{what}": NUMBER}}'`"""
     remedy = (
         "look who has so many: `rabbitmqctl list_connections user vhost client_properties`; end "
-        f"what nobody needs, or raise the limit: {raises}. Workers, API and scheduler wait, and go "
+        f"what nobody needs, or raise the limit: {advice}. Workers, API and scheduler wait, and go "
         "on by themselves"
     )
     return failure("broker", Finding.BROKER_LIMIT, str(error), remedy)
@@ -108,7 +107,7 @@ def away(context: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
 
 
 async def version(context: DoctorContext) -> list[Diagnostic]:
-    """Tell whether it has all that the profile needs."""
+    """Check that the broker's version has all that the profile needs."""
     value = (context.broker or {}).get("version", "")
     text = value.decode() if isinstance(value, bytes) else str(value)
     numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
@@ -131,7 +130,7 @@ MANAGEMENT_TIMEOUT = 3.0
 
 
 async def management(context: DoctorContext) -> list[Diagnostic]:
-    """Reach it."""
+    """Connect to the management API, and read from it."""
     try:
         url = context.settings.require_management_url()
         client = ManagementClient(url, context.settings.vhost, timeout=MANAGEMENT_TIMEOUT)
@@ -156,7 +155,7 @@ def unreachable(error: Exception) -> Diagnostic:
     return failure("management", Finding.MANAGEMENT_AWAY, str(error), remedy)
 
 
-def unseen(what: str, error: ManagementForbidden) -> Diagnostic:
+def hidden(what: str, error: ManagementForbidden) -> Diagnostic:
     """Return the diagnostic for a management API that hides `what` from this user."""
     return warning(
         "permissions",
@@ -168,22 +167,22 @@ def unseen(what: str, error: ManagementForbidden) -> Diagnostic:
 
 MIB = 1024 * 1024
 MEMORY_HIGH = 0.8
-"""Fraction of the memory limit, at which the alarm comes, that is reported."""
-LEAST_DISK_FREE_LIMIT = 50_000_000
-"""Bytes of free disk space: what RabbitMQ wants where nobody has set a limit."""
+"""Memory use that is reported, as a fraction of that at which the alarm comes."""
+MIN_DISK_FREE_LIMIT = 50_000_000
+"""Bytes of free disk space that RabbitMQ requires by default."""
 DISK_LOW = 2.0
-"""Times the free disk space at which the alarm comes."""
+"""Free disk space that is reported, as a multiple of that at which the alarm comes."""
 
 
 async def alarms(context: DoctorContext) -> list[Diagnostic]:
     """Check the alarms of every node."""
     diagnostics: list[Diagnostic] = []
     for node in await context.need_management().get("/nodes"):
-        diagnostics += _of_node(node)
+        diagnostics += _node_alarms(node)
     return diagnostics or [ok("alarms", "no memory or disk alarm, and none near")]
 
 
-def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
+def _node_alarms(node: dict[str, Any]) -> list[Diagnostic]:
     name = node["name"]
     if not node.get("running", True):
         remedy = f"start it: `rabbitmqctl -n {name} start_app`, or the whole node"
@@ -237,21 +236,21 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
 
 
 def _lower_limit(node: dict[str, Any]) -> str:
-    """Return the advice to want less free disk space, where the node wants more than the least that
-    makes sense."""
+    """Return the advice to lower the node's limit of free disk space, where it is above
+    MIN_DISK_FREE_LIMIT."""
     limit = node.get("disk_free_limit")
-    if isinstance(limit, int | float) and limit <= LEAST_DISK_FREE_LIMIT:
+    if isinstance(limit, int | float) and limit <= MIN_DISK_FREE_LIMIT:
         return ""
     return f", or want less: `rabbitmqctl -n {node['name']} set_disk_free_limit 50MB`"
 
 
 def _share(node: dict[str, Any], part: str, whole: str) -> float:
-    """Tell how much of the one the other is; 0 where the node does not tell, as in its first
-    moments."""
-    used, most = node.get(part), node.get(whole)
-    if not isinstance(used, int | float) or not isinstance(most, int | float) or most <= 0:
+    """Return `part` as a fraction of `whole`; 0 where the node does not report them, as just after
+    its start."""
+    used, total = node.get(part), node.get(whole)
+    if not isinstance(used, int | float) or not isinstance(total, int | float) or total <= 0:
         return 0.0
-    return used / most
+    return used / total
 
 
 def _mib(node: dict[str, Any], key: str) -> str:
@@ -260,13 +259,13 @@ def _mib(node: dict[str, Any], key: str) -> str:
 
 
 async def features(context: DoctorContext) -> list[Diagnostic]:
-    """Stable flags that are off, and deprecated features that something uses."""
+    """Check for stable feature flags that are off, and deprecated features in use."""
     client = context.need_management()
     node = (await client.get("/overview")).get("node", "")
     try:
         flags = await client.get("/feature-flags")
     except ManagementForbidden:
-        # 3.10 shows them to administrators alone, and no user of ours is to be one.
+        # 3.10 shows them only to administrators, which no user of ours should be.
         return [
             ok(
                 "features",
@@ -310,7 +309,7 @@ async def features(context: DoctorContext) -> list[Diagnostic]:
 
 
 DEFAULT_CONSUMER_TIMEOUT = 1800.0
-"""Seconds, since RabbitMQ 3.8.17, unless somebody has changed it."""
+"""Seconds: the default since RabbitMQ 3.8.17."""
 
 
 async def consumer_timeout(context: DoctorContext) -> list[Diagnostic]:
@@ -318,7 +317,7 @@ async def consumer_timeout(context: DoctorContext) -> list[Diagnostic]:
     and run again."""
     settings, registry = context.settings, context.registry
     longest = max(registry, key=lambda job_type: job_type.timeout)
-    needs = longest.timeout + settings.takeover_after
+    needed = longest.timeout + settings.takeover_after
     topology = build(settings.profile, registry.routes, retry_delays=settings.retry_delays)
     declared = {queue.name for queue in topology.queues}
     shortest, where = DEFAULT_CONSUMER_TIMEOUT, ""
@@ -328,23 +327,23 @@ async def consumer_timeout(context: DoctorContext) -> list[Diagnostic]:
             if queue["name"] in declared and isinstance(value, int) and value / 1000 < shortest:
                 shortest, where = value / 1000, f" on {queue['name']}"
     what = f"the longest job ({longest.name}) may take {longest.timeout:g} s"
-    if where and shortest < needs:
+    if where and shortest < needed:
         return [
             failure(
                 "consumer timeout",
                 Finding.CONSUMER_TIMEOUT,
                 f"{what}, but the consumer timeout is {shortest:g} s{where}: it would run twice",
-                f"raise consumer-timeout in that policy to {needs * 1000:.0f} (milliseconds) at "
+                f"raise consumer-timeout in that policy to {needed * 1000:.0f} (milliseconds) at "
                 "least",
             )
         ]
-    if needs > DEFAULT_CONSUMER_TIMEOUT:
+    if needed > DEFAULT_CONSUMER_TIMEOUT:
         return [
             warning(
                 "consumer timeout",
                 Finding.CONSUMER_TIMEOUT,
                 f"{what}; RabbitMQ's default consumer timeout is {DEFAULT_CONSUMER_TIMEOUT:g} s",
-                f"set consumer_timeout = {needs * 1000:.0f} in rabbitmq.conf, if it is not set "
+                f"set consumer_timeout = {needed * 1000:.0f} in rabbitmq.conf, if it is not set "
                 "yet; the node does not tell it: "
                 "`rabbitmqctl eval 'application:get_env(rabbit,consumer_timeout).'`",
             )

@@ -1,4 +1,5 @@
-"""The system that is examined: what could be reached of it so far."""
+"""Hold the state that the doctor's checks share: the connections that are open so far, and the
+findings."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from switchyard.services.engine.records.results import JobSummary, WorkerRecord
 from switchyard.services.engine.records.states import State
 
 MAX_EXAMINED = 1000
-"""Most running jobs that are looked at."""
+"""Jobs or other items that one check reads, at most."""
 
 
 @dataclass
@@ -41,30 +42,32 @@ class DoctorContext:
         return time.time() if self.ledger is None else self.ledger.clock.time()
 
     async def close(self) -> None:
-        """Let go of all that was reached."""
+        """Close the connections that the checks opened."""
         if self.management is not None:
             await self.management.close()
         if self.ledger is not None:
             await self.ledger.close()
 
     def need_management(self) -> ManagementClient:
+        """Return the connection to the management API, which the check's `DoctorStep` requires."""
         assert self.management is not None
         return self.management
 
     def need_ledger(self) -> Ledger:
+        """Return the ledger, which the check's `DoctorStep` requires."""
         assert self.ledger is not None
         return self.ledger
 
     async def workers(self) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
-        """Return the live workers, and those that fell silent within a day and whose work no later
-        one has taken over. Raises LedgerError."""
+        """Return the live workers, and those that fell silent within a day and were not replaced by
+        later ones. Raises LedgerError."""
         ledger = self.need_ledger()
         workers = await ledger.workers.list_workers()
         now = ledger.clock.time()
         by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
         for worker in workers:
             if not worker.kinds:
-                continue  # a process that asks language models directly: it serves no queue
+                continue  # a process that only calls language models: it serves no queue
             status = status_of(worker, takeover_after=self.settings.takeover_after, now=now)
             by_status[status].append(worker)
         alive = by_status["alive"]
@@ -76,11 +79,13 @@ class DoctorContext:
         return alive, silent
 
     async def running_by_worker(self) -> Counter[str]:
-        """Return how many jobs each worker runs; of the latest thousand. Raises LedgerError."""
+        """Return how many jobs each worker runs, among the latest MAX_EXAMINED running jobs. Raises
+        LedgerError."""
         return Counter(job.worker_id or "" for job in await self._read_running())
 
     async def running_in(self, worker_id: str) -> list[JobSummary]:
-        """Return the jobs that a worker runs; of the latest thousand. Raises LedgerError."""
+        """Return the jobs that a worker runs, among the latest MAX_EXAMINED running jobs. Raises
+        LedgerError."""
         return [job for job in await self._read_running() if job.worker_id == worker_id]
 
     async def _read_running(self) -> Sequence[JobSummary]:

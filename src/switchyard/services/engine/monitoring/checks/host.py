@@ -1,5 +1,5 @@
-"""Check this host: the modules of its job types can be loaded, it has room for what is kept on it,
-and the storage takes files."""
+"""Check this host: its settings and modules, its disk space, the file storage, and who can read its
+files."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from switchyard.services.engine.wings import job_modules, load_wings, missing_wi
 
 PREFIX = str(Settings.model_config["env_prefix"])
 MIB = 1024 * 1024
-FULL_BELOW = 16 * MIB
-"""Free bytes below which a disk counts as full: a ledger's log alone may grow by as much."""
-LOW, LOW_PART = 10 * 1024 * MIB, 0.1
-"""A disk counts as nearly full where less is free than so many bytes and than this fraction of
-it."""
+FULL_BELOW_BYTES = 16 * MIB
+"""Free bytes below which a disk counts as full: a ledger's log alone may grow by that much."""
+LOW_BELOW_BYTES, LOW_BELOW_FRACTION = 10 * 1024 * MIB, 0.1
+"""A disk counts as nearly full where its free space is below both, in bytes and as a fraction of
+the disk."""
 STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
-"""Seconds to put one file, and to count all files."""
+"""Seconds for storing one file, and for measuring all files."""
 QUOTA_NEAR = 0.9
+"""Fraction of the quota from which the doctor warns."""
 MIN_KEY_LENGTH = 24
-"""Characters of a key that nobody guesses."""
+"""Characters that a key needs to be hard to guess."""
 
 
 async def variables(context: DoctorContext) -> list[Diagnostic]:
-    """Settings of this process's environment that there are none of: a name that is misspelt is
-    ignored, and its default used."""
+    """Check the environment for settings that do not exist: a misspelt name is ignored, and the
+    default used."""
     variables = [f"{PREFIX}{name.upper()}" for name in type(context.settings).model_fields]
     unknown = sorted(
         name for name in os.environ if name.startswith(PREFIX) and name not in variables
@@ -55,62 +56,66 @@ async def variables(context: DoctorContext) -> list[Diagnostic]:
         return []
     corrections = []
     for name in unknown:
-        alike = get_close_matches(name, variables, 1)
-        corrections.append(f"{name} is no setting" + (f": {alike[0]}?" if alike else ""))
+        similar = get_close_matches(name, variables, 1)
+        corrections.append(f"{name} is no setting" + (f": {similar[0]}?" if similar else ""))
     remedy = "correct or remove it: docs/settings.md lists all"
     return [warning("settings", Finding.SETTING_UNKNOWN, some(corrections), remedy)]
 
 
 async def disk(context: DoctorContext) -> list[Diagnostic]:
-    """Room for ledger, files and index, as far as they lie here."""
+    """Check the disk space for ledger, files and index, where these are on this host."""
     diagnostics = []
-    for place in dict.fromkeys(kept_here(context.settings)):
-        usage = shutil.disk_usage(place)
-        left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
-        remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
-        if usage.free < FULL_BELOW:
+    for directory in dict.fromkeys(data_directories(context.settings)):
+        usage = shutil.disk_usage(directory)
+        left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {directory}"
+        remedy = f"make room there: `df -h {directory}`, `du -xh -d 2 {directory} | sort -h | tail`"
+        if usage.free < FULL_BELOW_BYTES:
             diagnostics.append(failure("disk", Finding.DISK_FULL, left, remedy))
-        elif usage.free < LOW and usage.free < LOW_PART * usage.total:
+        elif usage.free < LOW_BELOW_BYTES and usage.free < LOW_BELOW_FRACTION * usage.total:
             diagnostics.append(warning("disk", Finding.DISK_LOW, left, remedy))
     return diagnostics or [ok("disk", "there is room for ledger, files and index")]
 
 
 def require_room_for_ledger(settings: Settings) -> None:
-    """Raises LedgerFull where the disk of a ledger that lies on this host counts as full. A small
-    write says nothing of that: the ledger's log has room that was its own before."""
-    place = _ledger_here(settings)
-    if place is not None and (free := shutil.disk_usage(_nearest(place)).free) < FULL_BELOW:
-        raise LedgerFull(f"{free / MIB:,.0f} MiB are left at {place}")
+    """Raise LedgerFull where the ledger is a file on this host whose disk counts as full. A small
+    write would not show that, as it goes into space that the ledger's log already has."""
+    directory = _ledger_directory(settings)
+    if (
+        directory is not None
+        and (free := shutil.disk_usage(_nearest_existing(directory)).free) < FULL_BELOW_BYTES
+    ):
+        raise LedgerFull(f"{free / MIB:,.0f} MiB are left at {directory}")
 
 
-def kept_here(settings: Settings) -> list[Path]:
-    """Return the directories on this host in which something is kept, as far as they are there."""
-    places = (
-        _ledger_here(settings),
+def data_directories(settings: Settings) -> list[Path]:
+    """Return the directories of ledger, files and index on this host; for one that is missing, the
+    nearest existing one above it."""
+    directories = (
+        _ledger_directory(settings),
         directory_of(settings.files_url),
         directory_of(settings.vectors_url),
     )
-    return [_nearest(each) for each in places if each is not None]
+    return [_nearest_existing(each) for each in directories if each is not None]
 
 
-def _ledger_here(settings: Settings) -> Path | None:
+def _ledger_directory(settings: Settings) -> Path | None:
     url = settings.ledger_url
     return Path(url.partition(":///")[2]).parent if url.startswith("sqlite") else None
 
 
-def _nearest(path: Path) -> Path:
-    """Return the directory, or the first above it that there is."""
+def _nearest_existing(path: Path) -> Path:
+    """Return the directory, or the nearest existing one above it."""
     return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
 
 async def storage(context: DoctorContext) -> list[Diagnostic]:
-    """Tell whether it takes a file."""
+    """Check that the storage takes a file, and how much of its quota is used."""
     store, key = Storage(context.settings.files_url), f"health/doctor-{os.getpid()}"
     try:
         async with asyncio.timeout(STORAGE_TIMEOUT):
             await store.put_async(key, b"ok")
             await store.delete_async(key)
-    except Exception as error:  # whatever it is, uploads and outputs can't be kept
+    except Exception as error:  # whatever it is, uploads and outputs can't be stored
         reason = str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
             reason = f"it has not answered within {STORAGE_TIMEOUT:g} s"
@@ -139,7 +144,7 @@ async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
 
 
 async def readable(context: DoctorContext) -> list[Diagnostic]:
-    """Tell whether other users of this host can read the ledger: payloads, results and all."""
+    """Check whether other users of this host can read the ledger, with all payloads and results."""
     url = context.settings.ledger_url
     if not url.startswith("sqlite"):
         return []
@@ -152,8 +157,8 @@ async def readable(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _is_open_to_all(path: Path) -> bool:
-    """Tell whether there is such a file, anybody may read it, and pass all the directories
-    above."""
+    """Tell whether the file exists, and every user may read it and enter the directories above
+    it."""
     if not path.is_file():
         return False
     passable = all(each.stat().st_mode & stat.S_IXOTH for each in path.absolute().parents)
@@ -161,7 +166,8 @@ def _is_open_to_all(path: Path) -> bool:
 
 
 async def keys(context: DoctorContext) -> list[Diagnostic]:
-    """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
+    """Check JOBS_API_KEYS for short keys, which can be guessed; those of `jobctl keys` are
+    random."""
     setting = context.settings.api_keys
     key_list = [] if setting is None else setting.get_secret_value().split(",")
     short = [each for each in key_list if 0 < len(each.partition(":")[0].strip()) < MIN_KEY_LENGTH]
@@ -176,8 +182,8 @@ async def keys(context: DoctorContext) -> list[Diagnostic]:
 def load_types(
     settings: Settings, include: Iterable[str] = ()
 ) -> tuple[Registry, list[Diagnostic]]:
-    """Return the job types of all modules that can be loaded; which wings and extras there are, and
-    what is wrong with modules that can't be loaded."""
+    """Return the job types of all modules that can be loaded; and diagnostics of the wings, the
+    extras, and the modules that can't be loaded."""
     loaded: list[str] = list(job_modules())
     registry = Registry.load(loaded)
     checks = [wings(), extras()]
@@ -205,5 +211,5 @@ def extras() -> Diagnostic:
     installed = installed_extras()
     missing = ",".join(extra for extra, is_there in installed.items() if not is_there)
     hint = f"; not installed here: `pip install 'switchyard[{missing}]'`" if missing else ""
-    there = ", ".join(extra for extra, is_there in installed.items() if is_there)
-    return ok("extras", (there or "none") + hint)
+    present = ", ".join(extra for extra, is_there in installed.items() if is_there)
+    return ok("extras", (present or "none") + hint)

@@ -1,5 +1,5 @@
-"""Check jobs: they end well, in their time and not as dead letters, and schedules fire when they
-are due."""
+"""Check jobs: those that run or wait too long, dead letters, stopped operations, pauses, retention,
+the archive, and schedules."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 
 RECENT_SECONDS = 3600.0
-"""Seconds for which a job's time-out is reported."""
+"""Seconds for which a time-out of a job is reported."""
 TIMEOUT_GRACE = 30.0
-"""Seconds beyond its time limit after which a running job is reported as one that nothing ends."""
+"""Seconds after its time limit from which a running job is reported."""
 CANCEL_GRACE = 30.0
-"""Seconds after its cancellation after which a running job is reported as one that nothing ends."""
+"""Seconds after its cancellation from which a running job is reported."""
 PENDING_GRACE = 60.0
-"""Seconds after which the broker has refused a recorded job several times: the scheduler offers it
-every half second once it is 15 s old."""
+"""Seconds from which a recorded but unpublished job is reported. By then the broker has refused it
+many times: the scheduler publishes it every half second, from 15 s on."""
 STOPPED_SECONDS = 7 * 24 * 3600.0
 """Seconds for which a stopped backfill or redrive is reported."""
-OVERDUE_REMOVAL = 24 * 3600.0
+REMOVAL_GRACE = 24 * 3600.0
 """Seconds beyond its retention age after which a removable job is reported."""
 ARCHIVE_TIMEOUT = 20.0
 """Seconds to list the archive."""
 LEFTOVER_SECONDS = 3600.0
-"""Seconds after which a file that is not registered is one of an interrupted step."""
-JUST_NOW, MANY = 900.0, 20
-"""Seconds, and dead letters in that time that are more than a few bad jobs."""
+"""Seconds after which an unregistered file is left over from an interrupted step, and not of one
+under way."""
+GROWING_SECONDS, GROWING_LETTERS = 900.0, 20
+"""So many dead letters within so many seconds are more than a few bad jobs."""
 
 
 async def pauses(context: DoctorContext) -> list[Diagnostic]:
@@ -68,18 +69,18 @@ async def pauses(context: DoctorContext) -> list[Diagnostic]:
 
 def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
     ends = "" if pause.ends_at is None else f", for {pause.ends_at - now:,.0f} s more"
-    why = f" ({pause.reason})" if pause.reason else ""
+    reason = f" ({pause.reason})" if pause.reason else ""
     return (
-        f"{pause} is paused by {pause.created_by}{why} since {now - pause.created_at:,.0f} s{ends}"
-        f", and holds {pluralize(number, 'job')}"
+        f"{pause} is paused by {pause.created_by}{reason} since {now - pause.created_at:,.0f} s"
+        f"{ends}, and holds {pluralize(number, 'job')}"
     )
 
 
 async def retention(context: DoctorContext) -> list[Diagnostic]:
-    """Tell whether what is old enough is removed."""
+    """Check that jobs are removed once they are old enough."""
     ledger = context.need_ledger()
     ages = RetentionAges.of(context.settings)
-    number = await ledger.retention.overdue(ages, by=OVERDUE_REMOVAL, sample=MAX_EXAMINED)
+    number = await ledger.retention.overdue(ages, by=REMOVAL_GRACE, sample=MAX_EXAMINED)
     if number:
         many = " or more" if number >= MAX_EXAMINED else ""
         detail = (
@@ -99,14 +100,14 @@ async def retention(context: DoctorContext) -> list[Diagnostic]:
 
 
 async def archive(context: DoctorContext) -> list[Diagnostic]:
-    """Tell whether all files of the archive are there, and none is nobody's."""
+    """Check for files of the archive that are missing, damaged or not registered."""
     ledger, storage = context.need_ledger(), Storage(context.settings.files_url)
     try:
         async with asyncio.timeout(ARCHIVE_TIMEOUT):
             contents = await read_contents(ledger, storage)
     except (TimeoutError, StorageUnavailable):
-        return []  # the check of the storage tells of it
-    answers = []
+        return []  # the check of the storage reports it
+    diagnostics = []
     if contents.missing:
         number = pluralize(len(contents.missing), "file")
         detail = f"{number} missing, or damaged: {some([file.key for file in contents.missing])}"
@@ -114,20 +115,20 @@ async def archive(context: DoctorContext) -> list[Diagnostic]:
             "is JOBS_STORAGE_URL right? Put them back from a backup; where they are lost, remove "
             "what is left of them, and then `jobctl archive forget`: queries go on without them"
         )
-        answers.append(failure("archive", Finding.ARCHIVE_DAMAGED, detail, remedy))
-    lately = ledger.clock.time() - LEFTOVER_SECONDS
-    left = [each.key for each in contents.leftovers if each.modified.timestamp() < lately]
+        diagnostics.append(failure("archive", Finding.ARCHIVE_DAMAGED, detail, remedy))
+    modified_before = ledger.clock.time() - LEFTOVER_SECONDS
+    left = [each.key for each in contents.leftovers if each.modified.timestamp() < modified_before]
     if left:
         detail = f"{pluralize(len(left), 'file')} of an interrupted step: {some(left)}"
         remedy = "delete them from the storage: nobody reads them, and their jobs are in the ledger"
-        answers.append(warning("archive", Finding.ARCHIVE_LEFTOVER, detail, remedy))
-    if contents.files and not answers:
-        answers.append(ok("archive", f"{pluralize(len(contents.files), 'file')}, all there"))
-    return answers
+        diagnostics.append(warning("archive", Finding.ARCHIVE_LEFTOVER, detail, remedy))
+    if contents.files and not diagnostics:
+        diagnostics.append(ok("archive", f"{pluralize(len(contents.files), 'file')}, all there"))
+    return diagnostics
 
 
 async def timeouts(context: DoctorContext) -> list[Diagnostic]:
-    """Types whose jobs run into their time limit."""
+    """Check for job types whose jobs exceed their time limit."""
     ledger = context.need_ledger()
     timeouts_by_type = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
     if not timeouts_by_type:
@@ -165,7 +166,7 @@ async def overdue(context: DoctorContext) -> list[Diagnostic]:
     examples = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
         "the worker's log says whether the handler goes on, or its end can't be published or "
-        f"recorded: {await _about_holders(context, late)}; another worker takes the job over; "
+        f"recorded: {await _advise_on_workers(context, late)}; another worker takes the job over; "
         'isolation="process" lets a handler be killed at its limit'
     )
     return [
@@ -175,8 +176,8 @@ async def overdue(context: DoctorContext) -> list[Diagnostic]:
     ]
 
 
-async def _about_holders(context: DoctorContext, running: list[JobSummary]) -> str:
-    """Return what to do about the workers of these jobs."""
+async def _advise_on_workers(context: DoctorContext, running: list[JobSummary]) -> str:
+    """Return the advice for the workers that run these jobs."""
     workers = {each.worker_id: each for each in await context.need_ledger().workers.list_workers()}
     ids = dict.fromkeys(job.worker_id for job in running)
     return await advice(context, [workers[each] for each in ids if each in workers], start=False)
@@ -198,7 +199,7 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
     )
     remedy = (
         f"tell its worker again: `jobctl jobs cancel {running[0].id}`; where that does not help: "
-        f"{await _about_holders(context, running)}; nobody runs the job again"
+        f"{await _advise_on_workers(context, running)}; nobody runs the job again"
     )
     return [
         failure(
@@ -251,7 +252,7 @@ async def outbox(context: DoctorContext) -> list[Diagnostic]:
 
 
 async def operations(context: DoctorContext) -> list[Diagnostic]:
-    """Return a warning where backfills or redrives have stopped by themselves, within a week."""
+    """Check for backfills or redrives that have failed or halted within a week."""
     ledger = context.need_ledger()
     page = await ledger.bulk.list_bulk(states=(BulkState.FAILED, BulkState.HALTED))
     since = ledger.clock.time() - STOPPED_SECONDS
@@ -270,7 +271,7 @@ async def operations(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _refused_letters(number: int) -> Diagnostic:
-    """Dead jobs whose letters the ledger alone has."""
+    """Return the diagnostic for dead jobs whose letters only the ledger has."""
     return warning(
         "refused jobs",
         Finding.JOBS_REFUSED,
@@ -283,12 +284,12 @@ def _refused_letters(number: int) -> Diagnostic:
 
 
 async def dead(context: DoctorContext) -> list[Diagnostic]:
-    """Letters that wait for somebody, and those that go back by themselves."""
+    """Check for dead letters: displaced, refused, unlisted, and those that wait for an operator."""
     ledger = context.need_ledger()
-    going_back = DeadLetterFilter(state="waiting", reason="displaced")
-    displaced = await ledger.dead_letters.count_dead(going_back)
+    is_displaced = DeadLetterFilter(state="waiting", reason="displaced")
+    displaced = await ledger.dead_letters.count_dead(is_displaced)
     unbound = (
-        await ledger.dead_letters.count_dead(replace(going_back, error_type=UNBOUND))
+        await ledger.dead_letters.count_dead(replace(is_displaced, error_type=UNBOUND))
         if displaced
         else 0
     )
@@ -304,22 +305,22 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
         - displaced
         - refused
     )
-    more = 0 if context.broker is None else await unlisted_letters(context.settings, ledger)
-    checks += [_unlisted_letters(more)] if more > 0 else []
+    unlisted = 0 if context.broker is None else await unlisted_letters(context.settings, ledger)
+    checks += [_unlisted_letters(unlisted)] if unlisted > 0 else []
     if waiting <= 0:
-        return [*checks, *([] if more > 0 else [ok("dead letters", "none waits")])]
-    recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
-    if (recently := await ledger.dead_letters.count_dead(recent)) >= MANY:
-        checks.append(_growing_letters(recently))
+        return [*checks, *([] if unlisted > 0 else [ok("dead letters", "none waits")])]
+    recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - GROWING_SECONDS)
+    if (recent_count := await ledger.dead_letters.count_dead(recent)) >= GROWING_LETTERS:
+        checks.append(_growing_letters(recent_count))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     detail = f"{waiting:,} wait for somebody"
     letter_count = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
-    messages = await ledger.dead_letters.count_messages() + min(more, 0)
+    messages = await ledger.dead_letters.count_messages() + min(unlisted, 0)
     if messages > letter_count:
         detail += f", {messages:,} messages in jobs.dead: identical ones count once"
-    of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
-    if invalid := await ledger.dead_letters.count_dead(of_reason):
+    has_invalid_payload = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
+    if invalid := await ledger.dead_letters.count_dead(has_invalid_payload):
         detail += f"; of these, {invalid:,} had a payload that their worker did not accept"
         remedy += (
             "; was that worker older than the publisher? Then start the new one and `jobctl dead "

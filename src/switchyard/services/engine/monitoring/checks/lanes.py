@@ -36,19 +36,21 @@ async def lanes(context: DoctorContext) -> list[Diagnostic]:
     report = await lane_report(context.settings, context.registry, None, clock=context.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     diagnostics = (
-        _full(queues) + await _check_unworked(context, queues) + await missing(context, report)
+        _check_full(queues)
+        + await _check_unworked(context, queues)
+        + await missing_jobs(context, report)
     )
     waiting = sum(queue.ready for queue in queues)
     worked = "" if context.ledger is None else ", and every queue with jobs is worked"
     return diagnostics or [
         ok(
             "lanes",
-            f"{_jobs(waiting)}, there is room{worked}",
+            f"{_count_waiting(waiting)}, there is room{worked}",
         )
     ]
 
 
-def _full(queues: list[QueueReport]) -> list[Diagnostic]:
+def _check_full(queues: list[QueueReport]) -> list[Diagnostic]:
     checks = []
     full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
     filling = [queue for queue in queues if FILLING_PERCENT <= (queue.percent_full or 0) < 100]
@@ -60,16 +62,16 @@ def _full(queues: list[QueueReport]) -> list[Diagnostic]:
             detail = some(
                 [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in affected]
             )
-            checks.append(diagnose("lanes", finding, detail, _room(affected)))
+            checks.append(diagnose("lanes", finding, detail, _advise_on_room(affected)))
     return checks
 
 
-def _room(queues: list[QueueReport]) -> str:
-    """Return the remedy: what to do so that these queues have room."""
-    others = [each for each in queues if _kind(each) != LLM_WORKER]
+def _advise_on_room(queues: list[QueueReport]) -> str:
+    """Return the advice to make room in these queues."""
+    others = [each for each in queues if _worker_kind(each) != LLM_WORKER]
     remedies = []
     if others:
-        remedies.append(f"more workers: `jobctl worker {_kinds(others)} --concurrency 8`")
+        remedies.append(f"more workers: `jobctl worker {_worker_kinds(others)} --concurrency 8`")
     if len(others) < len(queues):  # its workers wait for servers; more of them wait, too
         remedies.append(
             "`jobctl llm status` shows whether a server is paused or at its limit: publish less "
@@ -80,24 +82,29 @@ def _room(queues: list[QueueReport]) -> str:
 
 async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
     if context.ledger is None:
-        return []  # without it workers take no jobs, and another one would not either
+        return []  # without a ledger no worker takes jobs: more workers would not help
     checks = []
     occupied = [queue for queue in queues if queue.ready or queue.unacked]
     unworked = [queue for queue in occupied if queue.ready and not queue.consumers]
     if unworked:
         detail = some(
-            [f"{_jobs(each.ready)} in {each.name} and nobody works it" for each in unworked]
+            [
+                f"{_count_waiting(each.ready)} in {each.name} and nobody works it"
+                for each in unworked
+            ]
         )
-        remedy = f"start `jobctl worker {_kinds(unworked)}`"
+        remedy = f"start `jobctl worker {_worker_kinds(unworked)}`"
         checks.append(failure("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
     alive, silent = await context.workers()
     alive_kinds = {kind for worker in alive for kind in worker.kinds}
-    frozen = [each for each in occupied if each not in unworked and _kind(each) not in alive_kinds]
-    rest = [each for each in occupied if each.ready and each not in unworked + frozen]
-    checks += await _check_stalled(context, rest, alive)
+    frozen = [
+        each for each in occupied if each not in unworked and _worker_kind(each) not in alive_kinds
+    ]
+    remaining = [each for each in occupied if each.ready and each not in unworked + frozen]
+    checks += await _check_stalled(context, remaining, alive)
     if frozen:
-        kinds = {_kind(each) for each in frozen}
-        of_kinds = [worker for worker in silent if kinds & set(worker.kinds)]
+        kinds = {_worker_kind(each) for each in frozen}
+        silent_workers = [worker for worker in silent if kinds & set(worker.kinds)]
         detail = some(
             [
                 f"{pluralize(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
@@ -105,8 +112,8 @@ async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> 
                 for each in frozen
             ]
         )
-        start = f"start `jobctl worker {_kinds(frozen)}`"
-        remedy = await advice(context, of_kinds) if of_kinds else start
+        start = f"start `jobctl worker {_worker_kinds(frozen)}`"
+        remedy = await advice(context, silent_workers) if silent_workers else start
         checks.append(failure("consumers", Finding.QUEUE_FROZEN, detail, remedy))
     return checks
 
@@ -114,7 +121,7 @@ async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> 
 async def _check_stalled(
     context: DoctorContext, queues: list[QueueReport], alive: list[WorkerRecord]
 ) -> list[Diagnostic]:
-    """Check for queues whose jobs nobody takes, although all who could are free."""
+    """Check for queues whose jobs wait although all their workers have free slots."""
     if not queues:
         return []
     oldest = (await context.need_ledger().gauges.gauges()).oldest
@@ -123,51 +130,52 @@ async def _check_stalled(
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
         waited = context.now() - oldest.get((lane, kind), context.now())
-        of_kind = [each for each in alive if kind in each.kinds]
+        workers = [each for each in alive if kind in each.kinds]
         # One slot of each may be kept for the most urgent lane.
-        idle = all(busy[each.worker_id] < each.concurrency - 1 for each in of_kind)
+        idle = all(busy[each.worker_id] < each.concurrency - 1 for each in workers)
         if waited > STALLED_SECONDS and idle:
             detail = (
-                f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
+                f"{_count_waiting(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
                 "although all its workers have free slots"
             )
-            remedy = await advice(context, of_kind)
+            remedy = await advice(context, workers)
             checks.append(failure("consumers", Finding.QUEUE_STALLED, detail, remedy))
     return checks
 
 
-def _kind(queue: QueueReport) -> str:
+def _worker_kind(queue: QueueReport) -> str:
     return queue.name.partition(".")[2]
 
 
-def _kinds(queues: list[QueueReport]) -> str:
-    return " ".join(sorted({_kind(queue) for queue in queues}))
+def _worker_kinds(queues: list[QueueReport]) -> str:
+    return " ".join(sorted({_worker_kind(queue) for queue in queues}))
 
 
-def _jobs(number: int) -> str:
+def _count_waiting(number: int) -> str:
     return pluralize(number, "job waits", "jobs wait")
 
 
 UNCHANGED_SECONDS = 60.0
-"""Seconds since the ledger last heard of a job: by then the broker's numbers have it."""
+"""Seconds since the last change of a job in the ledger after which the broker's numbers must
+include it."""
 
 
-async def missing(context: DoctorContext, report: Report) -> list[Diagnostic]:
+async def missing_jobs(context: DoctorContext, report: Report) -> list[Diagnostic]:
     """Check for queues with fewer jobs on the broker than the ledger lists as waiting. The ledger
-    is asked last: what has started meanwhile no longer waits."""
+    is read last, so that jobs that have started meanwhile do not count as waiting."""
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     [dead] = [queue for lane in report.lanes if lane.priority is None for queue in lane.queues]
     if context.ledger is None or report.management is not None:
         return []
     elsewhere = await _in_retry_queues(context) + await _unread_letters(context, dead)
-    # Again, for what has come back from a retry queue between the two.
-    again = await _ready(context, [queue.name for queue in queues])
+    # Read again, for jobs that came back from a retry queue between the two readings.
+    ready_again = await _ready_by_queue(context, [queue.name for queue in queues])
     waiting = await context.ledger.gauges.queued_since(context.now() - UNCHANGED_SECONDS)
     short_queues = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
         number = waiting.get((lane, kind), 0)
-        on_broker = max(queue.ready, again[queue.name]) + (queue.unacked or 0) + elsewhere
+        on_broker = max(queue.ready, ready_again[queue.name]) + (queue.unacked or 0) + elsewhere
         if queue.exists and number > on_broker:
             short_queues.append(
                 (lane, f"{on_broker:,} of {pluralize(number, 'job')} of {queue.name}")
@@ -191,17 +199,17 @@ async def missing(context: DoctorContext, report: Report) -> list[Diagnostic]:
 async def _in_retry_queues(context: DoctorContext) -> int:
     """Return how many jobs wait in retry queues for their next attempt."""
     names = [retry_name(delay) for delay in context.settings.retry_delays]
-    return sum((await _ready(context, names)).values())
+    return sum((await _ready_by_queue(context, names)).values())
 
 
-async def _ready(context: DoctorContext, names: list[str]) -> dict[str, int]:
+async def _ready_by_queue(context: DoctorContext, names: list[str]) -> dict[str, int]:
     depths = await ask_queues(context.settings.require_amqp_url(), names)
     return {name: 0 if each is None else each.ready for name, each in depths.items()}
 
 
 async def _unread_letters(context: DoctorContext, dead: QueueReport) -> int:
-    """Return how many dead letters the ledger has not seen or that go back by themselves: their
-    jobs may still be queued in the ledger."""
+    """Return how many dead letters the ledger has not indexed, or are displaced: their jobs may
+    still be queued in the ledger."""
     dead_counts = (await context.need_ledger().gauges.gauges()).dead
     indexed = sum(
         number for (_, reason), number in dead_counts.items() if reason != Reason.DISPLACED

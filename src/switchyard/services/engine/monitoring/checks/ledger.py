@@ -1,5 +1,5 @@
-"""Check the ledger: it is there, takes writes, has the tables of this version, is of the broker's
-system, and its clock, by which jobs grow old, agrees with the others."""
+"""Check the ledger: it can be opened and written to, has tables of this version, belongs to the
+broker's system, and its clock agrees with those of broker and host."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from switchyard.services.engine.identity.broker import read_broker, require_same
 from switchyard.services.engine.jobs.registered_types import learn_types
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.postgres_servers import (
-    KEPT_CONNECTIONS,
-    MORE_CONNECTIONS,
+    MAX_OVERFLOW,
+    POOL_SIZE,
 )
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
@@ -39,7 +39,7 @@ from switchyard.services.engine.records.errors import (
 )
 
 HOLDER = "doctor"
-LOCKED = ("locked", "does not answer")
+LOCKED_TEXTS = ("locked", "does not answer")
 """Texts in the error of a database that is there and held by another process."""
 NO_PRIMARY_TEXT = "takes writes"
 """Text in the error where several servers are named and none of them is a primary that answers."""
@@ -49,19 +49,19 @@ async def ledger(context: DoctorContext) -> list[Diagnostic]:
     """Check that the ledger can be opened and written to, with a write that changes nothing."""
     try:
         # `prompt`: a ledger that is locked or away says so within two seconds.
-        opened = await Ledger.open(context.settings.ledger_url, prompt=True)
+        opened_ledger = await Ledger.open(context.settings.ledger_url, prompt=True)
     except LedgerError as error:
         return [unusable(context, error)]
     try:
-        await opened.check()
+        await opened_ledger.check()
         # A write that finds nothing to delete: a locked database can still be read.
-        await opened.leases.release_lease(HOLDER, HOLDER)
-        await opened.disk_space.require_room()
+        await opened_ledger.leases.release_lease(HOLDER, HOLDER)
+        await opened_ledger.disk_space.require_room()
     except LedgerError as error:
-        await opened.close()
+        await opened_ledger.close()
         return [unusable(context, error)]
-    context.ledger = opened
-    await learn_types(context.registry, opened)
+    context.ledger = opened_ledger
+    await learn_types(context.registry, opened_ledger)
     return [ok("ledger", "reached, nothing holds it, and this program may use its tables")]
 
 
@@ -91,7 +91,7 @@ def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 "correct user, password and database in JOBS_DATABASE_URL",
             )
         case LedgerConnectionLimit():
-            most = KEPT_CONNECTIONS + MORE_CONNECTIONS
+            most = POOL_SIZE + MAX_OVERFLOW
             return Finding.LEDGER_CROWDED, (
                 "close idle connections, or raise `max_connections` of the server and restart it: "
                 f"a process of Switchyard uses 2 or 3, {most} at most; to list the connections, "
@@ -115,7 +115,7 @@ def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 "default_transaction_read_only = off' -c 'ALTER DATABASE "
                 f"{_quoted_database(context)} SET default_transaction_read_only = off'`"
             )
-        case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
+        case LedgerUnavailable() if any(each in str(error) for each in LOCKED_TEXTS):
             return Finding.LEDGER_LOCKED, (
                 f"`fuser -v {file}` shows who has it open: a backup or upgrade ends by itself, a "
                 "process that was stopped goes on after `kill -CONT PID`; end only one that hangs, "
@@ -146,7 +146,7 @@ def _quoted_database(context: DoctorContext) -> str:
 
 
 BROKER_TOLERANCE = 5.0
-"""Seconds of difference that are no finding: the broker tells its time in whole seconds."""
+"""Seconds by which the broker's clock may differ: it reports its time in whole seconds."""
 CLOCK_FAILURE_OFFSET = 60.0
 """Seconds of difference beyond which it is a failure and not a warning."""
 
@@ -157,33 +157,36 @@ async def host_clock(context: DoctorContext) -> list[Diagnostic]:
     if not ahead:
         return [ok("clock", "this host's clock agrees with the ledger's")]
     detail = (
-        f"this host's clock is {_delay(ahead)} the ledger's; ages of jobs go by the ledger's, so "
+        f"this host's clock is {_offset(ahead)} the ledger's; ages of jobs go by the ledger's, so "
         "none is lost by it, but logs and certificates go by this one"
     )
-    return [_clock_off(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
+    return [_clock_differs(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
 
 
 async def broker_clock(context: DoctorContext) -> list[Diagnostic]:
     """Check the broker's clock against the ledger's, or this host's where the ledger can't be
     used."""
     broker_time = await context.need_management().time()
-    # By the ledger's clock where there is one: `host_clock` judges the host's.
+    # Against the ledger's clock, where there is a ledger: `host_clock` checks the host's.
     ahead = broker_time - context.now()
     if abs(ahead) <= BROKER_TOLERANCE:
         return [ok("broker clock", "the broker's clock agrees")]
-    detail = (
-        f"the broker's clock is {_delay(ahead)} {'the ledger' if context.ledger else 'this host'}'s"
-    )
-    return [_clock_off(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")]
+    reference = "the ledger" if context.ledger else "this host"
+    detail = f"the broker's clock is {_offset(ahead)} {reference}'s"
+    return [
+        _clock_differs(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")
+    ]
 
 
-def _clock_off(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Diagnostic:
+def _clock_differs(
+    ahead: float, name: str, finding: Finding, detail: str, where: str
+) -> Diagnostic:
     remedy = f"on {where}: `timedatectl set-ntp true`"
     diagnose = failure if abs(ahead) > CLOCK_FAILURE_OFFSET else warning
     return diagnose(name, finding, detail, remedy)
 
 
-def _delay(ahead: float) -> str:
+def _offset(ahead: float) -> str:
     by = timedelta(seconds=round(abs(ahead), 1 if abs(ahead) < CLOCK_FAILURE_OFFSET else None))
     return f"{by} {'ahead of' if ahead > 0 else 'behind'}"
 

@@ -1,4 +1,4 @@
-"""Whether exchanges, queues, bindings and policies are those that are declared."""
+"""Check that exchanges, queues, bindings and policies are as declared."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def topology(context: DoctorContext) -> list[Diagnostic]:
     live = await context.need_management().fetch()
     differences = diff(_declared_topology(context, context.settings.profile), live)
     if any(each.name.startswith(STAND_IN_PREFIX) for each in differences):
-        return [_half_migrated(context, differences)]
+        return [_unfinished_migration(context, differences)]
     overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
     extra = [each for each in differences if each.is_extra]
     others = [each for each in differences if each not in overridden and not each.is_extra]
     return [
-        _declared_as_is(context, live, others),
-        _policies(context, live, overridden),
-        *await _extra(context, extra),
+        _check_declared(context, live, others),
+        _check_policies(context, live, overridden),
+        *await _check_extra(context, extra),
     ]
 
 
@@ -44,11 +44,11 @@ def _declared_topology(context: DoctorContext, profile: Profile) -> Topology:
     return build(profile, context.registry.routes, retry_delays=delays)
 
 
-def _other(profile: Profile) -> Profile:
+def _other_profile(profile: Profile) -> Profile:
     return "quorum" if profile == "classic" else "classic"
 
 
-def _declared_as_is(
+def _check_declared(
     context: DoctorContext, live: LiveTopology, differences: list[Difference]
 ) -> Diagnostic:
     texts = [each.text for each in differences]
@@ -57,7 +57,7 @@ def _declared_as_is(
     if all(each.fixable for each in differences):
         remedy = "run `jobctl topology apply`"
         return failure("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
-    other = _other(context.settings.profile)
+    other = _other_profile(context.settings.profile)
     if not any(each.blocking for each in diff(_declared_topology(context, other), live)):
         detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
         remedy = (
@@ -69,9 +69,9 @@ def _declared_as_is(
     return failure("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
 
 
-def _half_migrated(context: DoctorContext, differences: list[Difference]) -> Diagnostic:
-    """Report a migration that has not ended. It causes the other differences, too: nobody is to
-    correct them by hand before it has ended."""
+def _unfinished_migration(context: DoctorContext, differences: list[Difference]) -> Diagnostic:
+    """Report an unfinished migration of queues, and nothing else: it also causes the other
+    differences, which nobody must correct by hand before it has ended."""
     names = {each.name.removeprefix(STAND_IN_PREFIX) for each in differences if each.is_extra}
     detail = (
         "queues are being changed to the other profile, or that was broken off; it has come to "
@@ -80,12 +80,12 @@ def _half_migrated(context: DoctorContext, differences: list[Difference]) -> Dia
     profile = context.settings.profile
     remedy = (
         f"`jobctl topology migrate --to {profile}` goes on where it was, or the same with "
-        f"`--to {_other(profile)}`, if that was begun; either also undoes the other"
+        f"`--to {_other_profile(profile)}`, if that was begun; either also undoes the other"
     )
     return failure("topology", Finding.MIGRATION_UNFINISHED, detail, remedy)
 
 
-def _policies(
+def _check_policies(
     context: DoctorContext, live: LiveTopology, overridden: list[Difference]
 ) -> Diagnostic:
     if not overridden:
@@ -108,9 +108,9 @@ def _policies(
     return failure("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
 
 
-async def _extra(context: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
-    """Return what is in our namespace and not declared: of job types that are not loaded, or left
-    over. Nothing that holds a job is to be removed."""
+async def _check_extra(context: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
+    """Report queues and policies of our namespace that are not declared: of job types that are not
+    loaded, or left over. Never advise to remove a queue that holds jobs."""
     queues = [each.name for each in extra if each.kind == "queue"]
     depths = await ask_queues(context.settings.require_amqp_url(), queues) if queues else {}
     occupied = {
@@ -128,18 +128,18 @@ async def _extra(context: DoctorContext, extra: list[Difference]) -> list[Diagno
             f"`jobctl worker {kinds}`; don't remove a queue that holds a job"
         )
         checks.append(failure("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
-    left = [each for each in extra if each.name not in occupied]
-    if left:
-        commands = [_removal(context, each) for each in left]
+    removable = [each for each in extra if each.name not in occupied]
+    if removable:
+        commands = [_removal_command(context, each) for each in removable]
         remedy = "load their job types with JOBS_MODULES; if there are none any more: " + some(
             [each for each in commands if each] or ["remove them by the management page"]
         )
-        texts = [each.text for each in left]
+        texts = [each.text for each in removable]
         checks.append(warning("leftovers", Finding.LEFTOVER, some(texts), remedy))
     return checks
 
 
-def _removal(context: DoctorContext, difference: Difference) -> str | None:
+def _removal_command(context: DoctorContext, difference: Difference) -> str | None:
     vhost = shlex.quote(context.settings.vhost)
     name = shlex.quote(difference.name)
     if difference.kind == "queue":

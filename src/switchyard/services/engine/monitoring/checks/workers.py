@@ -1,8 +1,9 @@
-"""Check scheduler and workers: they are alive, and know the job types that they get.
+"""Check scheduler and workers: they are alive, consume their queues, and know the job types that
+they get.
 
-To end a process ends all that it runs, and its number may be another program's by now. So `advice`
-says that only where nothing else explains what is seen, and where this host's system says that the
-process is still the worker; else how to find that out. No other place advises it.
+Ending a process ends all jobs that it runs, and its number may be another program's by now. So only
+`advice` ever advises to end one: where nothing else explains the finding, and this host's system
+says that the process is still the worker. Elsewhere it says how to find that out.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from switchyard.services.engine.monitoring.worker_status import (
 )
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord
 
-SHOWN_AFTER = 20.0
-"""Seconds after its start at which a worker's consumers are listed for certain: it opens them when
+CONSUMERS_LISTED_AFTER = 20.0
+"""Seconds after the start of a worker from which its consumers must be listed: it opens them when
 its processes are ready, and the broker's list is some seconds old."""
 
-AGAIN = 2
-"""Deaths, one after another, that are no accident where each time the same type ran; where not, it
+MIN_DEATHS = 2
+"""Deaths, one after another, that are reported where the same job type ran each time; otherwise it
 takes one more."""
 OVER_AFTER = 900.0
-"""Seconds after the last death from which it is only a warning."""
+"""Seconds after the last death from which this is only a warning."""
 
 
 async def scheduler(context: DoctorContext) -> list[Diagnostic]:
@@ -73,30 +74,30 @@ async def workers(context: DoctorContext) -> list[Diagnostic]:
 
 
 async def killed(context: DoctorContext) -> list[Diagnostic]:
-    """Workers that died without a word, one after another, within a day."""
+    """Check for workers that died, one after another, within a day."""
     ledger, now = context.need_ledger(), context.now()
     killed_by_kind: dict[tuple[str, ...], list[WorkerRecord]] = {}
     for worker in sorted(await ledger.workers.list_workers(), key=lambda each: each.beat_at):
         if worker.kinds and _has_died(context, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
             deaths = killed_by_kind.setdefault(worker.kinds, [])
-            # Those that end together, as with their host, are one.
+            # Workers that died together, as with their host, count once.
             if not deaths or worker.started_at > deaths[-1].beat_at:
                 deaths.append(worker)
     checks = []
     for kinds, deaths in killed_by_kind.items():
-        if len(deaths) < AGAIN:
+        if len(deaths) < MIN_DEATHS:
             continue
-        ran: dict[str, set[str]] = {each.worker_id: set() for each in deaths}
-        for each in await ledger.workers.running_at_deaths(list(ran)):
-            ran[each.worker_id].add(each.job_type)
-        always = sorted(set.intersection(*ran.values()))
-        if always or len(deaths) > AGAIN:
-            checks.append(_killed_again(context, kinds, deaths, ran, always))
+        types_by_worker: dict[str, set[str]] = {each.worker_id: set() for each in deaths}
+        for each in await ledger.workers.running_at_deaths(list(types_by_worker)):
+            types_by_worker[each.worker_id].add(each.job_type)
+        common_types = sorted(set.intersection(*types_by_worker.values()))
+        if common_types or len(deaths) > MIN_DEATHS:
+            checks.append(_killed_repeatedly(context, kinds, deaths, types_by_worker, common_types))
     return checks
 
 
 def _has_died(context: DoctorContext, worker: WorkerRecord) -> bool:
-    """Tell whether it has ended without saying so."""
+    """Tell whether a worker has ended without recording its stop."""
     if worker.stopped_at is not None:
         return False
     state = state_of_process(worker.pid, worker.mark)
@@ -106,18 +107,18 @@ def _has_died(context: DoctorContext, worker: WorkerRecord) -> bool:
     return status_of(worker, takeover_after=after, now=context.now()) == "silent"
 
 
-def _killed_again(
+def _killed_repeatedly(
     context: DoctorContext,
     kinds: tuple[str, ...],
     deaths: list[WorkerRecord],
-    ran: dict[str, set[str]],
-    always: list[str],
+    types_by_worker: dict[str, set[str]],
+    common_types: list[str],
 ) -> Diagnostic:
-    lasted = deaths[-1].beat_at - deaths[0].beat_at
-    minutes = pluralize(max(1, round(lasted / 60)), "minute")
-    others = sorted(set.union(*ran.values()))
-    if always:
-        what = f"always while {some(always)} ran"
+    span = deaths[-1].beat_at - deaths[0].beat_at
+    minutes = pluralize(max(1, round(span / 60)), "minute")
+    others = sorted(set.union(*types_by_worker.values()))
+    if common_types:
+        what = f"always while {some(common_types)} ran"
     elif others:
         what = f"while these ran, none of them each time: {some(others)}"
     else:
@@ -132,9 +133,9 @@ def _killed_again(
         "the orchestrator (OOMKilled, a liveness probe); for want of memory a lower --concurrency, "
         "or a higher limit"
     )
-    if always:
+    if common_types:
         remedy += (
-            f"; `jobctl jobs list --type {always[0]}` shows its jobs; with "
+            f"; `jobctl jobs list --type {common_types[0]}` shows its jobs; with "
             'isolation="process" and `memory_limit_mb` in its @job it harms nobody else'
         )
     is_over = context.now() - deaths[-1].beat_at > OVER_AFTER
@@ -142,7 +143,7 @@ def _killed_again(
 
 
 async def blocked(context: DoctorContext) -> list[Diagnostic]:
-    """Event loops that a job has blocked within a day, or does now."""
+    """Check for event loops that were blocked within a day, or are blocked now."""
     now = context.now()
     recent_blocks = await context.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
     if not recent_blocks:
@@ -150,7 +151,7 @@ async def blocked(context: DoctorContext) -> list[Diagnostic]:
     by_type: dict[str, list[LoopBlock]] = {}
     for block in recent_blocks:
         by_type.setdefault(block.job_type or "", []).append(block)
-    examples = some([_blocked_by(name, blocks, now) for name, blocks in by_type.items()])
+    examples = some([_describe_blocks(name, blocks, now) for name, blocks in by_type.items()])
     named = next((each for each in recent_blocks if each.job_id is not None), None)
     remedy = (
         "meanwhile it sends no heartbeat and starts no hot job: give what computes or waits there "
@@ -161,7 +162,7 @@ async def blocked(context: DoctorContext) -> list[Diagnostic]:
     return [warning("event loops", Finding.LOOP_BLOCKED, examples, remedy)]
 
 
-def _blocked_by(job_type: str, blocks: list[LoopBlock], now: float) -> str:
+def _describe_blocks(job_type: str, blocks: list[LoopBlock], now: float) -> str:
     longest = blocks[0]
     what = f"{job_type} (job {longest.job_id})" if job_type else "no known job"
     return (
@@ -173,14 +174,14 @@ def _blocked_by(job_type: str, blocks: list[LoopBlock], now: float) -> str:
 
 
 async def consuming(context: DoctorContext) -> list[Diagnostic]:
-    """Workers that could take jobs, and have no consumer on the broker."""
+    """Check for workers with free slots that have no consumer on the broker."""
     alive, _ = await context.workers()
     busy = await context.running_by_worker()
     tags = {str(each["consumer_tag"]) for each in await context.need_management().consumers()}
     lost = [
         worker
         for worker in alive
-        if context.now() - worker.started_at > SHOWN_AFTER
+        if context.now() - worker.started_at > CONSUMERS_LISTED_AFTER
         and busy[worker.worker_id] < worker.concurrency
         and not any(tag.startswith(f"{worker.worker_id}.") for tag in tags)
     ]
@@ -193,25 +194,25 @@ async def consuming(context: DoctorContext) -> list[Diagnostic]:
     return [warning("consumers", Finding.CONSUMER_LOST, detail, remedy)]
 
 
-async def lacking(context: DoctorContext) -> list[Diagnostic]:
-    """Job types of waiting jobs that workers do not know: some that got jobs of them and have sent
-    them on, or all that live."""
+async def unknown_types(context: DoctorContext) -> list[Diagnostic]:
+    """Check for job types of waiting jobs that workers do not know: either workers that have sent
+    such jobs on, or all live workers."""
     ledger = context.need_ledger()
-    reports = await ledger.workers.lacking()
+    reports = await ledger.workers.find_unknown_types()
     sent_on = {each.job_type for each in reports}
     alive, _ = await context.workers()
-    nowhere = {
+    unworked = {
         job_type: (kind, count)
         for (job_type, kind), count in (await ledger.gauges.waiting_types()).items()
         if job_type not in sent_on
         and any(kind in each.kinds for each in alive)  # else its whole queue is not worked
         and not any(each.runs(kind, job_type) for each in alive)
     }
-    if not (sent_on or nowhere):
+    if not (sent_on or unworked):
         return []
     modules = {
         each.name: each.module
-        for each in await ledger.job_types.list_job_types(sent_on | set(nowhere))
+        for each in await ledger.job_types.list_job_types(sent_on | set(unworked))
     }
     checks = []
     if reports:
@@ -224,23 +225,23 @@ async def lacking(context: DoctorContext) -> list[Diagnostic]:
         )
         remedy = f"start those workers with {_modules_of(sent_on, modules)}"
         checks.append(failure("job types", Finding.TYPES_LACKING, examples, remedy))
-    if nowhere:
+    if unworked:
         examples = some(
             [
                 f"{pluralize(count, 'job waits', 'jobs wait')} of {job_type}, which no worker of "
                 f"{kind} that lives can run"
-                for job_type, (kind, count) in sorted(nowhere.items())
+                for job_type, (kind, count) in sorted(unworked.items())
             ]
         )
-        kinds = " ".join(sorted({kind for kind, _ in nowhere.values()}))
-        remedy = f"start `jobctl worker {kinds}` with {_modules_of(nowhere, modules)}"
+        kinds = " ".join(sorted({kind for kind, _ in unworked.values()}))
+        remedy = f"start `jobctl worker {kinds}` with {_modules_of(unworked, modules)}"
         checks.append(failure("job types", Finding.TYPES_UNWORKED, examples, remedy))
     return checks
 
 
-async def outdated(context: DoctorContext) -> list[Diagnostic]:
-    """Workers that got newer payloads than they know, and have sent these jobs on."""
-    reports = await context.need_ledger().workers.find_outdated()
+async def outdated_types(context: DoctorContext) -> list[Diagnostic]:
+    """Check for workers that got newer payloads than they know, and have sent these jobs on."""
+    reports = await context.need_ledger().workers.find_outdated_types()
     if not reports:
         return []
     examples = some(
@@ -258,19 +259,20 @@ async def outdated(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:
-    """Return how a worker gets to know these types; `modules` names those that were registered."""
+    """Return the advice which modules a worker must load for these types; `modules` has the
+    registered ones by type."""
     needed = some(sorted({modules[name] for name in names if name in modules}))
     return (
         f"the modules of these types: JOBS_MODULES, or --include{f' ({needed})' if needed else ''}"
     )
 
 
-MAX_LISTED = 3
+MAX_ADVISED = 3
 """Processes that a diagnostic names with a remedy, at most."""
 HEARTBEAT_FACTOR = 1.5
-"""How long a heartbeat is waited for, as a multiple of its interval."""
-MIN_WATCH, MAX_WATCH = 2.0, 4.0
-"""Seconds that this wait takes at least and at most."""
+"""Wait for a heartbeat, as a multiple of the interval between two."""
+MIN_HEARTBEAT_WAIT, MAX_HEARTBEAT_WAIT = 2.0, 4.0
+"""Seconds of this wait, at least and at most."""
 HEARTBEAT_POLL_INTERVAL = 0.1
 """Seconds between polls for a heartbeat."""
 CAUSES = {
@@ -295,57 +297,63 @@ CAUSES = {
 async def advice(
     context: DoctorContext, workers: Sequence[WorkerRecord], *, start: bool = True
 ) -> str:
-    """Return what to do about workers that seem not to work; with `start`, also how to start
-    others. Takes as long as a heartbeat may, to see whether they send one. Raises LedgerError."""
+    """Return the advice for workers that seem not to work; with `start`, also how to start others.
+    Waits up to MAX_HEARTBEAT_WAIT seconds to see whether they send a heartbeat. Raises
+    LedgerError."""
     causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in context.found))
     if causes:
         return (
             f"first mend what is told above of {' and '.join(causes)}: workers wait for that and "
             "go on by themselves; end none of them, and look again with `jobctl doctor`"
         )
-    named = workers[:MAX_LISTED]
+    named = workers[:MAX_ADVISED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
-    here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
-    beating = await _wait_for_heartbeats(context, here)
-    advised = [
-        await _of_running(context, each, is_beating=each.worker_id in beating)
-        if each in here
-        else await _of_another(context, each, states[each.worker_id])
+    running_here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
+    beating = await _wait_for_heartbeats(context, running_here)
+    parts = [
+        await _advise_on_running(context, each, is_beating=each.worker_id in beating)
+        if each in running_here
+        else await _advise_on_other(context, each, states[each.worker_id])
         for each in named
     ]
     if start:
         kinds = " ".join(sorted({kind for worker in workers for kind in worker.kinds}))
-        advised.append(f"where none is left, start `jobctl worker {kinds or 'all'}`")
-    return "; ".join(advised) or "its worker is not known any more"
+        parts.append(f"where none is left, start `jobctl worker {kinds or 'all'}`")
+    return "; ".join(parts) or "its worker is not known any more"
 
 
-async def _of_running(context: DoctorContext, worker: WorkerRecord, *, is_beating: bool) -> str:
-    """Return what to do about a process of this host."""
-    name, runs = _name(worker), await _runs(context, worker)
+async def _advise_on_running(
+    context: DoctorContext, worker: WorkerRecord, *, is_beating: bool
+) -> str:
+    """Return the advice for a worker whose process runs on this host."""
+    name, work = _describe(worker), await _describe_jobs(context, worker)
     if is_beating:
         return (
-            f"{name} lives and sends heartbeats: see its log; {runs}; `kill {worker.pid}` stops it "
+            f"{name} lives and sends heartbeats: see its log; {work}; `kill {worker.pid}` stops it "
             "in order, and what it runs is ended or goes back to its queue"
         )
     block = await _current_block(context, worker)
     if block is not None:
         job = f"{block.job_type} {block.job_id}" if block.job_id else "what is no job"
-        runs = f"its event loop is blocked by {job} at {block.place}; {runs}"
+        work = f"its event loop is blocked by {job} at {block.place}; {work}"
     return (
-        f"{name} lives and sends no heartbeat: {runs}; its log says whether it will go on; if not, "
+        f"{name} lives and sends no heartbeat: {work}; its log says whether it will go on; if not, "
         f"`kill -9 {worker.pid}`: other workers run that again"
     )
 
 
-async def _of_another(context: DoctorContext, worker: WorkerRecord, state: ProcessState) -> str:
-    """Return what to do about one that does not run, or elsewhere."""
-    name = _name(worker)
+async def _advise_on_other(
+    context: DoctorContext, worker: WorkerRecord, state: ProcessState
+) -> str:
+    """Return the advice for a worker whose process has ended or was stopped, or is on another
+    host."""
+    name = _describe(worker)
     if state is ProcessState.GONE:
         return f"{name} has ended: there is nothing to end"
     if state is ProcessState.STOPPED:
         return (
             f"{name} was stopped by a signal, as by a debugger, Ctrl-Z or SIGSTOP: SIGCONT lets it "
-            f"go on; {await _runs(context, worker)}; if it is not to go on, `kill -9 "
+            f"go on; {await _describe_jobs(context, worker)}; if it is not to go on, `kill -9 "
             f"{worker.pid}`: other workers run its jobs again"
         )
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(worker.started_at))
@@ -356,18 +364,20 @@ async def _of_another(context: DoctorContext, worker: WorkerRecord, state: Proce
     )
 
 
-def _name(worker: WorkerRecord) -> str:
+def _describe(worker: WorkerRecord) -> str:
     return f"process {worker.pid} on {worker.host}"
 
 
 async def _wait_for_heartbeats(context: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
-    """Return those that send a heartbeat while this waits for one."""
+    """Wait for heartbeats of these workers; return the ids of those that send one."""
     if not workers:
         return set()
     ledger = context.need_ledger()
     before = {each.worker_id: await ledger.workers.worker_beat(each.worker_id) for each in workers}
     interval = beat_interval(context.settings.takeover_after, idle=True)
-    deadline = time.monotonic() + min(max(HEARTBEAT_FACTOR * interval, MIN_WATCH), MAX_WATCH)
+    deadline = time.monotonic() + min(
+        max(HEARTBEAT_FACTOR * interval, MIN_HEARTBEAT_WAIT), MAX_HEARTBEAT_WAIT
+    )
     beating: set[str] = set()
     while len(beating) < len(before) and time.monotonic() < deadline:
         await asyncio.sleep(HEARTBEAT_POLL_INTERVAL)
@@ -377,14 +387,14 @@ async def _wait_for_heartbeats(context: DoctorContext, workers: Sequence[WorkerR
     return beating
 
 
-async def _runs(context: DoctorContext, worker: WorkerRecord) -> str:
-    """Return what it runs, as far as the ledger knows."""
+async def _describe_jobs(context: DoctorContext, worker: WorkerRecord) -> str:
+    """Return a text that names the jobs of a worker, according to the ledger."""
     jobs = [f"{job.job_type} {job.id}" for job in await context.running_in(worker.worker_id)]
     return f"it runs {some(jobs)}" if jobs else "it runs no job"
 
 
 async def _current_block(context: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
-    """Return what blocks its loop now, as far as it was noted."""
+    """Return the recorded block that its event loop is in now; None where there is none."""
     blocks = await context.need_ledger().workers.loop_blocks(worker.started_at)
-    lasting = (each for each in blocks if each.worker_id == worker.worker_id and not each.ended)
-    return next(lasting, None)
+    current = (each for each in blocks if each.worker_id == worker.worker_id and not each.ended)
+    return next(current, None)
