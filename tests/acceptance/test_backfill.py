@@ -153,7 +153,7 @@ async def test_the_file_of_a_backfill_that_was_perhaps_recorded_is_kept(
     common = common_options(job_type="work")
     settings = Settings()
     with pytest.raises(LedgerUnavailable):
-        await starting._run(settings, "file", {"path": str(file)}, common)
+        await starting._start(settings, "file", {"path": str(file)}, common)
     (recorded,) = jobctl.json("backfill", "list")
     assert recorded["state"] == "waiting"
     assert len(list(settings.data_dir.rglob("*.jsonl"))) == 1

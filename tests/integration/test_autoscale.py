@@ -64,11 +64,11 @@ async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_de
         assert await scaler.look(1_000) == []
         (news,) = await scaler.look(1_020)
         assert news.startswith("llm: 3 → 2 processes; 6 jobs run")
-        assert [each.name for each in supervisor.children if each.retires] == ["llm-2"]
+        assert [each.name for each in supervisor.children if each.is_retiring] == ["llm-2"]
         assert await scaler.look(1_030) == []
         (news,) = await scaler.look(1_050)
         assert news.startswith("llm: 2 → 1 process; 5 jobs run")
-        assert [each.name for each in supervisor.children if each.retires] == ["llm-2", "llm-3"]
+        assert [each.name for each in supervisor.children if each.is_retiring] == ["llm-2", "llm-3"]
 
 
 async def test_servers_bear_what_the_settings_of_now_allow_them(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import now
 from switchyard.cli.engine.jobs.jobs import hints
-from switchyard.cli.engine.jobs.publish_one import failure
+from switchyard.cli.engine.jobs.publish_one import describe_failure
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
@@ -117,7 +117,7 @@ async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
         dead = await system.record(ids[0])
         assert (dead.reason, dead.error_type) == ("invalid_payload", "InvalidPayload")
         assert any("older than the publisher" in each for each in hints(dead))
-        assert "older than the publisher" in failure(dead)
+        assert "older than the publisher" in describe_failure(dead)
         examined = DoctorContext(system.settings, system.registry, ledger=system.ledger)
         *_, check = await dead_letters(examined)
         assert "of these, 40 had a payload that their worker did not accept" in check.detail

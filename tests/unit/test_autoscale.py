@@ -6,8 +6,8 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.system.autoscale import (
     START_COOLDOWN,
     KindLoad,
-    Memory,
     ScalingCooldowns,
+    ScalingState,
     Span,
     decide,
     idlest,
@@ -20,18 +20,18 @@ SPAN = Span(1, 4)
 
 def course(*looks: KindLoad, every: float = 5.0, span: Span = SPAN) -> list[int]:
     """What is wanted at each look, where what is wanted is done."""
-    memory, wanted = Memory(), []
+    state, wanted = ScalingState(), []
     processes = looks[0].processes
     for number, look in enumerate(looks):
-        seen = KindLoad(processes, look.slots, look.running, look.waited, look.feeds)
-        verdict = decide(seen, span, memory, PATIENCE, 1_000 + number * every)
-        memory, processes = verdict.memory, verdict.processes
+        seen = KindLoad(processes, look.slots, look.running, look.waited, look.server_limit)
+        verdict = decide(seen, span, state, PATIENCE, 1_000 + number * every)
+        state, processes = verdict.state, verdict.processes
         wanted.append(processes)
     return wanted
 
 
-def busy(waited: float = 30, processes: int = 1, feeds: int | None = None) -> KindLoad:
-    return KindLoad(processes, 4, 4 * processes, waited, feeds)
+def busy(waited: float = 30, processes: int = 1, server_limit: int | None = None) -> KindLoad:
+    return KindLoad(processes, 4, 4 * processes, waited, server_limit)
 
 
 def idle(processes: int = 1, running: int = 0, waited: float = 0) -> KindLoad:
@@ -67,9 +67,10 @@ def test_slots_that_are_needed_are_kept_although_nobody_waits() -> None:
 
 
 def test_no_more_processes_than_their_servers_bear() -> None:
-    assert max(course(*[busy(feeds=7)] * 20)) == 2  # seven at once, four by each process
-    assert course(busy(processes=4, feeds=4))[0] == 1
-    assert max(course(*[busy(feeds=1)] * 9, span=Span(2, 4))) == 2  # what was asked for, at least
+    assert max(course(*[busy(server_limit=7)] * 20)) == 2  # seven at once, four by each process
+    assert course(busy(processes=4, server_limit=4))[0] == 1
+    asked = Span(2, 4)  # two were asked for, at least
+    assert max(course(*[busy(server_limit=1)] * 9, span=asked)) == 2
 
 
 def test_a_kind_that_is_seldom_needed_has_no_process_until_a_job_has_waited() -> None:

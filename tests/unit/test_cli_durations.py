@@ -6,11 +6,11 @@ import pytest
 
 from switchyard.cli.base.durations import (
     age,
-    begin_reading,
     duration,
-    measure_by,
     now,
     parse_duration,
+    reset_age_clock,
+    set_age_clock,
 )
 from switchyard.cli.base.errors import WrongUsage
 
@@ -41,14 +41,14 @@ def test_durations_are_shown_short(seconds: float, text: str) -> None:
 
 def test_ages_look_back_and_ahead() -> None:
     assert age(None) == ""
-    begin_reading()
-    measure_by(lambda: 160)
+    reset_age_clock()
+    set_age_clock(lambda: 160)
     assert age(100) == "60s"
     assert age(220) == "in 60s"
 
 
 def test_a_command_begins_by_the_clock_of_its_own_host() -> None:
-    begin_reading()
-    measure_by(lambda: 160)
-    begin_reading()
+    reset_age_clock()
+    set_age_clock(lambda: 160)
+    reset_age_clock()
     assert now() == pytest.approx(time.time(), abs=60)

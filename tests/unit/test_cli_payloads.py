@@ -10,7 +10,7 @@ from switchyard.cli.base.payloads import (
     StandardInput,
     parse_lines,
     parse_payload,
-    whole_document,
+    parse_whole_document,
 )
 
 
@@ -60,7 +60,7 @@ def test_empty_lines_count_and_are_passed_over() -> None:
 
 
 def test_one_document_over_several_lines_or_lines_with_errors_or_neither() -> None:
-    assert whole_document([(1, "{")], '"n": 1\n}\n') == {"n": 1}
-    assert whole_document([(1, "{bad")], '{"n": 1}\n') is None
+    assert parse_whole_document([(1, "{")], '"n": 1\n}\n') == {"n": 1}
+    assert parse_whole_document([(1, "{bad")], '{"n": 1}\n') is None
     with pytest.raises(WrongUsage, match="standard input is not JSON"):
-        whole_document([(1, "{")], '"n": \n')
+        parse_whole_document([(1, "{")], '"n": \n')

@@ -1,4 +1,4 @@
-"""`jobctl`: the commands, and the one place where what went wrong becomes a line and an exit code.
+"""`jobctl`: the commands, and the one place where an error becomes a line and an exit code.
 
 Nothing heavy is imported here or at the top of a command's module: `--help` and completion
 answer at once. tests/unit/test_cli_start.py holds that.
@@ -181,7 +181,8 @@ PANELS = {
 }
 
 LONG_RUNNING = frozenset({"api", "demo", "mcp", "scheduler", "up", "worker"})
-"""Commands that do more than one thing, or have others do it."""
+"""Commands that work for longer than a call, themselves or through other processes: they need what
+`start_light` leaves out."""
 
 
 def _show_version(is_set: bool) -> None:
@@ -227,7 +228,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command; gives its exit code. What went wrong is one line on stderr."""
+    """Run a command, and return its exit code. An error is one line on stderr."""
     leave_out_unused()
     if not LONG_RUNNING.intersection(arguments[:1]):
         start_light()
@@ -259,7 +260,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
         echo(message)
         return USAGE
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
-    # What a type of ours says of a value comes with pydantic's words before it.
+    # Errors of our own types come with pydantic's prefix.
     reason = one_line(message).replace(": Value error, ", ": ").rstrip(".")
     return _report_failure(reason + hint, USAGE)
 

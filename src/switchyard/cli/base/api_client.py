@@ -24,7 +24,7 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
     from switchyard.api.client import ApiError, Client
 
     try:
-        # Of JOBS_API_URL and JOBS_API_KEY; the other settings are the service's.
+        # It reads JOBS_API_URL and JOBS_API_KEY alone: the other settings are the service's.
         client = Client(retries=retries, on_retry=_say_retry)
     except ValueError as error:
         raise WrongUsage(f"{error}: see JOBS_API_URL and JOBS_API_KEY") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from switchyard.cli.base.durations import begin_reading, measure_by
+from switchyard.cli.base.durations import reset_age_clock, set_age_clock
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import say
 
@@ -82,10 +82,10 @@ def load_settings() -> Settings:
             f"settings: {_describe_problems(error.errors(include_url=False))}"
         ) from error
     except SettingsError as error:
-        raise CommandFailed(f"settings: {_unreadable(error)}") from error
+        raise CommandFailed(f"settings: {_describe_invalid_json(error)}") from error
 
 
-def _unreadable(error: Exception) -> str:
+def _describe_invalid_json(error: Exception) -> str:
     """Return pydantic's message for a variable that is no JSON, with the variable's name."""
     field = str(error).partition('"')[2].partition('"')[0]
     return (
@@ -98,14 +98,14 @@ def _describe_problems(problems: Iterable[Any]) -> str:
     from switchyard.broker.patterns import complaint
 
     return "; ".join(
-        f"{_variable(problem['loc'])}: {complaint(problem)}"
+        f"{_variable_name(problem['loc'])}: {complaint(problem)}"
         if problem["loc"]
         else complaint(problem)
         for problem in problems
     )
 
 
-def _variable(place: tuple[str | int, ...]) -> str:
+def _variable_name(place: tuple[str | int, ...]) -> str:
     """Name the variable of a setting, and the place in its JSON: `JOBS_LLM_PROVIDERS[0].weight`."""
     inside = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place[1:])
     return f"JOBS_{str(place[0]).upper()}{inside}"
@@ -146,12 +146,12 @@ async def open_ledger(
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.monitoring.startup import wait_until_available
 
-    async def opened() -> Ledger:
-        on_wait = None if wait else _say_what_is_waited_for
+    async def open_checked() -> Ledger:
+        on_wait = None if wait else _say_waiting
         return await Ledger.open(settings.ledger_url, check=True, on_wait=on_wait)
 
-    ledger = await (wait_until_available("ledger", opened) if wait else opened())
-    measure_by(ledger.clock.time)
+    ledger = await (wait_until_available("ledger", open_checked) if wait else open_checked())
+    set_age_clock(ledger.clock.time)
     try:
         if registry is not None:
             from switchyard.services.engine.jobs.registered_types import learn_types
@@ -162,7 +162,7 @@ async def open_ledger(
         await ledger.close()
 
 
-def _say_what_is_waited_for(ledger: str) -> None:
+def _say_waiting(ledger: str) -> None:
     say(f"waiting for the ledger at {ledger} …")
 
 
@@ -182,7 +182,7 @@ def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
 
     from switchyard.cli.base.stopping import run_enduring
 
-    begin_reading()
+    reset_age_clock()
     return run_enduring(work) if endures_exits else asyncio.run(work)
 
 

@@ -15,31 +15,32 @@ __all__ = ["DURATION_HELP"]
 
 
 @dataclass(slots=True)
-class _Reading:
+class _AgeClock:
     """The clock by which a command measures ages: this host's, until it opens the ledger."""
 
     clock: Callable[[], float] = time.time
 
 
-_reading: Final[ContextVar[_Reading | None]] = ContextVar("reading", default=None)
+_age_clock: Final[ContextVar[_AgeClock | None]] = ContextVar("reading", default=None)
 
 
-def begin_reading() -> None:
+def reset_age_clock() -> None:
     """Reset the clock at the start of a command to this host's."""
-    _reading.set(_Reading())
+    _age_clock.set(_AgeClock())
 
 
-def measure_by(clock: Callable[[], float]) -> None:
-    """Measure this command's ages by that clock from now on: the ledger's, whose times they are."""
-    reading = _reading.get()
-    if reading is not None:
-        reading.clock = clock
+def set_age_clock(clock: Callable[[], float]) -> None:
+    """Measure this command's ages by that clock from now on: the ledger's, as the ages are those of
+    its times."""
+    age_clock = _age_clock.get()
+    if age_clock is not None:
+        age_clock.clock = clock
 
 
 def now() -> float:
     """Return the seconds since the epoch, by the clock of the times that are shown."""
-    reading = _reading.get()
-    return time.time() if reading is None else reading.clock()
+    age_clock = _age_clock.get()
+    return time.time() if age_clock is None else age_clock.clock()
 
 
 def parse_duration(text: str) -> float:
@@ -56,8 +57,7 @@ def optional_duration(text: str | None) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """Write a length of time in one or two characters and a unit: `0.4s`, `12s`, `5m`, `3h`,
-    `2d`."""
+    """Write a length of time as one number and its unit: `0.4s`, `12s`, `5m`, `3h`, `2d`."""
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= 2 * size or (unit != "m" and seconds >= size and seconds % size == 0):
             return f"{seconds / size:.0f}{unit}"

@@ -22,19 +22,19 @@ def write_help(command: Any, context: Any, formatter: Any) -> None:
         if row is not None:
             section = "Arguments" if parameter.param_type_name == "argument" else "Options"
             rows[section].append((row[0].rstrip(), row[1]))
-    for name, each in getattr(command, "commands", {}).items():
-        if not each.hidden:
-            panel = getattr(each, "rich_help_panel", None)
-            summary = (each.help or "").split("\n\n")[0].replace("\n", " ")
+    for name, subcommand in getattr(command, "commands", {}).items():
+        if not subcommand.hidden:
+            panel = getattr(subcommand, "rich_help_panel", None)
+            summary = (subcommand.help or "").split("\n\n")[0].replace("\n", " ")
             rows.setdefault(panel if isinstance(panel, str) else "Commands", []).append(
                 (name, summary)
             )
-    for section, each in rows.items():
-        if each:
+    for section, section_rows in rows.items():
+        if section_rows:
             formatter.write_paragraph()
             formatter.write_heading(section)
             with formatter.indentation():
-                formatter.write_dl(each)
+                formatter.write_dl(section_rows)
     _write_text(command.epilog, formatter)
 
 
@@ -44,12 +44,12 @@ def _write_text(text: str | None, formatter: Any) -> None:
         return
     formatter.write_paragraph()
     with formatter.indentation():
-        formatter.write_text(_without_fence_mark(inspect.cleandoc(text)))
+        formatter.write_text(_replace_fences(inspect.cleandoc(text)))
 
 
-def _without_fence_mark(text: str) -> str:
-    """Return the text with the formatter's sign for what it must not wrap (a line of a backspace
-    before the paragraph) in the place of fences."""
+def _replace_fences(text: str) -> str:
+    """Replace fences by the formatter's mark for text that is not wrapped: a line with a backspace
+    before the paragraph."""
     lines = []
     is_fenced = False
     for line in text.splitlines():

@@ -61,7 +61,7 @@ class LazyCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """The loaded command's: it is what the context's owner calls from here on."""
+        """Make the context of the loaded command, which is what runs from here on."""
         return self.loaded.make_context(info_name, args, parent=parent, **extra)
 
 
@@ -81,14 +81,15 @@ def with_plain_help(command: Any) -> Any:
         if isinstance(each, TyperArgument):
             argument = cast("Any", each)
             argument.display_type_rich = _no_type
-            argument.get_usage_pieces = partial(_in_usage, argument)
+            argument.get_usage_pieces = partial(_usage_pieces, argument)
         elif isinstance(each, TyperOption) and each.metavar is None:
             each.metavar = SHORT_TYPES.get(each.bare_type(), _choices(each, context))
     return command
 
 
 def _choices(option: TyperOption, context: typer.Context) -> str | None:
-    """`a|b` instead of `<a|b>`, and of `<list[a|b]>` where the option may be repeated."""
+    """Return the choices of an option as `a|b`, without typer's brackets: it writes `<a|b>`, and
+    `<list[a|b]>` where the option may be repeated."""
     if not option.type_descriptor.is_choice:
         return None
     return option.display_type(context).strip("<>").removeprefix("list[").removesuffix("]")
@@ -98,14 +99,15 @@ def _no_type(ctx: object) -> None:
     """Return what is shown beside the name of an argument."""
 
 
-def _in_usage(argument: TyperArgument, _ctx: object) -> list[str]:
-    """`ID`, `[ID]` for one that may be left out, `ID...` for one that may be repeated."""
+def _usage_pieces(argument: TyperArgument, _ctx: object) -> list[str]:
+    """Write an argument in the line of usage: `ID`, `[ID]` for an optional one, `ID...` for one
+    that may be repeated."""
     name = argument.display_name_raw if argument.required else f"[{argument.display_name_raw}]"
     return [name if argument.nargs == 1 else f"{name}..."]
 
 
 def _group() -> None:
-    """A callback makes a group also of a single command."""
+    """Do nothing: with a callback, typer makes a group even of a single command."""
 
 
 def find_modules_here() -> None:

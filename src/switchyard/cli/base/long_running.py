@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.monitoring.metrics import Metrics
 
-ALLOCATIONS: Final = 50_000
+GC_THRESHOLD: Final = 50_000
 """New objects after which Python searches for cycles of garbage. Its default of 700 suits small
-programs: a worker makes as many for a few jobs, all of which are freed without that, and would
-spend a fifth of its time searching."""
+programs: a worker makes that many for a few jobs, all of which are freed without a search, and
+would spend a fifth of its time searching."""
 
 _M_ARENA_MAX: Final = -8
 """M_ARENA_MAX of mallopt(3)."""
@@ -27,7 +27,7 @@ def settle_memory() -> None:
     if not gc.get_freeze_count():  # otherwise the parent process has done it before the fork
         gc.collect()
     gc.freeze()  # what is there now is not looked at again
-    gc.set_threshold(ALLOCATIONS, 20, 50)
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
     _share_one_heap()
 
 

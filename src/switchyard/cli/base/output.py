@@ -73,8 +73,8 @@ def _safe_console() -> type[Console]:
     from rich.text import Text
 
     class SafeConsole(Console):
-        """Every text on its way to the terminal is printable, whatever it was put into, and no
-        line ends in the spaces with which rich fills columns."""
+        """Make every text printable on its way to the terminal, whatever it is part of, and cut off
+        the spaces with which rich fills columns up to the line's end."""
 
         def render_str(self, text: str, *args: Any, **options: Any) -> Text:
             # Before it is measured, so that a table has room for the printable form.

@@ -37,7 +37,9 @@ def parse_payload(text: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise WrongUsage(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise WrongUsage(f'{where} must be a JSON object, like {{"x": 1}}, not {_kind(value)}')
+        raise WrongUsage(
+            f'{where} must be a JSON object, like {{"x": 1}}, not {_name_json_type(value)}'
+        )
     return value
 
 
@@ -57,7 +59,7 @@ class StandardInput:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
-        self._rest = b""
+        self._buffer = b""
         self._number = 0
         self.at_end = False
 
@@ -66,33 +68,33 @@ class StandardInput:
 
         Blocks for a fraction of a second: call it in a thread. `at_end` is set when all was read.
         """
-        lines = self._cut(limit)
+        lines = self._take_lines(limit)
         while not self.at_end and len(lines) < limit:
             if not select.select([self._descriptor], [], [], POLL_SECONDS)[0]:
                 break
             read = os.read(self._descriptor, READ_BYTES)
-            self._rest += read
-            if not read and self._rest and not self._rest.endswith(b"\n"):
-                self._rest += b"\n"
-            lines += self._cut(limit - len(lines))
-            self.at_end = not read and not self._rest
+            self._buffer += read
+            if not read and self._buffer and not self._buffer.endswith(b"\n"):
+                self._buffer += b"\n"
+            lines += self._take_lines(limit - len(lines))
+            self.at_end = not read and not self._buffer
         return lines
 
     def read_all(self) -> str:
         """Return everything that is left, as one text. Blocks until the end."""
-        parts = [self._rest]
+        parts = [self._buffer]
         while read := os.read(self._descriptor, READ_BYTES):
             parts.append(read)
-        self._rest, self.at_end = b"", True
+        self._buffer, self.at_end = b"", True
         return b"".join(parts).decode("utf-8", "replace")
 
-    def _cut(self, limit: int) -> list[tuple[int, str]]:
+    def _take_lines(self, limit: int) -> list[tuple[int, str]]:
         lines: list[tuple[int, str]] = []
         while len(lines) < limit:
-            line, newline, rest = self._rest.partition(b"\n")
+            line, newline, rest = self._buffer.partition(b"\n")
             if not newline:
                 break
-            self._rest = rest
+            self._buffer = rest
             self._number += 1
             lines.append((self._number, line.decode("utf-8", "replace")))
         return lines
@@ -109,30 +111,28 @@ def parse_lines(lines: list[tuple[int, str]]) -> Iterator[InputLine]:
             yield InputLine(number, None, str(error))
 
 
-def whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:
-    """Return the payload, when the input is one JSON object written over several lines.
-
-    None when it is JSON Lines of which the first is damaged. Raises WrongUsage when it is
-    neither.
+def parse_whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:
+    """Return the payload when the input is one JSON object written over several lines; None when it
+    is JSON Lines whose first line is damaged. Raises WrongUsage when it is neither.
     """
     text = "\n".join([line for _, line in first] + [rest])
     try:
         return parse_payload(text, "standard input")
     except WrongUsage:
-        if any(line.payload is not None for line in parse_lines(_numbered_lines(text))):
+        if any(line.payload is not None for line in parse_lines(_number_lines(text))):
             return None
         raise
 
 
-def _numbered_lines(text: str) -> list[tuple[int, str]]:
+def _number_lines(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.split("\n"), start=1))
 
 
-def numbered_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
+def renumber_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
     """Return the lines read so far and those of the rest, with numbers."""
-    return _numbered_lines("\n".join([line for _, line in first] + [rest]))
+    return _number_lines("\n".join([line for _, line in first] + [rest]))
 
 
-def _kind(value: object) -> str:
+def _name_json_type(value: object) -> str:
     names = {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}
     return names.get(type(value), "a number")

@@ -74,13 +74,13 @@ def with_options(
         ]
 
         @wraps(command)
-        def run_it(**arguments: Any) -> None:
+        def run_command(**arguments: Any) -> None:
             options_value = shared(**{option: arguments.pop(option) for option in options})
             command(**arguments, **{name: options_value})
 
-        run_it.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run_it.__annotations__ = {each.name: each.annotation for each in parameters}
-        return run_it
+        run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run_command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run_command
 
     return extend
 
@@ -95,7 +95,7 @@ TagOption = Annotated[
     typer.Option(
         "--tag",
         metavar="NAME=VALUE",
-        help="Tag of the job, such as team=search; repeatable. What follows from it has it, too.",
+        help="Tag of the job, such as team=search; repeatable. Its follow-up jobs get it, too.",
     ),
 ]
 TagFilterOption = Annotated[

@@ -48,7 +48,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
     comes more than SIGNAL_DEBOUNCE after it."""
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, _first, loop, stop)
+        loop.add_signal_handler(number, _handle_first_signal, loop, stop)
 
 
 def retire_on_signal(retire: Callable[[], None]) -> None:
@@ -64,18 +64,18 @@ def stop_by_interrupt() -> None:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
-def _first(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+def _handle_first_signal(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     since = loop.time()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, _again, loop, since)
+        loop.add_signal_handler(number, _handle_next_signal, loop, since)
     stop()
 
 
-def _again(loop: asyncio.AbstractEventLoop, since: float) -> None:
+def _handle_next_signal(loop: asyncio.AbstractEventLoop, since: float) -> None:
     if loop.time() - since <= SIGNAL_DEBOUNCE:
         return
     import multiprocessing
 
-    for handler in multiprocessing.active_children():
-        handler.kill()  # nobody would be left to do it
+    for child in multiprocessing.active_children():
+        child.kill()  # nobody would be left to do it
     os._exit(INTERRUPTED)

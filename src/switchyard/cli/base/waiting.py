@@ -40,7 +40,7 @@ async def wait_for_end(
 
     pauses = PollPauses(FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL, timeout)
     seen: dict[str, State] = {}
-    heard: dict[str, ProgressRecord] = {}
+    reported: dict[str, ProgressRecord] = {}
     while True:
         open_ids = [job_id for job_id in job_ids if seen.get(job_id) not in FINISHED]
         for start in range(0, len(open_ids), BATCH_SIZE):
@@ -54,14 +54,14 @@ async def wait_for_end(
                     on_change(job_id, state)
                     pauses.restart()
             for job_id, progress in reports.items():
-                if on_progress is not None and heard.get(job_id) != progress:
-                    heard[job_id] = progress
+                if on_progress is not None and reported.get(job_id) != progress:
+                    reported[job_id] = progress
                     on_progress(job_id, progress)
         left = [job_id for job_id in open_ids if seen.get(job_id) not in FINISHED]
         if not left:
             return seen
         if (pause := pauses.next()) is None:
-            raise _too_late(timeout, left[0], seen.get(left[0]), len(left))
+            raise _timeout_error(timeout, left[0], seen.get(left[0]), len(left))
         await asyncio.sleep(pause)
 
 
@@ -94,7 +94,7 @@ async def wait_for_pipelines(
         if len(ended) == len(set(job_ids)):
             return ended
         if (pause := pauses.next()) is None:
-            raise _too_late(
+            raise _timeout_error(
                 timeout,
                 unfinished.id if unfinished else left[0],
                 unfinished.state if unfinished else None,
@@ -103,7 +103,7 @@ async def wait_for_pipelines(
         await asyncio.sleep(pause)
 
 
-def _too_late(
+def _timeout_error(
     timeout: float | None, job_id: str, state: State | None, number: int
 ) -> CommandFailed:
     others = f" and {number - 1} more" if number > 1 else ""

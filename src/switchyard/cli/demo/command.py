@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 VHOST = "switchyard-demo"
 JOBS_MODULE = "switchyard.cli.demo.jobs"
 RETRY_DELAYS = "1,2,4"
-"""Seconds, so that nobody has to wait for 5 and 10 as in production."""
-OPTIONS = {"llm": ("--concurrency", "4", "--reserve", "1")}
-"""Of the workers, whatever the environment says: what the demo shows depends on it."""
+"""Seconds: shorter than the 5 and 10 in production, so that nobody has to wait."""
+WORKER_OPTIONS = {"llm": ("--concurrency", "4", "--reserve", "1")}
+"""Options of the workers by kind. They override the environment's, as what the demo shows depends
+on them."""
 GRACE = "3"
 """Seconds that running jobs get when the demo is interrupted."""
 STOP_TIMEOUT = 15.0
 POLL_INTERVAL = 0.3
 PAGES = (("Dashboard", "/dashboard"), ("API", "/docs"), ("API", "/openapi.json"))
-"""What a browser can show, where the API has it; of each name the first."""
+"""Names and paths of pages for a browser. Of each name, the first that the API has is shown."""
 
 
 def demo(
@@ -74,8 +75,8 @@ def demo(
     directory = Path(tempfile.mkdtemp(prefix="switchyard-demo-"))
     try:
         with (
-            _system(settings, directory, keep=keep) as system,
-            _processes(system, directory, keep=keep) as supervisor,
+            _open_system(settings, directory, keep=keep) as system,
+            _run_processes(system, directory, keep=keep) as supervisor,
         ):
             story = run(play(system, supervisor, directory, [Path(file) for file in files or ()]))
             print_summary(story)
@@ -83,7 +84,7 @@ def demo(
             if not problems:
                 echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
             if keep:
-                _stay(system, supervisor, directory, story.query)
+                _keep_running(system, supervisor, directory, story.query)
     finally:
         if keep_data:
             say(f"Kept in {directory}: ledger.db, files, index, logs")
@@ -96,8 +97,8 @@ def demo(
 
 
 @contextmanager
-def _system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[System]:
-    """The system on a virtual host of its own, set up; what was started ends with the context."""
+def _open_system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[System]:
+    """Set up the system on a virtual host of its own; what was started ends with the context."""
     from switchyard.cli.system.local_broker import any_broker
     from switchyard.cli.system.local_system import OWN_ADDRESSES, EarlyStart, prepare
     from switchyard.cli.system.vhosts import temporary_vhost
@@ -117,7 +118,7 @@ def _system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[Syst
             return
         with temporary_vhost(broker, VHOST) as url:
             if url is None:
-                url = run(_unused_vhost(broker))
+                url = run(_require_unused_vhost(broker))
             system = _assemble(broker, url, directory, early.spawner, api)
             say(f"Virtual host: {system.settings.vhost}")
             run(prepare(system))
@@ -125,7 +126,7 @@ def _system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[Syst
 
 
 def _api_settings(settings: Settings) -> dict[str, str]:
-    """Those of an API on loopback, at its usual port where that is free."""
+    """Return the settings of an API on loopback, at its usual port where that is free."""
     from switchyard.cli.process.up import free_port
     from switchyard.cli.system.free_ports import LOOPBACK
 
@@ -153,7 +154,7 @@ def _assemble(
         modules=[JOBS_MODULE],
         spawner=spawner,
         retry_delays=RETRY_DELAYS,
-        # More than there are processors would end more documents at once, and none sooner.
+        # More than there are processors would end no document sooner.
         worker_concurrency=str(max(2, os.cpu_count() or 1)),
         shutdown_grace=GRACE,
         **more,
@@ -161,14 +162,14 @@ def _assemble(
 
 
 @contextmanager
-def _processes(system: System, directory: Path, *, keep: bool) -> Iterator[Supervisor]:
-    """The processes of the system; they end with the context."""
+def _run_processes(system: System, directory: Path, *, keep: bool) -> Iterator[Supervisor]:
+    """Start the system's processes; they end with the context."""
     from switchyard.cli.system.local_system import start_all
     from switchyard.cli.system.supervisor import Supervisor
 
     supervisor = Supervisor(directory / "logs", system.environment, system.spawner)
     try:
-        start_all(supervisor, system.registry, options=OPTIONS)
+        start_all(supervisor, system.registry, options=WORKER_OPTIONS)
         if keep:
             supervisor.start("api", "api")
         yield supervisor
@@ -176,7 +177,7 @@ def _processes(system: System, directory: Path, *, keep: bool) -> Iterator[Super
         supervisor.stop(STOP_TIMEOUT)
 
 
-def _stay(system: System, supervisor: Supervisor, directory: Path, query: str) -> None:
+def _keep_running(system: System, supervisor: Supervisor, directory: Path, query: str) -> None:
     """Print where to look, and keep everything running until Ctrl-C."""
     from switchyard.cli.process.up import ApiStart, await_api, write_env
 
@@ -184,7 +185,7 @@ def _stay(system: System, supervisor: Supervisor, directory: Path, query: str) -
     await_api(ApiStart(settings.api_host, settings.api_port), supervisor)
     jobctl = "jobctl" if shutil.which("jobctl") else shlex.quote(str(Path(sys.argv[0]).absolute()))
     echo("")
-    for name, address in _pages(str(settings.api_url)).items():
+    for name, address in _find_pages(str(settings.api_url)).items():
         echo(f"{name:<11} {address}")
     echo("In another terminal:")
     echo("")
@@ -203,8 +204,8 @@ def _stay(system: System, supervisor: Supervisor, directory: Path, query: str) -
     say("Stopping.")
 
 
-def _pages(api_url: str) -> dict[str, str]:
-    """The pages that the API has, by name."""
+def _find_pages(api_url: str) -> dict[str, str]:
+    """Return the addresses of the pages that the API has, by name."""
     import httpx
 
     pages: dict[str, str] = {}
@@ -223,10 +224,9 @@ def _print_next() -> None:
     echo(f"Use it:             {'make up' if by_make else 'jobctl up'}")
 
 
-async def _unused_vhost(broker: FoundBroker) -> str:
-    """The virtual host of the broker's own address, where nobody else's jobs can be.
-
-    The demo's workers would take them, and their records would go with the demo's data.
+async def _require_unused_vhost(broker: FoundBroker) -> str:
+    """Return the broker's own address if its virtual host has no queue of ours: the demo's workers
+    would take the jobs in it, and their records would go with the demo's data.
     """
     from switchyard.broker.lanes import LANES, queue_name
     from switchyard.broker.wire.depths import ask_queues

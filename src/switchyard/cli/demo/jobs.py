@@ -25,7 +25,7 @@ class DemoPage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     seconds: float = Field(default=0.2, ge=0, le=60)
-    """How long the work takes."""
+    """Seconds that the work takes."""
 
 
 class DemoFlaky(BaseModel):
@@ -43,7 +43,7 @@ class DemoStrict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     parts: int
-    """Into how many parts to divide; 0 can't be done, now or later."""
+    """Number of parts to divide into; 0 can't be done, now or later."""
 
 
 @job("demo_page", worker="llm", lanes=("hot", "backfill"), timeout=120)

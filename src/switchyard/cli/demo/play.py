@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL = 0.1
 STUCK_TIMEOUT = 60.0
-"""Without any change for so long, the demo gives up and says where it stands."""
+"""Seconds without any change after which the demo gives up and says where it stands."""
 HOT_DOCUMENTS = 200
 """More documents than that go through the backfill lane, which holds ten times as many jobs."""
 BACKFILL_JOBS = 40
 PAGE_SECONDS = 0.2
-"""How long each job of the backfill takes."""
+"""Seconds that each job of the backfill takes."""
 BUSY_SLOTS = 3
 """Jobs of the backfill that run at once: a worker has four slots and keeps one for hot jobs."""
 WORKER_KIND = "llm"
-"""Of the demo's own jobs, and so of the worker that is killed."""
+"""Worker kind of the demo's own jobs, and so of the worker that is killed."""
 LOADING_JOBS = ("hot.demo_load_embed", "hot.demo_load_link")
 FAILURES = 2
 FIXED_PARTS = 4
@@ -80,14 +80,14 @@ class _DemoRunner:
     strict_id: str = ""
     hot_id: str | None = None
     redrive_id: str | None = None
-    told: set[str] = field(default_factory=set)
-    """Texts, and ids of documents' jobs, that are not to be told again."""
+    announced: set[str] = field(default_factory=set)
+    """Texts, and ids of documents' jobs, that were printed and are not printed again."""
 
     async def run(self, files: list[Path]) -> None:
         await self._publish(files)
         seen: object = None
         changed_at = time.monotonic()
-        while not await self._look():
+        while not await self._advance():
             if (progress := self._progress()) != seen:
                 seen, changed_at = progress, time.monotonic()
             self._check_alive(time.monotonic() - changed_at)
@@ -130,14 +130,14 @@ class _DemoRunner:
         )
         self._tell_documents()
 
-    async def _look(self) -> bool:
-        """Read how things stand, and do what is due; True when all has ended."""
+    async def _advance(self) -> bool:
+        """Read the states of all jobs, and take the next steps. Return True when all have ended."""
         reads = self.ledger.job_reads
         for document in self.story.documents:
-            if document.job_id is not None and document.job_id not in self.told:
+            if document.job_id is not None and document.job_id not in self.announced:
                 document.jobs = await reads.pipeline(document.job_id)
                 if document.is_over:
-                    self.told.add(document.job_id)
+                    self.announced.add(document.job_id)
                     self._tell_documents(f" ({document.name})")
         self.story.flaky = await reads.get(self.flaky_id)
         self.story.strict = await reads.get(self.strict_id)
@@ -253,7 +253,7 @@ class _DemoRunner:
 
         name = worker_name(WORKER_KIND, 1)
         self.supervisor.kill(name)
-        # What it was at can be read now that it can't go on.
+        # Read after the kill: before it, further jobs could still end or begin.
         states = await self.ledger.job_reads.states(self.story.backfill_ids)
         cut_off = frozenset(job_id for job_id, state in states.items() if state is State.RUNNING)
         if cut_off:
@@ -264,12 +264,13 @@ class _DemoRunner:
     # --- watching ---------------------------------------------------------------------------
 
     def _tell_once(self, text: str) -> None:
-        if text not in self.told:
-            self.told.add(text)
+        if text not in self.announced:
+            self.announced.add(text)
             self.view.tell(text)
 
     def _progress(self) -> tuple[int, ...]:
-        """Changes when something has been done. A job that starts over and over does not."""
+        """Return a value that changes whenever work was done; a job that starts over and over does
+        not change it."""
         jobs = [job for document in self.story.documents for job in document.jobs]
         jobs += [job for job in (self.story.flaky, self.story.strict) if job is not None]
         return (

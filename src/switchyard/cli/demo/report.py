@@ -42,7 +42,7 @@ def print_summary(story: DemoRun) -> None:
         f"{number} {styled(state)}" for state, number in sorted(story.states.items())
     )
     accepted = sum(story.states.values())
-    screen.print(f"Jobs: {accepted} accepted, {states}, {_lost(story)} lost")
+    screen.print(f"Jobs: {accepted} accepted, {states}, {_count_lost(story)} lost")
     if story.overtaking is not None:
         screen.print(
             f"An urgent (hot) job waited {story.overtaking.wait_ms:.0f} ms; "
@@ -72,7 +72,7 @@ def print_summary(story: DemoRun) -> None:
 
 
 def judge(story: DemoRun) -> list[str]:
-    """What is not as it should be, in words; empty when all is well."""
+    """Return what is not as it should be, in words; empty when all is well."""
     problems = []
     failed = [document.name for document in story.documents if error_of(document)]
     if failed:
@@ -91,8 +91,8 @@ def judge(story: DemoRun) -> list[str]:
         problems.append("no hot job overtook the backfill")
     if story.killed is None or story.rerun < len(story.killed.job_ids):
         problems.append("the jobs of the killed worker did not run again")
-    if _lost(story):
-        problems.append(f"{_lost(story)} jobs were lost")
+    if _count_lost(story):
+        problems.append(f"{_count_lost(story)} jobs were lost")
     if story.search_problem:
         problems.append(f"the search failed: {story.search_problem}")
     elif story.query and not story.hits:
@@ -101,7 +101,7 @@ def judge(story: DemoRun) -> list[str]:
 
 
 def error_of(document: DemoDocument) -> str:
-    """Why a document failed; empty when it did not."""
+    """Return why a document failed; empty when it did not."""
     if document.problem:
         return document.problem
     for job in document.jobs:
@@ -143,8 +143,8 @@ def _failures(record: JobRecord) -> int:
     return sum(1 for attempt in record.timeline if attempt.outcome == "retry")
 
 
-def _lost(story: DemoRun) -> int:
-    """Jobs that have come to no end."""
+def _count_lost(story: DemoRun) -> int:
+    """Count the jobs that have not ended."""
     return sum(number for state, number in story.states.items() if state not in ENDED)
 
 

@@ -1,4 +1,4 @@
-"""What happens in `jobctl demo`: written by the play, shown by the view, told by the report."""
+"""Records of what happens in `jobctl demo`: written by play.py, printed by report.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from switchyard.services.pipeline.index.chunk_search import Hit
 
 ENDED = ("succeeded", "dead", "cancelled")
-"""States after which nothing more becomes of a job."""
+"""States of jobs that have ended."""
 
 
 @dataclass(slots=True)
 class DemoDocument:
-    """One document's way."""
+    """A document, and the jobs of its pipeline."""
 
     name: str
     job_id: str | None = None
@@ -25,7 +25,7 @@ class DemoDocument:
     jobs: list[JobSummary] = field(default_factory=list)
     """Its pipeline's jobs, as last seen."""
     records: dict[str, JobRecord] = field(default_factory=dict)
-    """The same by job type, with results; at the end."""
+    """The same jobs by type, with their results; filled in at the end."""
 
     @property
     def is_over(self) -> bool:
@@ -53,7 +53,7 @@ class KilledWorker:
 
 @dataclass(slots=True)
 class DemoRun:
-    """Everything that the summary tells."""
+    """Everything that the summary prints."""
 
     documents: list[DemoDocument]
     are_samples: bool
@@ -80,5 +80,5 @@ class DemoRun:
 
 
 def has_ended(job: JobSummary) -> bool:
-    """Whether nothing more will become of the job."""
+    """Return whether the job has ended."""
     return job.state in ENDED

@@ -1,5 +1,5 @@
-"""What one sees while `jobctl demo` works: what has happened, line by line, and on a terminal the
-lanes that fill and empty."""
+"""The output of `jobctl demo` while it runs: what has happened, line by line, and on a terminal a
+table of the lanes that fill and empty."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class View:
         self._drawn_at = float("-inf")
 
     def tell(self, text: str) -> None:
-        """Print a line that stays, with the seconds since the begin."""
+        """Print a line that stays, with the seconds since the start."""
         line = f"[{time.monotonic() - self._started:3.0f} s] {text}"
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
@@ -57,7 +57,7 @@ class View:
 
 @contextmanager
 def demo_view(system: System, ledger: Ledger) -> Iterator[View]:
-    """A view on stdout, whatever that is."""
+    """Open a view on stdout, with the table if that is a terminal."""
     screen = console()
     if not screen.is_terminal:
         yield View(system, ledger, None)

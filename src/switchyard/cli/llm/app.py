@@ -47,7 +47,7 @@ app = typer.Typer(
 
 
 class SpendBy(StrEnum):
-    """The choices, for the command line; held against `SPENT_BY` by a test."""
+    """The choices of --by; a test compares them with `SPENT_BY`."""
 
     DAY = "day"
     MODEL = "model"
@@ -133,7 +133,7 @@ def ask(
     if not settings.llm_direct:
         require_broker(settings)
     seconds = optional_duration(timeout) or 600.0
-    asking = _send_request(
+    sending = _send_request(
         settings,
         job_type,
         payload_value,
@@ -142,7 +142,7 @@ def ask(
         lane=lane,
         priority=priority,
     )
-    result, printed = run(asking)
+    result, printed = run(sending)
     if as_json:
         from switchyard.api.views.llm import view_answer
 
@@ -156,7 +156,7 @@ def ask(
         else:
             print_json(value)
     if result.result is None:
-        raise CommandFailed(failure(result))
+        raise CommandFailed(describe_failure(result))
 
 
 @app.command()
@@ -181,10 +181,10 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
             say(f"Answer {number}:")
             echo(answer)
     if result.result is None:
-        raise CommandFailed(failure(result))
+        raise CommandFailed(describe_failure(result))
 
 
-def failure(result: LlmResult) -> str:
+def describe_failure(result: LlmResult) -> str:
     """Say in one line why a request has no answer."""
     return f"request {result.job_id}: {result.status}{f': {result.error}' if result.error else ''}"
 

@@ -1,5 +1,5 @@
-"""`jobctl llm status`: model servers, time limits, budgets and batches; and `jobctl llm resume`,
-which ends the pause of a server, and `jobctl llm check`, which tries how one wants to be asked."""
+"""`jobctl llm status` shows model servers, time limits, budgets and batches; `jobctl llm resume`
+ends the pause of a server; `jobctl llm check` finds the settings that a server needs."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def status(as_json: JsonOption = False) -> None:
                 await repositories.batches.llm_batch_counts(),
             )
 
-    called, budgets, batches, counts = run(read())
+    known_servers, budgets, batches, counts = run(read())
     from switchyard.services.llm.gate import all_servers, calls_allowed
 
-    servers = all_servers(called, settings)
-    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    servers = all_servers(known_servers, settings)
+    max_calls = {each.name: settings.most_calls(each) for each in settings.model_servers}
     if as_json:
         from switchyard.api.views.llm import view_model_server, view_model_status
 
         shown = view_model_status(
-            servers=[view_model_server(each, calls_allowed(each, most)) for each in servers],
+            servers=[view_model_server(each, calls_allowed(each, max_calls)) for each in servers],
             time_limits=limits,
             budgets=budgets,
             currency=settings.prices.currency,
@@ -71,7 +71,7 @@ def status(as_json: JsonOption = False) -> None:
         print_json(shown)
         return
     if servers:
-        _print_servers(servers, most)
+        _print_servers(servers, max_calls)
     else:
         say("No model server is configured, and none has been called: see docs/llm.md#servers.")
     if settings.llm_servers:
@@ -97,8 +97,8 @@ def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:
     ]
 
 
-def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
-    if most and report.name not in most:
+def _describe_state(report: LlmServerReport, max_calls: Mapping[str, int]) -> str:
+    if max_calls and report.name not in max_calls:
         return "not in these settings: it is not called"
     reason = report.state.pause_reason or ""
     if report.paused_for:
@@ -108,7 +108,7 @@ def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
     return ""
 
 
-def _print_servers(reports: list[LlmServerReport], most: Mapping[str, int]) -> None:
+def _print_servers(reports: list[LlmServerReport], max_calls: Mapping[str, int]) -> None:
     from switchyard.services.llm.gate import calls_allowed
 
     rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
@@ -117,10 +117,10 @@ def _print_servers(reports: list[LlmServerReport], most: Mapping[str, int]) -> N
             rows,
             cell(each.name),
             str(each.in_flight),
-            str(calls_allowed(each, most)),
+            str(calls_allowed(each, max_calls)),
             cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
             str(each.state.failures),
-            cell(_why(each, most)),
+            cell(_describe_state(each, max_calls)),
         )
     console().print(rows)
 
@@ -159,7 +159,7 @@ def check(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Try how a model server wants to be asked, and print its settings.
+    """Find out which request options a model server needs, and print its settings.
 
     Sends a few short requests, past all limits and budgets. Exit code 1: it answers nothing.
     """

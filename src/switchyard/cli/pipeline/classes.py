@@ -26,12 +26,12 @@ ClassOption = Annotated[
 ]
 
 _MAX_DOCUMENTS = 100
-"""Of the newest documents, so many are looked at for the classes that there are."""
+"""Newest documents in which classes are looked up for the hint."""
 
 
-def hint_of(client: Client, classes: Sequence[str] | None) -> str:
-    """Say, where nothing was found, which of the classes asked for no document has, and which the
-    newest have; empty where each is there, or none was asked for."""
+def unknown_class_hint(client: Client, classes: Sequence[str] | None) -> str:
+    """Return a hint for a listing that found nothing: which of its classes no document has, and
+    which classes the newest documents have. Empty if documents have each class."""
     from itertools import islice
 
     unknown = [
@@ -41,14 +41,14 @@ def hint_of(client: Client, classes: Sequence[str] | None) -> str:
     ]
     if not unknown:
         return ""
-    there = sorted(
+    known_classes = sorted(
         {
             f"{each.kind}:{each.label}"
             for document in islice(client.documents(), _MAX_DOCUMENTS)
             for each in document.classes
         }
     )
-    known = f"; the newest have {', '.join(there)}" if there else ""
+    known = f"; the newest have {', '.join(known_classes)}" if known_classes else ""
     return f" No document is of the class {', '.join(unknown)}{known}."
 
 

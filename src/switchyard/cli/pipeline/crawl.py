@@ -83,7 +83,7 @@ def start(
     from switchyard.cli.base.common import current_user
     from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds
 
-    settings, given = load_settings(), tags_of(tags)
+    settings, job_tags = load_settings(), tags_of(tags)
     bounds = CrawlBounds.from_request(
         addresses,
         host or [],
@@ -94,8 +94,8 @@ def start(
     )
 
     async def work(service: Crawls) -> tuple[CrawlProgress, bool]:
-        crawl = await service.start(bounds, created_by=current_user(), tags=given)
-        return await service.show(crawl.id), await _must_wait(settings)
+        crawl = await service.start(bounds, created_by=current_user(), tags=job_tags)
+        return await service.show(crawl.id), await _is_lane_full(settings)
 
     quiet_logs()
     progress, waits = _with_crawls(work)
@@ -110,8 +110,8 @@ def start(
     say(f"The scheduler publishes its pages; see `jobctl crawl show {progress.crawl.id}`.")
 
 
-async def _must_wait(settings: Settings) -> bool:
-    """Tell whether the lane is full; no where that can't be told."""
+async def _is_lane_full(settings: Settings) -> bool:
+    """Return whether the backfill lane is full; False where that is not known."""
     from switchyard.broker.errors import BrokerUnavailable
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure

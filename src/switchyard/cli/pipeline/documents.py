@@ -36,7 +36,7 @@ from switchyard.cli.base.shared_options import (
     seconds_to_wait,
     tags_of,
 )
-from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, hint_of
+from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, unknown_class_hint
 from switchyard.cli.pipeline.figures import figures
 from switchyard.cli.pipeline.references import bibliography, references
 from switchyard.cli.pipeline.samples import generate_documents
@@ -108,9 +108,9 @@ def upload(
 
     if len(files) > 1 and (source is not None or title is not None):
         raise WrongUsage("--source and --title are of one document: send one file")
-    given = tags_of(tags)
+    job_tags = tags_of(tags)
     seconds = seconds_to_wait(timeout, waits=wait)
-    trouble = 0
+    failures = 0
     sent: list[tuple[str, Path]] = []
     with api_client() as client:
         for path in files:
@@ -120,21 +120,21 @@ def upload(
                     source=source,
                     title=title,
                     lane=lane.value,
-                    tags=given,
+                    tags=job_tags,
                     notify_url=notify,
                 )
             except (ApiUnavailable, Unauthorized):
                 raise  # the others would fare no better
             except (ApiError, OSError) as error:
                 say(_refusal(path, error))
-                trouble += 1
+                failures += 1
                 continue
             sent.append((document.document_id, path))
             if not wait:
                 _print_sent(document, path, as_json)
         for document_id, path in sent if wait else ():
-            trouble += not _wait(client, document_id, seconds, as_json, path)
-    if trouble:
+            failures += not _wait(client, document_id, seconds, as_json, path)
+    if failures:
         raise typer.Exit(FAILED)
 
 
@@ -156,7 +156,7 @@ def list_documents(
         documents = list(
             islice(client.documents(state=state, source=source, classes=classes), limit + 1)
         )
-        hint = "" if documents or as_json else hint_of(client, classes)
+        hint = "" if documents or as_json else unknown_class_hint(client, classes)
     more, documents = len(documents) > limit, documents[:limit]
     if as_json:
         print_json(documents)
@@ -216,7 +216,7 @@ def result(
             ("Pages", str(document_result.get("page_count") or "")),
             ("Words", str(document_result.get("word_count") or "")),
             ("Summary", summary.get("summary") or ""),
-            *(("Similar", _link(each)) for each in document_result.get("links") or ()),
+            *(("Similar", _describe_link(each)) for each in document_result.get("links") or ()),
         )
     )
     if text:
@@ -261,7 +261,8 @@ def _wait(
     as_json: bool,
     path: Path | None = None,
 ) -> bool:
-    """Print the document as soon as nothing happens to it any more; whether it is well."""
+    """Wait for the end of a document's pipeline, and print the document. Return False if it
+    failed."""
     document = client.wait_for_document(document_id, timeout=timeout)
     if as_json:
         print_json_line(document)
@@ -269,7 +270,7 @@ def _wait(
         name = "" if path is None else f"  {one_line(str(path))}"
         echo(f"{document.document_id}  {document.state}{name}")
         if document.error is not None:
-            say(f"{document_id} failed at {document.current_stage}: {_why(document)}")
+            say(f"{document_id} failed at {document.current_stage}: {_describe_error(document)}")
     return document.error is None
 
 
@@ -296,7 +297,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("State", document.state),
             ("At", document.current_stage or ""),
             ("Done", ", ".join(document.completed_stages)),
-            ("Error", _why(document)),
+            ("Error", _describe_error(document)),
             ("Redrive", document.error.job_id or "" if document.error else ""),
             ("Title", document.title or ""),
             ("File", document.filename or ""),
@@ -313,14 +314,14 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
     )
 
 
-def _why(document: DocumentView) -> str:
+def _describe_error(document: DocumentView) -> str:
     error = document.error
     if error is None:
         return ""
     return f"{error.reason}: {error.message}" if error.message else error.reason
 
 
-def _link(link: dict[str, Any]) -> str:
+def _describe_link(link: dict[str, Any]) -> str:
     return f"{link['document_id']}  {link['similarity']:.2f}"
 
 

@@ -50,7 +50,7 @@ NodeArgument = Annotated[
 KindOption = Annotated[
     list[EdgeKind] | None, typer.Option("--kind", help="Only edges of this kind; repeatable.")
 ]
-WayOption = Annotated[
+DirectionOption = Annotated[
     Direction, typer.Option("--direction", help="Direction in which edges are followed.")
 ]
 
@@ -95,7 +95,7 @@ def show(
 def neighbours(
     node: NodeArgument,
     kind: KindOption = None,
-    direction: WayOption = Direction.BOTH,
+    direction: DirectionOption = Direction.BOTH,
     depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 100,
     as_json: JsonOption = False,
@@ -142,7 +142,7 @@ def path(
     start: NodeArgument,
     end: NodeArgument,
     kind: KindOption = None,
-    direction: WayOption = Direction.BOTH,
+    direction: DirectionOption = Direction.BOTH,
     longest: Annotated[
         int, typer.Option(min=1, max=8, help="Maximum length of a path in edges.")
     ] = 6,
@@ -166,11 +166,11 @@ def path(
         print_json(paths)
         return
     terminal = console()
-    for number, way in enumerate(paths.paths):
+    for number, found_path in enumerate(paths.paths):
         if number:
             terminal.print()
-        terminal.print(_describe_node(way.nodes[0]))
-        for node, edge in zip(way.nodes[1:], way.edges, strict=True):
+        terminal.print(_describe_node(found_path.nodes[0]))
+        for node, edge in zip(found_path.nodes[1:], found_path.edges, strict=True):
             arrow = f"─ {edge.kind} →" if edge.target == node.key else f"← {edge.kind} ─"
             terminal.print(f"  {arrow} {_describe_node(node)}")
     if not paths.paths:
@@ -255,7 +255,7 @@ def draw(
         ),
     ],
     kind: KindOption = None,
-    direction: WayOption = Direction.BOTH,
+    direction: DirectionOption = Direction.BOTH,
     depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of nodes.")] = 60,
 ) -> None:

@@ -31,7 +31,7 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until it has fini
 
 
 class OfflineName(StrEnum):
-    """Embedders that ask nobody; held against those of the job by a test."""
+    """Embedders that need no server; a test compares them with those of the job."""
 
     WORDLLAMA = "wordllama"
     HASHED = "hashed"
@@ -159,10 +159,10 @@ def _publish(
         timeout=seconds_to_wait(timeout, waits=wait),
         as_json=as_json,
     )
-    run(_published(options, payload))
+    run(_publish_job(options, payload))
 
 
-async def _published(options: PublishOptions, payload: dict[str, Any]) -> None:
+async def _publish_job(options: PublishOptions, payload: dict[str, Any]) -> None:
     from switchyard.cli.engine.jobs.publish_one import job_publisher, publish_one
 
     settings = load_settings()

@@ -39,18 +39,18 @@ class BibliographyFormat(StrEnum):
 
 def references(
     document_id: DocumentIdArgument,
-    written: Annotated[
+    text_format: Annotated[
         BibliographyFormat | None,
         typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the references of a document, after a job `process_references` has run for it."""
-    if written is not None and as_json:
+    if text_format is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
     with api_client() as client:
-        if written is not None:
-            echo(client.bibliography(document_id, written.value).removesuffix("\n"))
+        if text_format is not None:
+            echo(client.bibliography(document_id, text_format.value).removesuffix("\n"))
             return
         result = client.document_references(document_id)
     if as_json:
@@ -61,7 +61,7 @@ def references(
 
 def bibliography(
     file: FileArgument,
-    written: Annotated[
+    text_format: Annotated[
         BibliographyFormat | None,
         typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
     ] = None,
@@ -70,16 +70,16 @@ def bibliography(
 ) -> None:
     """Show the references of a file, without storing it as a document."""
     refuse_id(file, "jobctl documents references {}")
-    if written is not None and as_json:
+    if text_format is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
     with api_client() as client:
-        ordered = client.process_references(file)
-        if ordered.result is None:
-            client.wait(ordered.job_id, timeout=optional_duration(timeout))
-        if written is not None:
-            echo(client.job_bibliography(ordered.job_id, written.value).removesuffix("\n"))
+        submission = client.process_references(file)
+        if submission.result is None:
+            client.wait(submission.job_id, timeout=optional_duration(timeout))
+        if text_format is not None:
+            echo(client.job_bibliography(submission.job_id, text_format.value).removesuffix("\n"))
             return
-        result = ordered.result or client.job_references(ordered.job_id)
+        result = submission.result or client.job_references(submission.job_id)
     if as_json:
         print_json(result)
     else:

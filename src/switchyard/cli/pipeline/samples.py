@@ -74,8 +74,8 @@ def generate(
 
     from switchyard.services.pipeline.samples.generated_samples import generate as generated
 
-    drawn = generated(count, seed=seed, kinds=kind, languages=language)
-    for sample in drawn:
+    samples = generated(count, seed=seed, kinds=kind, languages=language)
+    for sample in samples:
         path = out / sample.filename
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,8 @@ def generate(
                 beside = path.with_suffix(".json")
                 beside.write_text(json.dumps(sample.truth, ensure_ascii=False, indent=1), "utf-8")
         if as_json:
-            about = {name: sample.truth[name] for name in ("kind", "language", "title")}
-            print_json_line({"path": str(path), **about, "page_count": sample.page_count})
+            facts = {name: sample.truth[name] for name in ("kind", "language", "title")}
+            print_json_line({"path": str(path), **facts, "page_count": sample.page_count})
         else:
             echo(one_line(str(path)))
 

@@ -17,14 +17,14 @@ from switchyard.cli.base.output import (
     print_json,
     say,
 )
-from switchyard.cli.pipeline.classes import ClassOption, hint_of
+from switchyard.cli.pipeline.classes import ClassOption, unknown_class_hint
 
 FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
-"""Of times, which are in UTC."""
+"""Formats of times, which are in UTC."""
 
 
 class ModeName(StrEnum):
-    """How to search; held against `services.pipeline.index.search_modes.SearchMode` by a test."""
+    """How to search; a test compares it with `services.pipeline.index.search_modes.SearchMode`."""
 
     HYBRID = "hybrid"
     VECTOR = "vector"
@@ -85,7 +85,7 @@ def search(
     jobctl search tides --mode keyword --since 2026-01-01 --limit 20
     ```
     """
-    with api_client(retries=0) as client:  # who waits for it had better be told what is away
+    with api_client(retries=0) as client:  # somebody waits: say at once what is away
         answer = client.search(
             query,
             mode=mode.value,
@@ -99,7 +99,7 @@ def search(
             cites=cites,
             cited_by=cited_by,
         )
-        hint = "" if answer.hits or as_json else hint_of(client, classes)
+        hint = "" if answer.hits or as_json else unknown_class_hint(client, classes)
     if as_json:
         print_json(answer.hits)
         return

@@ -67,20 +67,20 @@ def api(
         _run_several(settings, processes)
 
 
-def _run(settings: Settings, own: SharedPort | None = None) -> None:
+def _run(settings: Settings, shared_port: SharedPort | None = None) -> None:
     import uvloop
 
     from switchyard.services.common.tracing import tracing
 
     with tracing("api"):
-        uvloop.run(_serve(settings, own))
+        uvloop.run(_serve(settings, shared_port))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPort:
-    """What one of several processes has of the port that they share."""
+    """A port that several processes share, as one of them has it."""
 
-    listening: socket.socket
+    listener: socket.socket
     sockets: Path
     """The directory in which they tell each other their metrics."""
     child: ForkedChild
@@ -102,17 +102,17 @@ def _run_several(settings: Settings, processes: int) -> None:
     first = os.getpid()
     sockets = Path(tempfile.mkdtemp(prefix="switchyard-api-"))
     try:
-        with _listen(settings) as listening:
-            child = fork_children(processes, listening.close)
-            _run(settings, SharedPort(listening, sockets, child))
+        with _listen(settings) as listener:
+            child = fork_children(processes, listener.close)
+            _run(settings, SharedPort(listener, sockets, child))
     finally:
-        # Also those that have outlived the first process, which was killed.
+        # Also in a process that has outlived the first one, which was killed.
         if os.getpid() == first or os.getppid() != first:
             shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Raises CommandFailed."""
+    """Open the socket on which the API listens. Raises CommandFailed."""
     family = socket.AF_INET6 if ":" in settings.api_host else socket.AF_INET
     try:
         return socket.create_server(
@@ -128,21 +128,21 @@ def _port_taken_error(settings: Settings) -> CommandFailed:
     )
 
 
-async def _serve(settings: Settings, own: SharedPort | None) -> None:
+async def _serve(settings: Settings, shared_port: SharedPort | None) -> None:
     from switchyard.api.server import ApiServer
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.engine.monitoring.sibling_metrics import Siblings
 
     settle_memory()
-    if own is None:
+    if shared_port is None:
         server = ApiServer(settings)
     else:
-        siblings = Siblings(own.sockets, own.child.number)
-        server = ApiServer(settings, siblings, own.child.tell_ready)
+        siblings = Siblings(shared_port.sockets, shared_port.child.number)
+        server = ApiServer(settings, siblings, shared_port.child.tell_ready)
     stop_on_signals(server.stop)
     try:
-        await server.serve(None if own is None else [own.listening])
+        await server.serve(None if shared_port is None else [shared_port.listener])
     except OSError as error:  # ssl.SSLError is one
         raise CommandFailed(
             f"can't use JOBS_API_TLS_CERT ({settings.api_tls_cert}) with JOBS_API_TLS_KEY: {error}"

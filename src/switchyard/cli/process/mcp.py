@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CHARACTERS = 50_000
-"""Of a document's text in one answer: an agent reads on from the offset that it is told."""
+"""Characters of a document's text in one answer; an agent reads on from its `next_offset`."""
 MAX_FIELD = 20_000
 """Characters of one field of a job, such as its result."""
 MAX_HITS = 50
@@ -78,7 +78,7 @@ def add_reading_tools(server: MCPServer, client: AsyncClient) -> None:
         """Search the documents for passages that answer a query, best first. `limit`: 1 to 50."""
         check_range("limit", limit, 1, MAX_HITS)
         check_length("query", query)
-        answer = await answered(client.search(query, limit=limit))
+        answer = await call_api(client.search(query, limit=limit))
         return answer.model_dump(mode="json")
 
     @server.tool()
@@ -87,7 +87,7 @@ def add_reading_tools(server: MCPServer, client: AsyncClient) -> None:
         is where it goes on, and null at its end."""
         check_range("offset", offset, 0, 2**40)
         check_length("document_id", document_id)
-        result = await answered(client.document_result(document_id, with_text=True))
+        result = await call_api(client.document_result(document_id, with_text=True))
         pages = result.get("pages") or []
         text = "\n\n".join(str(page.get("text") or "") for page in pages)
         end = offset + MAX_CHARACTERS
@@ -103,14 +103,14 @@ def add_reading_tools(server: MCPServer, client: AsyncClient) -> None:
     async def get_job(job_id: str) -> dict[str, Any]:
         """Return a job: its state, attempts, result or error. The beginning of an id is enough."""
         check_length("job_id", job_id)
-        details = (await answered(client.job(job_id))).model_dump(mode="json")
-        return {name: bounded(value) for name, value in details.items()}
+        details = (await call_api(client.job(job_id))).model_dump(mode="json")
+        return {name: shorten_field(value) for name, value in details.items()}
 
     @server.tool()
     async def list_dead_groups(limit: int = 20) -> dict[str, Any]:
         """List the causes of dead letters, the most frequent first. `limit`: 1 to 100."""
         check_range("limit", limit, 1, MAX_GROUPS)
-        return (await answered(client.dead_groups(limit=limit))).model_dump(mode="json")
+        return (await call_api(client.dead_groups(limit=limit))).model_dump(mode="json")
 
     @server.tool()
     async def plan_redrive(
@@ -118,11 +118,11 @@ def add_reading_tools(server: MCPServer, client: AsyncClient) -> None:
     ) -> dict[str, Any]:
         """Show what sending dead letters back to their queues would do; nothing is sent. Name a
         group of `list_dead_groups`, ids of letters, or a job type."""
-        named = {"group": group, "ids": ids, "job_type": job_type}
-        which = {name: value for name, value in named.items() if value}
+        choices = {"group": group, "ids": ids, "job_type": job_type}
+        which = {name: value for name, value in choices.items() if value}
         if not which:
-            raise refusal("name a group, ids or a job type")
-        return (await answered(client.plan_redrive(which))).model_dump(mode="json")
+            raise tool_error("name a group, ids or a job type")
+        return (await call_api(client.plan_redrive(which))).model_dump(mode="json")
 
 
 def add_writing_tools(server: MCPServer, client: AsyncClient) -> None:
@@ -139,10 +139,10 @@ def add_writing_tools(server: MCPServer, client: AsyncClient) -> None:
         `idempotency_key` is the same job."""
         check_length("lane and job_type", f"{lane}.{job_type}")
         call = client.publish(f"{lane}.{job_type}", payload, idempotency_key=idempotency_key)
-        return (await answered(call)).model_dump(mode="json")
+        return (await call_api(call)).model_dump(mode="json")
 
 
-async def answered(call: Awaitable[T]) -> T:
+async def call_api(call: Awaitable[T]) -> T:
     """Wait for a call of the API. Raises ToolError, which says what went wrong."""
     from switchyard.api.client import ApiError
     from switchyard.cli.base.api_client import advice
@@ -150,10 +150,10 @@ async def answered(call: Awaitable[T]) -> T:
     try:
         return await call
     except ApiError as error:
-        raise refusal(advice(error)) from error
+        raise tool_error(advice(error)) from error
 
 
-def bounded(value: Any) -> Any:
+def shorten_field(value: Any) -> Any:
     """Return a field of an answer; where it is longer than an agent can read, its beginning as
     text."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -165,16 +165,16 @@ def bounded(value: Any) -> Any:
 def check_range(name: str, value: int, low: int, high: int) -> None:
     """Raise ToolError for a number out of range."""
     if not low <= value <= high:
-        raise refusal(f"{name} must be {low:,} to {high:,}")
+        raise tool_error(f"{name} must be {low:,} to {high:,}")
 
 
 def check_length(name: str, text: str) -> None:
     """Raise ToolError for an argument that is empty, or too long."""
     if not 0 < len(text) <= MAX_TEXT:
-        raise refusal(f"{name} must have 1 to {MAX_TEXT:,} characters")
+        raise tool_error(f"{name} must have 1 to {MAX_TEXT:,} characters")
 
 
-def refusal(text: str) -> Exception:
+def tool_error(text: str) -> Exception:
     """Return the error with which a tool answers."""
     from mcp.server.mcpserver.exceptions import ToolError
 

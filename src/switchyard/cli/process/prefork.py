@@ -24,7 +24,8 @@ from switchyard.cli.base.stopping import SIGNAL_DEBOUNCE, STOP_SIGNALS
 from switchyard.cli.system.supervisor import LAST_BACKOFF, RestartBackoff
 
 MAX_WAIT: Final = 60.0
-"""Seconds between two looks at the processes; each that ends sends a signal before."""
+"""Seconds after which the processes are checked at the latest; each that ends sends a signal
+before."""
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
@@ -33,7 +34,7 @@ class ForkedChild:
     """What a forked process knows of itself."""
 
     number: int
-    """From 1; whoever takes its place after its death has the same."""
+    """From 1; the process that replaces it after its death has the same."""
     _ready: int
 
     def tell_ready(self) -> None:
@@ -44,36 +45,36 @@ class ForkedChild:
 
 
 @dataclass(slots=True)
-class _Place:
-    """One of the processes, whoever fills it at the moment."""
+class _ProcessSlot:
+    """One of the `count` processes, which is forked again after a death."""
 
     number: int
     pid: int = 0
-    """0: nobody does."""
+    """0: no process runs in it."""
     ready: int = -1
     started_at: float = 0.0
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float = 0.0
 
 
-def fork_children(count: int, let_go: Callable[[], None]) -> ForkedChild:
+def fork_children(count: int, release: Callable[[], None]) -> ForkedChild:
     """Fork `count` processes, and return in each of them. Call it before there is a thread, an
     event loop or a connection.
 
-    In the first process it does not return: at SIGTERM or SIGINT it calls `let_go`, which closes
-    what only the others are to hold from then on, has all of them end, and raises SystemExit with
-    their exit code. Raises WrongUsage where the system can't do it.
+    In the first process it does not return: at SIGTERM or SIGINT it calls `release` to close what
+    only the forked processes need, ends them all, and raises SystemExit with their exit code.
+    Raises WrongUsage where the system can't do it.
     """
     if not hasattr(signal, "sigtimedwait"):
         raise WrongUsage("several processes need Linux: start one, or several beside each other")
-    settle_memory()  # what is looked at for garbage is written into, and so is shared no more
-    return _Parent(count, let_go).run()
+    settle_memory()  # a search for garbage writes into objects, which would copy shared pages
+    return _Parent(count, release).run()
 
 
 class _Parent:
-    def __init__(self, count: int, let_go: Callable[[], None]) -> None:
-        self._places = [_Place(number) for number in range(1, count + 1)]
-        self._let_go = let_go
+    def __init__(self, count: int, release: Callable[[], None]) -> None:
+        self._places = [_ProcessSlot(number) for number in range(1, count + 1)]
+        self._release = release
         self._log = structlog.get_logger("processes")
         self._awaited = {*STOP_SIGNALS, signal.SIGCHLD}
         self._code = 0
@@ -86,14 +87,14 @@ class _Parent:
                 if self._is_due(place) and (child := self._fork(place)) is not None:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     return child
-            got = signal.sigtimedwait(self._awaited, self._seconds_to_next_start())
-            if got is not None and got.si_signo != signal.SIGCHLD:
+            received = signal.sigtimedwait(self._awaited, self._seconds_to_next_start())
+            if received is not None and received.si_signo != signal.SIGCHLD:
                 self._stop_or_kill()
             self._collect_ended()
             if self._stopped_at is not None and not any(each.pid for each in self._places):
                 raise SystemExit(self._code)
 
-    def _is_due(self, place: _Place) -> bool:
+    def _is_due(self, place: _ProcessSlot) -> bool:
         return not place.pid and self._stopped_at is None and place.restart_at <= time.monotonic()
 
     def _seconds_to_next_start(self) -> float:
@@ -103,7 +104,7 @@ class _Parent:
         starts = [each.restart_at for each in self._places if not each.pid]
         return max(0.0, min([MAX_WAIT, *(start - time.monotonic() for start in starts)]))
 
-    def _fork(self, place: _Place) -> ForkedChild | None:
+    def _fork(self, place: _ProcessSlot) -> ForkedChild | None:
         """Return in the child what it is to know; in the first process None."""
         ready, tell_ready = os.pipe()
         os.set_blocking(ready, False)
@@ -135,8 +136,8 @@ class _Parent:
             if pid:
                 self._note_end(place, os.waitstatus_to_exitcode(status))
 
-    def _note_end(self, place: _Place, code: int) -> None:
-        was_ready = _has_told(place.ready)
+    def _note_end(self, place: _ProcessSlot, code: int) -> None:
+        was_ready = _has_reported(place.ready)
         os.close(place.ready)
         place.pid = 0
         if self._stopped_at is not None:
@@ -156,7 +157,7 @@ class _Parent:
         number = signal.SIGTERM
         if self._stopped_at is None:
             self._stopped_at = now
-            self._let_go()
+            self._release()
         elif now - self._stopped_at > SIGNAL_DEBOUNCE:
             self._code, number = INTERRUPTED, signal.SIGKILL
         for place in self._places:
@@ -164,7 +165,7 @@ class _Parent:
                 os.kill(place.pid, number)
 
 
-def _has_told(ready: int) -> bool:
+def _has_reported(ready: int) -> bool:
     try:
         return bool(os.read(ready, 1))
     except BlockingIOError:

@@ -21,11 +21,11 @@ from types import FrameType
 
 from switchyard.cli.base.errors import FAILED
 from switchyard.cli.base.output import echo, say
+from switchyard.cli.base.stopping import STOP_SIGNALS
 
 POLL_INTERVAL = 0.3
-"""Between looks at the files' times."""
+"""Seconds between checks of the files' times."""
 NOTHING_TO_WATCH = "there is no module of yours to watch"
-STOPS = (signal.SIGTERM, signal.SIGINT)
 JOBCTL = (sys.executable, "-P", "-m", "switchyard.cli.main")
 PROBE = (sys.executable, "-P", "-m", "switchyard.cli.process.reload")
 
@@ -33,8 +33,8 @@ Times = dict[Path, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """What a look at the user's modules has found."""
+class ModuleProbe:
+    """Result of importing the user's modules in another process."""
 
     files: tuple[Path, ...]
     """Source files of the user's that the modules consist of."""
@@ -44,27 +44,27 @@ class Probed:
 
 @dataclass(slots=True)
 class ModuleWatch:
-    """Looks whether the user's modules have changed."""
+    """Finds changes of the user's modules."""
 
     modules: Sequence[str]
     _times: Times = field(default_factory=dict)
 
-    def begin(self) -> Probed:
-        """Look for the first time."""
-        probed = probe(self.modules)
-        self._times = times_of(probed.files)
-        return probed
+    def begin(self) -> ModuleProbe:
+        """Import the modules for the first time, and remember the times of their files."""
+        module_probe = probe(self.modules)
+        self._times = times_of(module_probe.files)
+        return module_probe
 
-    def look(self) -> tuple[list[str], Probed] | None:
-        """Return the names of the files that have changed since the last look, and what the modules
-        are now; None where nothing has."""
+    def find_change(self) -> tuple[list[str], ModuleProbe] | None:
+        """Return the names of the files that have changed since the last call, and the modules as
+        they are now; None if no file has changed."""
         if (now := times_of(self._times)) == self._times:
             return None
         changed = sorted(path.name for path in now if now[path] != self._times[path])
-        probed = probe(self.modules)
+        module_probe = probe(self.modules)
         # What was there stays watched: it may be missing just for now.
-        self._times = times_of({*now, *probed.files})
-        return changed, probed
+        self._times = times_of({*now, *module_probe.files})
+        return changed, module_probe
 
 
 @dataclass
@@ -75,23 +75,23 @@ class Reloader:
     modules: Sequence[str]
     worker: subprocess.Popen[bytes] | None = None
     stops: int = 0
-    """Signals that have come."""
+    """Signals that have been received."""
     _woken: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> int:
         """Run the worker until a signal comes, and return its exit code; return too when the worker
         ends by itself before anything has changed."""
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         watch = ModuleWatch(self.modules)
-        probed = watch.begin()
-        if not probed.files:
-            say(f"reload: {probed.error or NOTHING_TO_WATCH}")
+        module_probe = watch.begin()
+        if not module_probe.files:
+            say(f"reload: {module_probe.error or NOTHING_TO_WATCH}")
             return FAILED
-        if probed.error is None:
+        if module_probe.error is None:
             self._start()
         else:
-            say(f"reload: {probed.error}; waiting for a change")
+            say(f"reload: {module_probe.error}; waiting for a change")
         changes = 0
         while not self.stops:
             self._woken.wait(POLL_INTERVAL)
@@ -99,15 +99,15 @@ class Reloader:
                 if not changes:
                     return code
                 say(f"reload: the worker has ended (exit code {code}); waiting for a change")
-            if (change := watch.look()) is None:
+            if (change := watch.find_change()) is None:
                 continue
             changes += 1
-            changed, probed = change
-            if probed.error is not None:
+            changed, module_probe = change
+            if module_probe.error is not None:
                 consequence = (
                     "the worker runs on as it was" if self.worker else "waiting for a change"
                 )
-                say(f"reload: {probed.error}; {consequence}")
+                say(f"reload: {module_probe.error}; {consequence}")
                 continue
             say(f"reload: {', '.join(changed)} changed; the worker starts again")
             self._stop()
@@ -155,17 +155,17 @@ def _time_of(path: Path) -> int:
         return 0
 
 
-def probe(modules: Sequence[str]) -> Probed:
+def probe(modules: Sequence[str]) -> ModuleProbe:
     """Import the modules in a process of its own."""
     done = subprocess.run(
         [*PROBE, *modules], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     try:
         result = json.loads(done.stdout.splitlines()[-1])
-        return Probed(tuple(Path(each) for each in result["files"]), result["error"])
+        return ModuleProbe(tuple(Path(each) for each in result["files"]), result["error"])
     except (ValueError, IndexError):
         # A module that ends the process, or writes as it goes.
-        return Probed((), f"importing {', '.join(modules)} ended with {done.returncode}")
+        return ModuleProbe((), f"importing {', '.join(modules)} ended with {done.returncode}")
 
 
 def main(modules: Sequence[str]) -> None:

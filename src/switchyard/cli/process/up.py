@@ -106,7 +106,7 @@ def up(
     settings = load_settings()
     directory = settings.data_dir
     make_private(directory)
-    with _alone_in(directory):
+    with _lock_directory(directory):
         try:
             port = free_port(settings.api_port if api_port is None else api_port)
             _run_until_interrupted(
@@ -117,7 +117,7 @@ def up(
 
 
 @contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
+def _lock_directory(directory: Path) -> Iterator[None]:
     """Raise CommandFailed if another `up` runs in that directory."""
     with (directory / "up.lock").open("w") as lock:
         try:
@@ -222,24 +222,24 @@ def _run_until_interrupted(
 
 @dataclass(slots=True)
 class ApiStart:
-    """Whether the HTTP API takes connections, asked until it does."""
+    """The start of the HTTP API, which is over when it takes connections."""
 
     host: str
     port: int
-    is_done: bool = False
+    has_started: bool = False
 
     def look(self) -> bool:
-        """Tell whether the API has started since the last look."""
-        if self.is_done:
+        """Return whether the API has started since the last call."""
+        if self.has_started:
             return False
         with socket.socket() as probe:
-            self.is_done = probe.connect_ex((self.host, self.port)) == 0
-        return self.is_done
+            self.has_started = probe.connect_ex((self.host, self.port)) == 0
+        return self.has_started
 
 
 def await_api(api: ApiStart, supervisor: Supervisor) -> None:
-    """Return when the API takes connections, so that its address can be used once it is printed;
-    where that takes too long, say so: `_watch` tells when it does."""
+    """Wait until the API takes connections, so that its address can be used once it is printed. If
+    that takes too long, say so, and return: `_watch` says when the API has started."""
     deadline = time.monotonic() + API_START_TIMEOUT
     while time.monotonic() < deadline:
         if api.look():
@@ -270,13 +270,13 @@ class NodeWatchdog:
     that is too busy to start it in time, ends nothing."""
 
     node: LocalNode
-    again_at: float = float("-inf")
+    retry_at: float = float("-inf")
 
     def look(self, now: float) -> None:
         """Start the node again if it has ended; `now` is in seconds, by a monotonic clock."""
         from switchyard.cli.system.rabbitmq_node import LocalNodeError
 
-        if self.node.is_running or now < self.again_at:
+        if self.node.is_running or now < self.retry_at:
             return
         say("RabbitMQ ended; starting it again …")
         try:
@@ -284,7 +284,7 @@ class NodeWatchdog:
         except (LocalNodeError, OSError) as error:
             reason = str(error).partition("\n")[0]
             say(f"RabbitMQ does not start: {reason}; again in {NODE_RESTART_INTERVAL:g} s")
-            self.again_at = time.monotonic() + NODE_RESTART_INTERVAL
+            self.retry_at = time.monotonic() + NODE_RESTART_INTERVAL
         else:
             say("RabbitMQ runs again")
 
@@ -303,9 +303,11 @@ class SystemReloader:
         from switchyard.cli.process.reload import NOTHING_TO_WATCH, ModuleWatch
 
         watch = ModuleWatch(system.settings.modules)
-        probed = watch.begin()
-        if not probed.files:
-            why = probed.error or f"{NOTHING_TO_WATCH}: name it with --include or JOBS_MODULES"
+        module_probe = watch.begin()
+        if not module_probe.files:
+            why = (
+                module_probe.error or f"{NOTHING_TO_WATCH}: name it with --include or JOBS_MODULES"
+            )
             raise CommandFailed(f"reload: {why}")
         return cls(watch, system.environment, supervisor)
 
@@ -313,11 +315,11 @@ class SystemReloader:
         """Restart the processes if there was a change that can be used; say so."""
         from switchyard.cli.process.reload import JOBCTL
 
-        if (change := self.watch.look()) is None:
+        if (change := self.watch.find_change()) is None:
             return
-        changed, probed = change
-        if probed.error is not None:
-            say(f"reload: {probed.error}; everything runs on as it was")
+        changed, module_probe = change
+        if module_probe.error is not None:
+            say(f"reload: {module_probe.error}; everything runs on as it was")
             return
         # A type that is new may need a queue.
         done = subprocess.run(
@@ -343,13 +345,13 @@ def _watch(
     api: ApiStart,
     reloader: SystemReloader | None,
 ) -> None:
-    keeper = None if broker.node is None else NodeWatchdog(broker.node)
+    node_watchdog = None if broker.node is None else NodeWatchdog(broker.node)
     while True:
         if api.look():
             say("The HTTP API has started.")
         time.sleep(POLL_INTERVAL)
-        if keeper is not None:
-            keeper.look(time.monotonic())
+        if node_watchdog is not None:
+            node_watchdog.look(time.monotonic())
         if reloader is not None:
             reloader.look()
         for line in supervisor.heal():

@@ -90,7 +90,7 @@ def worker(
         code = Reloader(arguments, (*settings.modules, *(include or ()))).run()
         raise typer.Exit(code)
     registry = load_registry(settings, include)
-    shares = shares_of(
+    plans = make_plans(
         settings,
         registry,
         kinds,
@@ -102,10 +102,10 @@ def worker(
     )
     configure(settings.log_level, settings.log_format)
     with tracing("worker"):
-        run(_work(settings, registry, shares), endures_exits=True)
+        run(_work(settings, registry, plans), endures_exits=True)
 
 
-def shares_of(
+def make_plans(
     settings: Settings,
     registry: Registry,
     kinds: list[str],
@@ -114,7 +114,7 @@ def shares_of(
     concurrency: int | None = None,
     reserve: int | None = None,
 ) -> list[WorkerPlan]:
-    """Return one share for each kind. Raises UnknownWorker."""
+    """Return one plan for each kind. Raises UnknownWorker."""
     from switchyard.services.engine.runtime.worker import plan_for
 
     if ALL in kinds:
@@ -131,7 +131,7 @@ def shares_of(
     ]
 
 
-async def _work(settings: Settings, registry: Registry, shares: list[WorkerPlan]) -> None:
+async def _work(settings: Settings, registry: Registry, plans: list[WorkerPlan]) -> None:
     from switchyard.cli.base.common import require_queues
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.stopping import retire_on_signal, stop_on_signals
@@ -141,7 +141,7 @@ async def _work(settings: Settings, registry: Registry, shares: list[WorkerPlan]
     from switchyard.services.engine.monitoring.startup import wait_until_available
     from switchyard.services.engine.runtime.worker import Worker
 
-    queues = [queue for share in shares for queue in share.queues]
+    queues = [queue for plan in plans for queue in plan.queues]
     url = settings.require_amqp_url()
     await wait_until_available("broker", lambda: require_queues(url, queues))
     settle_memory()
@@ -150,11 +150,11 @@ async def _work(settings: Settings, registry: Registry, shares: list[WorkerPlan]
         metrics = Metrics() if settings.metrics_port is not None else None
         if metrics is not None:
             ledger.observe(watch_ledger(metrics))
-        working = Worker(settings, registry, ledger, shares, metrics=metrics)
-        stop_on_signals(working.stop)
-        retire_on_signal(working.retire)
+        worker = Worker(settings, registry, ledger, plans, metrics=metrics)
+        stop_on_signals(worker.stop)
+        retire_on_signal(worker.retire)
         async with (
-            claiming(settings, ledger, working.stop),
-            showing_metrics(metrics, settings, lambda: working.is_consuming),
+            claiming(settings, ledger, worker.stop),
+            showing_metrics(metrics, settings, lambda: worker.is_consuming),
         ):
-            await working.run()
+            await worker.run()

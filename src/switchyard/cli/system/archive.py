@@ -55,10 +55,10 @@ _MAX_CELL = 200
 def list_days(as_json: JsonOption = False) -> None:
     """List the days of the archive, with its files, jobs and sizes.
 
-    Files that are missing, and those of an interrupted step, which nobody reads, are told of.
+    Also names files that are missing, and files of an interrupted step, which nobody reads.
     """
     quiet_logs()
-    contents = run(_contents(load_settings()))
+    contents = run(_read_contents(load_settings()))
     if as_json:
         print_json(_as_json(contents))
         return
@@ -84,14 +84,14 @@ def list_days(as_json: JsonOption = False) -> None:
     if contents.missing:
         echo(
             f"{pluralize(len(contents.missing), 'file')} missing in the storage, or damaged: "
-            f"{_some([file.key for file in contents.missing])}. Put them back from a backup, or "
-            "forget them with `jobctl archive forget`",
+            f"{_name_some([file.key for file in contents.missing])}. Put them back from a backup, "
+            "or forget them with `jobctl archive forget`",
             err=True,
         )
     if contents.leftovers:
         echo(
             f"{pluralize(len(contents.leftovers), 'file')} of an interrupted step, which nobody "
-            f"reads and you can delete: {_some([each.key for each in contents.leftovers])}",
+            f"reads and you can delete: {_name_some([each.key for each in contents.leftovers])}",
             err=True,
         )
     for file in contents.files:
@@ -149,7 +149,7 @@ def query(
     else:
         rows = table(*map(cell, answer.columns), flexible=[cell(each) for each in answer.columns])
         for row in answer.rows:
-            add_row(rows, *(cell(_text(value)) for value in row))
+            add_row(rows, *(cell(_cell_text(value)) for value in row))
         console().print(rows)
     if answer.more:
         say(f"The first {pluralize(len(answer.rows), 'row')}; there are more: --limit.")
@@ -164,7 +164,7 @@ def forget(yes: YesOption = False, as_json: JsonOption = False) -> None:
     """
     quiet_logs()
     settings = load_settings()
-    missing = run(_contents(settings)).missing
+    missing = run(_read_contents(settings)).missing
     if missing and not yes:
         jobs = sum(file.jobs for file in missing)
         require_answer("forget")
@@ -180,7 +180,7 @@ def forget(yes: YesOption = False, as_json: JsonOption = False) -> None:
     say(f"{pluralize(len(forgotten), 'file')} forgotten.")
 
 
-async def _contents(settings: Settings) -> ArchiveContents:
+async def _read_contents(settings: Settings) -> ArchiveContents:
     from switchyard.services.common.files.storage import Storage
     from switchyard.services.engine.archive.contents import read_contents
 
@@ -239,11 +239,11 @@ def _date(moment: float) -> str:
     return to_datetime(moment).date().isoformat()
 
 
-def _some(keys: Sequence[str]) -> str:
+def _name_some(keys: Sequence[str]) -> str:
     return ", ".join(keys[:3]) + (f" and {len(keys) - 3:,} more" if len(keys) > 3 else "")
 
 
-def _text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else inline_json(value)

@@ -1,8 +1,8 @@
 """How many processes of each kind of worker `jobctl up --autoscale` runs.
 
-`decide` is pure. One more process, where the oldest job has waited too long; one less, where a
-process fewer would have done for a good while. Between the two lies what changes nothing, so that
-processes do not come and go.
+`decide` is pure. It adds a process when the oldest job has waited too long, and removes one when
+one process fewer would have been enough for a good while. Loads between the two change nothing, so
+that processes do not come and go.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLL_INTERVAL = 5.0
 START_COOLDOWN = 15.0
 """Seconds that a new process needs until it works: no other is started meanwhile."""
 EASY_RATIO = 0.7
-"""With one process fewer, so large a share of the slots may be in use: below 1, as jobs come in
+"""Fraction of the slots that may be in use after one process is removed: below 1, as jobs come in
 waves."""
 
 
@@ -50,13 +50,13 @@ class KindLoad:
     """Jobs that run in those processes."""
     waited: float
     """Seconds that the oldest job has waited; 0 where none waits."""
-    feeds: int | None = None
+    server_limit: int | None = None
     """Jobs at once that the servers behind this kind can take, such as those of language models;
     None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScalingState:
     """State kept from one reading to the next. Times are seconds of a monotonic clock."""
 
     started_at: float = float("-inf")
@@ -69,44 +69,46 @@ class ScalingCooldowns:
     """Thresholds, in seconds, for one process more and one less."""
 
     wait: float
-    """The oldest job may wait so long before a process is started."""
+    """Time that the oldest job may wait before a process is started."""
     calm: float
-    """One process fewer must have been enough for so long before one is retired."""
+    """Time for which one process fewer must have been enough before one is retired."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScalingDecision:
     """Decision on the number of processes of one kind."""
 
     processes: int
-    memory: Memory
+    state: ScalingState
     why: str = ""
 
 
 def decide(
-    seen: KindLoad, span: Span, memory: Memory, cooldowns: ScalingCooldowns, now: float
-) -> Verdict:
+    load: KindLoad, span: Span, state: ScalingState, cooldowns: ScalingCooldowns, now: float
+) -> ScalingDecision:
     """Return how many processes there should be: at most one more or one less than now, within the
     bounds."""
-    most = _most(seen, span)
-    if not span.least <= seen.processes <= max(span.least, most):
-        processes = min(max(seen.processes, span.least), max(span.least, most))
-        why = "its bounds" if most == span.most else f"its servers bear {seen.feeds:,} at once"
-        return Verdict(processes, Memory(started_at=now), why)
-    if seen.waited > cooldowns.wait:
-        if seen.processes >= most or now - memory.started_at < START_COOLDOWN:
-            return Verdict(seen.processes, Memory(memory.started_at))
-        why = f"the oldest job has waited {seen.waited:.0f} s"
-        return Verdict(seen.processes + 1, Memory(started_at=now), why)
-    fewer = (seen.processes - 1) * seen.slots
-    is_calm = seen.waited < cooldowns.wait / 2 and seen.running <= fewer * EASY_RATIO
-    if seen.processes <= span.least or not is_calm:
-        return Verdict(seen.processes, Memory(memory.started_at))
-    since = now if memory.calm_since is None else memory.calm_since
+    most = _max_processes(load, span)
+    if not span.least <= load.processes <= max(span.least, most):
+        processes = min(max(load.processes, span.least), max(span.least, most))
+        why = (
+            "its bounds" if most == span.most else f"its servers bear {load.server_limit:,} at once"
+        )
+        return ScalingDecision(processes, ScalingState(started_at=now), why)
+    if load.waited > cooldowns.wait:
+        if load.processes >= most or now - state.started_at < START_COOLDOWN:
+            return ScalingDecision(load.processes, ScalingState(state.started_at))
+        why = f"the oldest job has waited {load.waited:.0f} s"
+        return ScalingDecision(load.processes + 1, ScalingState(started_at=now), why)
+    fewer = (load.processes - 1) * load.slots
+    is_calm = load.waited < cooldowns.wait / 2 and load.running <= fewer * EASY_RATIO
+    if load.processes <= span.least or not is_calm:
+        return ScalingDecision(load.processes, ScalingState(state.started_at))
+    since = now if state.calm_since is None else state.calm_since
     if now - since < cooldowns.calm:
-        return Verdict(seen.processes, Memory(memory.started_at, since))
-    why = f"{seen.running:,} jobs run, and none has waited long for {now - since:.0f} s"
-    return Verdict(seen.processes - 1, Memory(memory.started_at), why)
+        return ScalingDecision(load.processes, ScalingState(state.started_at, since))
+    why = f"{load.running:,} jobs run, and none has waited long for {now - since:.0f} s"
+    return ScalingDecision(load.processes - 1, ScalingState(state.started_at), why)
 
 
 def idlest(names: Sequence[str], running: Mapping[str, int], number: int) -> list[str]:
@@ -116,11 +118,11 @@ def idlest(names: Sequence[str], running: Mapping[str, int], number: int) -> lis
     return [name for _, name in ranked[: max(0, number)]]
 
 
-def _most(seen: KindLoad, span: Span) -> int:
+def _max_processes(load: KindLoad, span: Span) -> int:
     """Return the largest number of processes of which each can get a job."""
-    if seen.feeds is None:
+    if load.server_limit is None:
         return span.most
-    return min(span.most, max(1, -(-seen.feeds // seen.slots)))
+    return min(span.most, max(1, -(-load.server_limit // load.slots)))
 
 
 def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> dict[str, Span]:
@@ -151,7 +153,7 @@ class Autoscaler:
         self._spans = dict(spans)
         settings = system.settings
         self._cooldowns = ScalingCooldowns(settings.autoscale_wait, settings.autoscale_calm)
-        self._memory = dict.fromkeys(spans, Memory())
+        self._states = dict.fromkeys(spans, ScalingState())
         self._next_look = 0.0
         self._running: dict[str, int] = {}
         """Jobs in each process, at the last reading."""
@@ -165,36 +167,38 @@ class Autoscaler:
             return []
         self._next_look = now + POLL_INTERVAL
         try:
-            seen = await self._seen()
+            loads = await self._read_loads()
         except LedgerError:
             return []
         news = []
         for kind, span in self._spans.items():
-            verdict = decide(seen[kind], span, self._memory[kind], self._cooldowns, now)
-            self._memory[kind] = verdict.memory
-            before = seen[kind].processes
-            if verdict.processes != before:
-                self._set(kind, verdict.processes)
-                after = pluralize(verdict.processes, "process", "processes")
-                news.append(f"{kind}: {before} → {after}; {verdict.why}")
+            decision = decide(loads[kind], span, self._states[kind], self._cooldowns, now)
+            self._states[kind] = decision.state
+            before = loads[kind].processes
+            if decision.processes != before:
+                self._set(kind, decision.processes)
+                after = pluralize(decision.processes, "process", "processes")
+                news.append(f"{kind}: {before} → {after}; {decision.why}")
         return news
 
-    async def _seen(self) -> dict[str, KindLoad]:
+    async def _read_loads(self) -> dict[str, KindLoad]:
         """Read the load of each kind. Raises LedgerError."""
         from switchyard.cli.base.common import open_ledger
 
         settings = self._system.settings
         async with open_ledger(settings) as ledger:
-            load = await ledger.gauges.load(socket.gethostname())
+            measured = await ledger.gauges.load(socket.gethostname())
             now = ledger.clock.time()
             servers = await LlmLedger(ledger).slots.llm_servers() if settings.llm_servers else []
         most = {each.name: settings.most_calls(each) for each in settings.llm_servers}
-        bears = sum(each.state.calls(most[each.name]) for each in servers if each.name in most)
-        seen = {}
+        server_calls = sum(
+            each.state.calls(most[each.name]) for each in servers if each.name in most
+        )
+        loads = {}
         pids = {each.name: each.process.pid for each in self._supervisor.children if each.process}
         for kind in self._spans:
             names = self._names(kind)
-            kind_load = load.get(kind)
+            kind_load = measured.get(kind)
             waited = (
                 0.0
                 if kind_load is None or kind_load.oldest is None
@@ -202,28 +206,28 @@ class Autoscaler:
             )
             by_pid = {} if kind_load is None else kind_load.running
             self._running |= {name: by_pid.get(pids.get(name, 0), 0) for name in names}
-            seen[kind] = KindLoad(
+            loads[kind] = KindLoad(
                 processes=len(names),
                 slots=settings.slots_of(kind),
                 running=sum(self._running[name] for name in names),
                 waited=waited,
-                feeds=bears or None if kind == LLM else None,
+                server_limit=server_calls or None if kind == LLM else None,
             )
-        return seen
+        return loads
 
     def _names(self, kind: str) -> list[str]:
         """Return the names of a kind's processes that take jobs, in the order of their start."""
         own = ("worker", kind)
         children = self._supervisor.children
-        return [each.name for each in children if each.arguments == own and not each.retires]
+        return [each.name for each in children if each.arguments == own and not each.is_retiring]
 
     def _set(self, kind: str, count: int) -> None:
         from switchyard.cli.system.local_system import worker_name
 
-        there = self._names(kind)
-        for name in idlest(there, self._running, len(there) - count):
+        names = self._names(kind)
+        for name in idlest(names, self._running, len(names) - count):
             self._supervisor.retire(name)
         taken = {each.name for each in self._supervisor.children}
         free = (n for n in range(1, 10_000) if worker_name(kind, n) not in taken)
-        for _ in range(count - len(there)):
+        for _ in range(count - len(names)):
             self._supervisor.start(worker_name(kind, next(free)), "worker", kind)

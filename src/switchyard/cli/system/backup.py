@@ -77,7 +77,7 @@ def create(
         print_json(_as_json(done.archive, manifest) | {"archive_bytes": done.size})
         return
     echo(f"{done.archive}: {size_in_words(done.size)}, {_summary(manifest)}")
-    _tell_what_lacks(manifest)
+    _report_missing(manifest)
     say(f"Check it with `jobctl backup verify {done.archive}`.")
 
 
@@ -106,7 +106,7 @@ def verify(archive: ArchiveArgument, as_json: JsonOption = False) -> None:
             ("settings", ", ".join(manifest.settings)),
         ]
     )
-    _tell_what_lacks(manifest)
+    _report_missing(manifest)
 
 
 @app.command()
@@ -145,7 +145,7 @@ def restore(
     echo(f"restored to {done.ledger}: {_summary(manifest)}, of {_moment(manifest)}")
     for each in done.kept:
         echo(f"kept what was there: {each}")
-    _tell_what_lacks(manifest)
+    _report_missing(manifest)
     if manifest.revision < SCHEMA_REVISION:
         say("Now run `jobctl db upgrade`: its tables are of an older version.")
     say("Before you start the system, run `jobctl topology apply` and `jobctl backup reconcile`.")
@@ -233,7 +233,7 @@ def _summary(manifest: Manifest) -> str:
     return f"{jobs}, {pluralize(manifest.files, 'file')}, {index} of index"
 
 
-def _tell_what_lacks(manifest: Manifest) -> None:
+def _report_missing(manifest: Manifest) -> None:
     for part, what in manifest.elsewhere.items():
         echo(f"not in it: {part}, {what}", err=True)
     if manifest.missing:

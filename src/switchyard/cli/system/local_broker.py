@@ -66,9 +66,9 @@ def any_broker(
     """Find or start the first available broker, in the order above; what was started ends with the
     context.
 
-    `directory` is for a private node, whose password and ports are the same the next time with
-    `keeps`. `meanwhile` is called once, before anything connects to a broker: while a private node
-    starts, if there is none to be looked for. Raises CommandFailed, saying what to install.
+    `directory` is for a private node; with `keeps`, its password and ports are kept for the next
+    start. `meanwhile` is called once, before anything connects to a broker; if a private node is
+    started, while it starts. Raises CommandFailed, saying what to install.
     """
     if settings.amqp_url is not None:
         meanwhile()
@@ -112,7 +112,7 @@ def _configured_broker(settings: Settings) -> FoundBroker:
 
 
 def _listens() -> bool:
-    """Whether anything listens where a broker on localhost would."""
+    """Return whether anything listens where a broker on localhost would."""
     try:
         socket.create_connection(("localhost", 5672), CONNECT_TIMEOUT).close()
     except OSError:

@@ -46,7 +46,8 @@ class EarlyStart:
     spawner: Spawner | None = None
 
     def begin(self) -> None:
-        """Call it before anything starts a thread or opens a connection. Raises LedgerError."""
+        """Fork the process that others are forked from, and make the ledger's tables. Call it
+        before anything starts a thread or opens a connection. Raises LedgerError."""
         from switchyard.cli.system.spawner import Spawner
 
         self.spawner = Spawner.fork(postgres=self.ledger_url.startswith("postgres"))
@@ -113,7 +114,9 @@ def assemble(
     }
     if only_in_data_dir:
         own_values |= dict.fromkeys(OWN_ADDRESSES)
-    environment = {key: value for key, value in os.environ.items() if _keeps(key, own_values)}
+    environment = {
+        key: value for key, value in os.environ.items() if _is_inherited(key, own_values)
+    }
     environment |= {variable(key): value for key, value in own_values.items() if value is not None}
     values: dict[str, Any] = dict(own_values)
     settings = Settings(**values)
@@ -121,8 +124,8 @@ def assemble(
 
 
 async def prepare(system: System, *, adopt: bool = False) -> None:
-    """Make the ledger, declare the topology, and mark the broker as that ledger's; again does no
-    harm. With `adopt`, whosever the broker was.
+    """Make the ledger, declare the topology, and mark the broker as that ledger's; can be repeated.
+    With `adopt`, also a broker and files of another system become this one's.
 
     Raises CommandFailed when the broker has something else in its place, WrongSystem when it is
     another system's, ManagementError, LedgerError.
@@ -203,5 +206,5 @@ def variable(setting: str) -> str:
     return f"JOBS_{setting.upper()}"
 
 
-def _keeps(key: str, own_values: Mapping[str, str | None]) -> bool:
+def _is_inherited(key: str, own_values: Mapping[str, str | None]) -> bool:
     return not any(key.upper() == variable(name) for name in own_values)

@@ -23,7 +23,7 @@ class _Role(Protocol):
     def purpose(self) -> str: ...
 
 
-class _Made(Protocol):
+class _CreatedUser(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -35,7 +35,11 @@ class _Made(Protocol):
 
 
 def print_users(
-    made_users: Sequence[_Made], url: Callable[[], str], named: Collection[str], *, as_json: bool
+    made_users: Sequence[_CreatedUser],
+    url: Callable[[], str],
+    named: Collection[str],
+    *,
+    as_json: bool,
 ) -> None:
     """Print each user with its address, which is `url` with the user's login; for a user whose
     password was not made now, print why there is none. `named` are the roles whose passwords come

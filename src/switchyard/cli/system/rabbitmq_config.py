@@ -101,7 +101,7 @@ class NodeSetup:
         }
 
     def environment(self) -> dict[str, str]:
-        """The whole environment of the node and its tools: no other variable of this process
+        """Return the whole environment of the node and its tools: no other variable of this process
         reaches them."""
         here = self.base_dir
         loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"

@@ -1,9 +1,9 @@
 """Processes of `jobctl` forked from one that has loaded what they all need.
 
-To import it takes a worker two seconds of processor time and 75 MB; a fork takes a few
-milliseconds, and shares those pages with all others. What is copied must be of no use to one
-process alone: the process that is forked from is itself forked before there is a thread, an event
-loop or a connection, and it loads no module of a user's.
+Importing it takes a worker two seconds of processor time and 75 MB; a fork takes a few
+milliseconds, and shares those pages with all others. The spawner must hold nothing that belongs to
+one process: it is itself forked before there is a thread, an event loop or a connection, and it
+loads no module of a user's.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ POSTGRES_MODULES = ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "sqlalc
 PROGRAM = "switchyard.cli.main"
 """Module that is run in a fork, as by the interpreter: it has all commands."""
 COMMANDS = (("worker", "ingest"), ("scheduler",), ("api",))
-"""What is forked, by its arguments."""
+"""Arguments of the commands that are forked."""
 NO_LEDGER = "sqlite+aiosqlite:////nowhere/ledger.db"
 """Address of a ledger that is never opened."""
 ANSWER_TIMEOUT = 60.0
@@ -107,8 +107,8 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._spawner = spawner
         self._end: int | None = None
-        """File descriptor that becomes readable when the process has ended: until then the spawner
-        need not be asked."""
+        """File descriptor that becomes readable when the process has ended; until then the spawner
+        is not asked."""
         if open_process := getattr(os, "pidfd_open", None):
             with suppress(OSError):  # an older kernel
                 self._end = open_process(pid)
@@ -126,9 +126,9 @@ class ForkedProcess:
         """Tell whether the process certainly still runs."""
         if self._end is None:
             return False
-        looking = select.poll()
-        looking.register(self._end, select.POLLIN)
-        return not looking.poll(0)
+        poller = select.poll()
+        poller.register(self._end, select.POLLIN)
+        return not poller.poll(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end, and return the exit code. Raises subprocess.TimeoutExpired."""
@@ -178,7 +178,7 @@ class Spawner:
             ours.recv(1)  # until the child has closed what belongs to this process
             return cls(pid, ours)
         try:
-            channel = _keep_alone(theirs)
+            channel = _close_inherited(theirs)
             channel.sendall(b"\n")
             _serve(channel)
         finally:
@@ -297,7 +297,7 @@ def _end_of_orphan(pid: int) -> int | None:
 # --- in the spawner's process -------------------------------------------------------------------
 
 
-def _keep_alone(channel: socket.socket) -> socket.socket:
+def _close_inherited(channel: socket.socket) -> socket.socket:
     """Close everything of the parent's but its standard streams: locks, pipes and sockets."""
     os.setsid()  # Ctrl-C is for the parent: this process ends with it
     os.dup2(channel.fileno(), 3)
@@ -320,11 +320,13 @@ def _serve(channel: socket.socket) -> None:
             ended, status = os.waitpid(request["pid"], os.WNOHANG)
             answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}
         else:
-            answer = _begin(request, channel, requests)
+            answer = _fork_command(request, channel, requests)
         channel.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _begin(request: dict[str, Any], channel: socket.socket, requests: IO[bytes]) -> dict[str, Any]:
+def _fork_command(
+    request: dict[str, Any], channel: socket.socket, requests: IO[bytes]
+) -> dict[str, Any]:
     """Fork a command. Return the answer, in the spawner; the child does not return."""
     began, to_begin = os.pipe()
     try:

@@ -17,11 +17,11 @@ from switchyard.cli.system.rabbitmq_node import end_with_this_process
 from switchyard.cli.system.spawner import ChildProcess, Spawner, SpawnerGone
 
 STOP_SECONDS = 35.0
-"""How long a child may take to stop: a little more than running jobs are given."""
+"""Seconds that a child may take to stop: a little more than running jobs are given."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.5, 30.0
 """Seconds before a child that died is started again: doubled each time it dies soon again."""
 HEALTHY_SECONDS = 30.0
-"""A child that ran so long starts again with the first backoff."""
+"""Seconds after which a child that has died starts again with the first backoff."""
 TAIL_LINES = 5
 
 
@@ -30,7 +30,7 @@ class RestartBackoff:
     """How long a process that has died waits until it is started again."""
 
     deaths: int = 0
-    """Since it last ran for a good while."""
+    """Deaths since it last ran for HEALTHY_SECONDS."""
 
     def after_death(self, ran_for: float) -> float:
         """Note a death after so many seconds; return how many it waits now."""
@@ -52,10 +52,10 @@ class Child:
     started_at: float = 0.0
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float | None = None
-    retires: bool = False
-    """It is to end when it is idle, and not to be started again."""
-    restarts: bool = False
-    """It was told to end, to be started again at once."""
+    is_retiring: bool = False
+    """Whether it ends when it is idle, and is not started again."""
+    is_restarting: bool = False
+    """Whether it was told to end, and is started again at once."""
 
     @property
     def tail(self) -> str:
@@ -87,28 +87,28 @@ class Supervisor:
             child.restart_at = time.monotonic()
 
     def dead(self) -> list[Child]:
-        """Children that have ended and are not to be started again yet."""
+        """Return the children that have ended and have no time yet at which they start again."""
         return [
             child
             for child in self.children
             if child.process is not None
             and child.process.poll() is not None
             and child.restart_at is None
-            and not child.retires
+            and not child.is_retiring
         ]
 
     def retire(self, name: str) -> None:
         """Have a worker end as soon as it is idle: no running job is cut off."""
         for child in self.children:
             if child.name == name:
-                child.retires, child.restart_at = True, None
+                child.is_retiring, child.restart_at = True, None
                 _signal(child, RETIRE_SIGNAL)
 
     def restart(self) -> None:
         """Have all end in good order, each to be started again by `heal` as soon as it has."""
         for child in self.children:
-            if not child.retires:
-                child.restarts = True
+            if not child.is_retiring:
+                child.is_restarting = True
                 _signal(child, signal.SIGTERM)
 
     def kill(self, name: str) -> None:
@@ -119,16 +119,16 @@ class Supervisor:
                 child.process.wait()
 
     def heal(self) -> list[str]:
-        """Start again, each after its backoff, what has died; says what happened, in lines."""
+        """Start dead children again, each after its backoff. Return what happened, as lines."""
         news = []
         now = time.monotonic()
-        for child in [each for each in self.children if each.retires]:
+        for child in [each for each in self.children if each.is_retiring]:
             if child.process is None or child.process.poll() is not None:
                 self._end(child)
                 self.children.remove(child)
                 news.append(f"{child.name} has retired")
         for child in self.dead():
-            if child.restarts:
+            if child.is_restarting:
                 child.restart_at = now
                 continue
             pause = child.backoff.after_death(now - child.started_at)
@@ -149,14 +149,13 @@ class Supervisor:
                         f"again in {LAST_BACKOFF:g} s"
                     )
                 else:
-                    if not child.restarts:
+                    if not child.is_restarting:
                         news.append(f"{child.name} runs again")
-                    child.restarts = False
+                    child.is_restarting = False
         return news
 
     def stop(self, timeout: float = STOP_SECONDS) -> list[str]:
-        """SIGTERM to all, and SIGKILL to those that take too long, which are named.
-
+        """Send SIGTERM to all, and SIGKILL to those that take too long; return the names of these.
         Ctrl-C meanwhile kills at once.
         """
         for child in self.children:
@@ -190,7 +189,7 @@ class Supervisor:
         child.restart_at = None
 
     def _begin(self, child: Child) -> ChildProcess:
-        """Raises OSError."""
+        """Start the process of a child. Raises OSError."""
         if self.spawner is not None:
             with suppress(SpawnerGone):
                 return self.spawner.start(child.arguments, self.environment, child.log)
@@ -216,7 +215,8 @@ class Supervisor:
 
 
 def _release_reaper(child: Child) -> None:
-    """End it without its deed: the id that it knows may be somebody else's soon."""
+    """End the reaper before it kills anything: the process id that it knows may soon be another
+    process's."""
     if child.reaper is None:
         return
     child.reaper.kill()
@@ -227,7 +227,7 @@ def _release_reaper(child: Child) -> None:
 
 
 def _signal(child: Child, number: signal.Signals) -> None:
-    """SIGTERM to the child alone, which sees to its own; SIGKILL to its whole group."""
+    """Send SIGTERM to the child alone, which ends its own children; SIGKILL to its whole group."""
     if child.process is None:
         return
     with suppress(ProcessLookupError):

@@ -77,9 +77,9 @@ def diff(
     async def compare(client: ManagementClient) -> list[Difference]:
         return between.diff(topology, await client.fetch())
 
-    differences = _on_broker(settings, compare)
+    differences = _run_on_broker(settings, compare)
     if as_json:
-        print_json([_row(difference) for difference in differences])
+        print_json([_to_json(difference) for difference in differences])
     elif differences:
         _print_table(differences)
     else:
@@ -99,15 +99,15 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
     quiet_logs()
     settings = load_settings()
     topology = declared_topology(settings, profile, include)
-    without = run(require_ours(settings))
-    report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
+    ledger_error = run(require_ours(settings))
+    report = _run_on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
         echo(line)
     for difference in report.extras:
         echo(f"left alone: {difference.text}")
-    if without is not None:  # not asked again: a frozen database is waited for once
-        _say_not_marked(without)
-    elif (system := run(_mark(settings))) is not None:
+    if ledger_error is not None:  # not asked again: a frozen database is waited for once
+        _say_not_marked(ledger_error)
+    elif (system := run(_mark_broker(settings))) is not None:
         echo(f"marked the broker as that of the system {system}")
     if not report.done and not report.left:
         echo("The broker is as declared: nothing to do.")
@@ -143,13 +143,13 @@ def users(
     quiet_logs()
     settings = load_settings()
     passwords = settings.role_passwords
-    made_users = _on_broker(
+    made_users = _run_on_broker(
         settings, lambda client: make_users(client, prefix, renew=renew, passwords=passwords)
     )
     print_users(made_users, settings.require_amqp_url, passwords, as_json=as_json)
 
 
-async def _mark(settings: Settings) -> str | None:
+async def _mark_broker(settings: Settings) -> str | None:
     """Mark a broker that no system has marked. Return the system that it is marked for now; None
     where nothing was marked."""
     from switchyard.broker.topology.system_marker import MarkHidden
@@ -187,7 +187,7 @@ def declared_topology(
         raise CommandFailed(str(error)) from error
 
 
-def _on_broker(settings: Settings, action: Callable[[ManagementClient], Awaitable[T]]) -> T:
+def _run_on_broker(settings: Settings, action: Callable[[ManagementClient], Awaitable[T]]) -> T:
     from switchyard.broker.management.client import ManagementClient
 
     try:
@@ -202,7 +202,7 @@ def _on_broker(settings: Settings, action: Callable[[ManagementClient], Awaitabl
     return run(act())
 
 
-def _row(difference: Difference) -> dict[str, str | bool]:
+def _to_json(difference: Difference) -> dict[str, str | bool]:
     return {
         "problem": difference.problem.value,
         "kind": difference.kind,

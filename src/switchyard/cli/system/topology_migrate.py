@@ -75,7 +75,7 @@ def migrate(
     steps = run(_plan_steps(settings, target))
     if dry_run or not steps:
         if as_json:
-            print_json([_row(step) for step in steps])
+            print_json([_to_json(step) for step in steps])
         elif steps:
             _print(steps)
         else:
@@ -106,7 +106,7 @@ def _print(steps: Iterable[QueueMigration], *, stderr: bool = False) -> None:
 
     listing = table("lane", "queue", "from", "to", "messages", right=("messages",))
     for step in steps:
-        row = _row(step)
+        row = _to_json(step)
         again = " (goes on)" if step.begun else ""
         listing.add_row(
             escape(step.lane),
@@ -118,7 +118,7 @@ def _print(steps: Iterable[QueueMigration], *, stderr: bool = False) -> None:
     console(stderr=stderr).print(listing)
 
 
-def _row(step: QueueMigration) -> dict[str, Any]:
+def _to_json(step: QueueMigration) -> dict[str, Any]:
     return {
         "lane": step.lane,
         "name": step.name,

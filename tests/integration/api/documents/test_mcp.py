@@ -12,7 +12,7 @@ import httpx
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from switchyard.cli.process.mcp import MAX_FIELD, bounded
+from switchyard.cli.process.mcp import MAX_FIELD, shorten_field
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.ledger import Ledger
@@ -107,6 +107,6 @@ async def test_the_scopes_of_the_key_hold_for_the_tools(
 
 def test_a_long_field_of_a_job_is_cut_for_the_agent() -> None:
     long = {"text": "a" * MAX_FIELD}
-    assert bounded({"text": "a"}) == {"text": "a"}
-    assert bounded(long).startswith('{"text": "aaa')
-    assert len(bounded(long)) < MAX_FIELD + 50
+    assert shorten_field({"text": "a"}) == {"text": "a"}
+    assert shorten_field(long).startswith('{"text": "aaa')
+    assert len(shorten_field(long)) < MAX_FIELD + 50

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobSummary
 
 MAX_LISTED = 20
-"""Jobs that are listed because they had begun when their backfill was cancelled with its jobs."""
+"""Jobs that had started when their backfill was cancelled with its jobs: so many are listed."""
 MAX_COUNTED = 100_000
 app = typer.Typer(
     no_args_is_help=True,
@@ -128,8 +128,8 @@ def cancel(
 ) -> None:
     """End a backfill permanently.
 
-    Jobs that it has published still run, unless --jobs is given. Then those are listed that had
-    begun before.
+    Jobs that it has published still run, unless --jobs is given. Then it lists the jobs that had
+    started before.
     """
     from switchyard.services.engine.backfill.starting import Backfills
     from switchyard.services.engine.bulk.control import require_bulk
@@ -148,15 +148,18 @@ def cancel(
             number = await backfills.cancel(full_id, jobs=jobs)
             if not jobs or as_json:
                 return full_id, number, [], 0
-            begun = (JobFilter(operation_id=full_id), {State.RUNNING, State.SUCCEEDED, State.DEAD})
+            started_filter = (
+                JobFilter(operation_id=full_id),
+                {State.RUNNING, State.SUCCEEDED, State.DEAD},
+            )
             return (
                 full_id,
                 number,
-                await ledger.job_reads.matching_jobs(*begun, limit=MAX_LISTED),
-                await ledger.job_reads.count_matching(*begun, at_most=MAX_COUNTED),
+                await ledger.job_reads.matching_jobs(*started_filter, limit=MAX_LISTED),
+                await ledger.job_reads.count_matching(*started_filter, at_most=MAX_COUNTED),
             )
 
-    operation_id, number, begun, total = run(work())
+    operation_id, number, started_jobs, total = run(work())
     if as_json:
         from switchyard.api.models.backfills import CancelledBackfill
         from switchyard.services.engine.records.bulk import BulkState
@@ -165,18 +168,18 @@ def cancel(
         print_json(CancelledBackfill(id=operation_id, state=state, cancelled_jobs=number))
         return
     say(f"{operation_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))
-    if begun:
-        _show_begun(operation_id, begun, total)
+    if started_jobs:
+        _print_started(operation_id, started_jobs, total)
 
 
-def _show_begun(operation_id: str, begun: Sequence[JobSummary], total: int) -> None:
+def _print_started(operation_id: str, started_jobs: Sequence[JobSummary], total: int) -> None:
     rows = table("JOB", "STATE", "TYPE", "BEGAN")
-    for job in begun:
+    for job in started_jobs:
         began = "" if job.started_at is None else format_local(job.started_at)
         add_row(rows, cell(job.id), job.state, cell(job.job_type), began)
     console().print(rows)
     more = "+" if total == MAX_COUNTED else ""
     notice = f"{pluralize(total, 'job')}{more} had begun before"
-    if total > len(begun):
+    if total > len(started_jobs):
         notice += f"; all: `jobctl jobs list --operation {operation_id}`"
     say(notice)

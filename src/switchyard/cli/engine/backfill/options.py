@@ -17,7 +17,7 @@ from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rat
 
 
 class DeadChoice(StrEnum):
-    """The choices, for the command line; a test compares them with
+    """The choices of --when-dead; a test compares them with
     `services.engine.records.joins.WHEN_DEAD`."""
 
     WAIT = "wait"

@@ -40,11 +40,11 @@ def start(name: str, options: dict[str, Any], common: CommonOptions) -> None:
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
-    if not run(_run(settings, name, options, common)):
+    if not run(_start(settings, name, options, common)):
         raise typer.Exit(FAILED)
 
 
-async def _run(
+async def _start(
     settings: Settings, name: str, options: dict[str, Any], common: CommonOptions
 ) -> bool:
     from switchyard.broker.lanes import queue_name
@@ -67,7 +67,7 @@ async def _run(
         limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
         check_limits(limits)
         if name == "file":
-            set_options = await _store(backfills, set_options)
+            set_options = await _store_file(backfills, set_options)
         keeps_input = False
         try:
             spec = parse_spec({"source": name, "options": set_options, **common.spec})
@@ -86,7 +86,7 @@ async def _run(
             )
             keeps_input = True
         except LedgerUnavailable:
-            keeps_input = True  # it may have been recorded, and reads the file then
+            keeps_input = True  # the backfill may have been recorded: then it reads the file
             raise
         finally:
             if name == "file" and not keeps_input:
@@ -107,7 +107,7 @@ async def _report_start(
     operation = shown_operation(registry, operation)
     progress = await progress_of(ledger, operation)
     if common.as_json and not common.watch:
-        print_json(BackfillDisplay().public(progress))
+        print_json(BackfillDisplay().to_model(progress))
         return True
     items = "" if progress.total is None else f", {pluralize(progress.total, 'item')}"
     say(f"{operation.title}{items}")
@@ -121,8 +121,8 @@ async def _report_start(
     return True
 
 
-async def _store(backfills: Backfills, options: dict[str, Any]) -> dict[str, Any]:
-    """Copy the file of the options `options` into the storage; return the options of the copy."""
+async def _store_file(backfills: Backfills, options: dict[str, Any]) -> dict[str, Any]:
+    """Copy the file that the options name into the storage; return the options of the copy."""
     from switchyard.services.common.files.charsets import charset_named
     from switchyard.services.common.files.errors import FileTooLarge
     from switchyard.services.engine.backfill.files import format_of, store_input
@@ -136,7 +136,7 @@ async def _store(backfills: Backfills, options: dict[str, Any]) -> dict[str, Any
     try:
         key = await store_input(
             backfills.storage,
-            _parts(path),
+            _read_parts(path),
             file_format,
             lambda: charset_named(options.get("charset")),
         )
@@ -148,11 +148,11 @@ async def _store(backfills: Backfills, options: dict[str, Any]) -> dict[str, Any
     return {"key": key, "format": file_format.value, "name": name}
 
 
-async def _parts(path: str) -> AsyncIterator[bytes]:
+async def _read_parts(path: str) -> AsyncIterator[bytes]:
     import asyncio
 
-    with sys.stdin.buffer if path == "-" else Path(path).open("rb") as opened:  # noqa: ASYNC230
-        while part := await asyncio.to_thread(opened.read, READ_BYTES):
+    with sys.stdin.buffer if path == "-" else Path(path).open("rb") as stream:  # noqa: ASYNC230
+        while part := await asyncio.to_thread(stream.read, READ_BYTES):
             yield part
 
 

@@ -41,7 +41,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
 
     noun = "backfill"
     command = "jobctl backfill"
-    none = "No backfills. Start one: `jobctl backfill start --help`"
+    empty_text = "No backfills. Start one: `jobctl backfill start --help`"
     columns = ("ID", "STATE", "PUBLISHED", "DONE", "DEAD", "AGE", "WHAT")
     right = ("PUBLISHED", "DONE", "DEAD")
 
@@ -56,7 +56,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
 
         return await progress_of(ledger, operation)
 
-    def public(self, progress: BackfillProgress) -> BackfillView:
+    def to_model(self, progress: BackfillProgress) -> BackfillView:
         """Return a backfill as `--json` prints it."""
         from switchyard.api.views.backfills import view_backfill
 
@@ -96,11 +96,11 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
                 ("published", f"{progress.published:,}"),
                 ("skipped", f"{progress.skipped:,}" if progress.skipped else ""),
                 ("repeated", f"{progress.repeated:,}" if progress.repeated else ""),
-                ("jobs", _plain_jobs(progress.jobs)),
-                ("followed by", _plain_jobs(progress.followers)),
+                ("jobs", _format_counts(progress.jobs)),
+                ("followed by", _format_counts(progress.followers)),
                 ("then", f"job {progress.then_id}" if progress.then_id else ""),
                 ("time", "" if seconds is None else duration(round(seconds))),
-                ("speed", _speed(progress)),
+                ("speed", _format_speed(progress)),
             ]
         )
         for note in progress.notes[:10]:
@@ -121,8 +121,8 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
         parts = [f"{styled(progress.operation.state)} published {progress.published:,}"]
         if progress.total is not None:
             parts[0] += f" of {progress.total:,}"
-        parts += [f"{number:,} {state}" for state, number in _jobs(progress)]
-        parts += [text for text in (_speed(progress), cell(progress.note)) if text]
+        parts += [f"{number:,} {state}" for state, number in _count_jobs(progress)]
+        parts += [text for text in (_format_speed(progress), cell(progress.note)) if text]
         return " · ".join(parts)
 
     def picture(self, progress: BackfillProgress) -> RenderableType:
@@ -142,7 +142,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
             lines.append(f"{state}  {bar}{rest}  {done:,}/{total:,} ({done / total:.0%})")
         else:
             lines.append(f"{state}  {progress.published:,} published")
-        numbers = "  ".join(f"{number:,} {styled(name)}" for name, number in _jobs(progress))
+        numbers = "  ".join(f"{number:,} {styled(name)}" for name, number in _count_jobs(progress))
         lines.append(f"published {progress.published:,}  skipped {progress.skipped:,}  {numbers}")
         if progress.followers:
             parts = "  ".join(
@@ -151,7 +151,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
                 if (number := progress.followers.get(_state(name), 0))
             )
             lines.append(f"followed by  {parts}")
-        lines += [text for text in (_speed(progress), cell(progress.note)) if text]
+        lines += [text for text in (_format_speed(progress), cell(progress.note)) if text]
         return Group(*(Text.from_markup(line) for line in lines))
 
     def is_over(self, progress: BackfillProgress) -> bool:
@@ -166,12 +166,12 @@ def redrive_command(progress: BackfillProgress) -> str:
     return f"jobctl dead redrive --operation {progress.operation.id}"
 
 
-def _plain_jobs(jobs: Any) -> str:
+def _format_counts(jobs: Any) -> str:
     parts = [f"{jobs[_state(name)]:,} {name}" for name in STATE_ORDER if jobs.get(_state(name))]
     return ", ".join(parts)
 
 
-def _jobs(progress: BackfillProgress) -> list[tuple[str, int]]:
+def _count_jobs(progress: BackfillProgress) -> list[tuple[str, int]]:
     return [
         (name, number) for name in STATE_ORDER if (number := progress.jobs.get(_state(name), 0))
     ]
@@ -183,7 +183,7 @@ def _state(name: str) -> Any:
     return State(name)
 
 
-def _speed(progress: BackfillProgress) -> str:
+def _format_speed(progress: BackfillProgress) -> str:
     parts = []
     if progress.rate is not None:
         parts.append(f"{progress.rate:,.1f} done a second")

@@ -44,14 +44,14 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
     """Add the commands that all kinds share to a group of commands."""
 
     @app.command(name="list", help=f"List {view.noun}s, newest first.")
-    def list_them(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
+    def list_command(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
         list_operations(view, limit, as_json=as_json)
 
     @app.command(help=f"Show who started a {view.noun}, why, its progress and its results.")
     def show(operation_id: IdArgument, as_json: JsonOption = False) -> None:
         seen = run(_read_operation(view, operation_id))
         if as_json:
-            print_json(view.public(seen))
+            print_json(view.to_model(seen))
         else:
             view.report(seen)
 
@@ -79,19 +79,19 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
 
             return await bulk_control.pause(ledger, operation_id, kinds=view.kinds)
 
-        done = f"is paused; go on with `{view.command} resume {{id}}`"
-        change(view, work, done, as_json=as_json)
+        message = f"is paused; go on with `{view.command} resume {{id}}`"
+        change(view, work, message, as_json=as_json)
 
 
 def change(
     view: BulkDisplay[T],
     work: Callable[[Ledger], Awaitable[BulkOperation]],
-    done: str,
+    message: str,
     *,
     as_json: bool,
 ) -> None:
-    """Change an operation, and print it as JSON, or its id and what was done (`{id}` in it is the
-    id, too)."""
+    """Change an operation, and print it as JSON, or its id and `message`, in which `{id}` stands
+    for the id."""
 
     async def act() -> tuple[BulkOperation, T]:
         registry = _registry()
@@ -101,9 +101,9 @@ def change(
 
     operation, seen = run(act())
     if as_json:
-        print_json(view.public(seen))
+        print_json(view.to_model(seen))
     else:
-        say(f"{operation.id} {done.format(id=operation.id)}")
+        say(f"{operation.id} {message.format(id=operation.id)}")
 
 
 def change_limits(
@@ -134,10 +134,10 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
 
     operations = run(read())
     if as_json:
-        print_json([view.public(each) for each in operations])
+        print_json([view.to_model(each) for each in operations])
         return
     if not operations:
-        say(view.none)
+        say(view.empty_text)
         return
     rows = table(*view.columns, flexible=("WHAT", "WHY"), right=view.right)
     for each in operations:
@@ -153,15 +153,15 @@ async def follow(
     *,
     as_json: bool,
 ) -> bool:
-    """Show an operation until it is over, then print its report. Return whether it has done all
-    that it was to do."""
+    """Show an operation until it is over, then print its report. Return whether it has done
+    everything."""
     import asyncio
 
     from rich.live import Live
 
     from switchyard.services.engine.bulk.control import require_bulk
 
-    async def courses() -> AsyncIterator[T]:
+    async def read_repeatedly() -> AsyncIterator[T]:
         while True:
             began = time.monotonic()
             seen = await _read(
@@ -179,9 +179,9 @@ async def follow(
     last_text = ""
     live_view = Live(console=screen, auto_refresh=False, transient=True)
     with live_view if is_live else nullcontext() as live:
-        async for seen in courses():
+        async for seen in read_repeatedly():
             if as_json:
-                print_json_line(view.public(seen))
+                print_json_line(view.to_model(seen))
             elif live is not None:
                 live.update(view.picture(seen), refresh=True)
             elif not view.is_over(seen) and (line := view.one_line(seen)) != last_text:

@@ -29,9 +29,11 @@ async def run_here(
     counted: str,
     stop: Callable[[str], Any],
 ) -> BulkOperation:
-    """Start (or resume) an operation for this process, with the hold that `start` is given, and
-    run it by the handler of its kind until it ends; gives its record then. The count of that name
-    is shown; SIGINT and SIGTERM call `stop` with its id, whose coroutine ends it."""
+    """Run an operation in this process until it ends, and return its record.
+
+    `start` starts or resumes it, with the hold that keeps other processes from it; the handler of
+    its kind runs it. `counted` is the count that is shown as its progress. At SIGINT or SIGTERM,
+    the coroutine `stop(id)` ends or pauses it."""
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.bulk.runner import BulkRunner
@@ -81,14 +83,14 @@ def _showing_progress(kind: str, counted: str) -> Iterator[Callable[[BulkOperati
     screen = console(stderr=True)
     last_note: str | None = None
 
-    def tell(operation: BulkOperation) -> None:
+    def say_note(operation: BulkOperation) -> None:
         nonlocal last_note
         if operation.note is not None and operation.note != last_note:
             say(f"{operation.id} is {operation.state}: {operation.note}")
         last_note = operation.note
 
     if not screen.is_terminal:
-        yield tell
+        yield say_note
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

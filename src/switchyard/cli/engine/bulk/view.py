@@ -24,7 +24,7 @@ T = TypeVar("T")
 class BulkListing(ABC, Generic[T]):
     """Listing of one kind of operation."""
 
-    none: str
+    empty_text: str
     """Text for an empty listing."""
     columns: Sequence[str]
     """Titles of the columns."""
@@ -41,7 +41,7 @@ class BulkListing(ABC, Generic[T]):
         """Read an operation's progress. Raises LedgerUnavailable."""
 
     @abstractmethod
-    def public(self, operation: T) -> ApiModel:
+    def to_model(self, operation: T) -> ApiModel:
         """Return an operation as `--json` prints it."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class RecordDisplay(BulkDisplay["BulkOperation"]):
     def report_start(self, operation: BulkOperation, *, as_json: bool) -> None:
         """Print how to follow an operation that a scheduler runs."""
         if as_json:
-            print_json(self.public(operation))
+            print_json(self.to_model(operation))
             return
         say(f"watch it with `{self.command} watch {operation.id}`; a scheduler runs it")
         echo(operation.id)

@@ -65,7 +65,7 @@ def change_of(
     from switchyard.services.engine.dead.changes import Change, parse_assignment
 
     return Change(
-        merge=None if merge is None else _object(merge),
+        merge=None if merge is None else _read_object(merge),
         jq=jq,
         values=dict(parse_assignment(text) for text in assignments or ()),
         priority=priority,
@@ -74,5 +74,5 @@ def change_of(
     )
 
 
-def _object(text: str) -> dict[str, Any]:
+def _read_object(text: str) -> dict[str, Any]:
     return read_argument(text) if text.startswith("@") else parse_payload(text, "--merge")

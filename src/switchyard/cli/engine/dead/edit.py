@@ -76,7 +76,7 @@ def edit(
 async def _edit(
     letter_id: str, include: list[str] | None, *, from_ledger: bool, yes: bool, as_json: bool
 ) -> None:
-    from switchyard.cli.engine.dead.redrive import begin
+    from switchyard.cli.engine.dead.redrive import run_and_report
     from switchyard.services.engine.dead.changes import Change
     from switchyard.services.engine.dead.letters import LetterFilter
     from switchyard.services.engine.redrive.spec import RedriveSpec
@@ -100,7 +100,7 @@ async def _edit(
             from_ledger=from_ledger,
             remote=False,
         )
-        await begin(settings, registry, ledger, spec, why="edited", as_json=as_json)
+        await run_and_report(settings, registry, ledger, spec, why="edited", as_json=as_json)
 
 
 def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] | None:
@@ -145,11 +145,13 @@ def in_editor(text: str) -> str:
         file = Path(directory) / "payload.json"
         file.write_text(text, encoding="utf-8")
         try:
-            done = subprocess.run([*shlex.split(command), str(file)], check=False)
+            completed = subprocess.run([*shlex.split(command), str(file)], check=False)
         except (OSError, ValueError) as error:
             raise CommandFailed(f"can't run {command!r}: set EDITOR") from error
-        if done.returncode != 0:
-            raise CommandFailed(f"{command!r} ended with {done.returncode}: nothing was changed")
+        if completed.returncode != 0:
+            raise CommandFailed(
+                f"{command!r} ended with {completed.returncode}: nothing was changed"
+            )
         return file.read_text(encoding="utf-8")
 
 
@@ -199,6 +201,6 @@ def undo(
     else:
         for each in results:
             echo(f"{each.letter_id} {each.note}" if each.done else f"{each.letter_id}: {each.note}")
-    late = sum(not each.done for each in results)
-    if late:
-        raise CommandFailed(f"{late} of {len(results)} could not be undone")
+    failed = sum(not each.done for each in results)
+    if failed:
+        raise CommandFailed(f"{failed} of {len(results)} could not be undone")

@@ -80,8 +80,8 @@ def export(
         async with open_ledger(settings, registry) as ledger, _open_output(file) as output:
             await bring_up_to_date(settings, ledger, registry)
             await require_group(ledger, which)
-            full = await with_full_ids(ledger, which)
-            letter_filter = full.for_index(wanted_state, ledger.clock.now())
+            full_filter = await with_full_ids(ledger, which)
+            letter_filter = full_filter.for_index(wanted_state, ledger.clock.now())
             async for line in exported(ledger, letter_filter, limit=limit):
                 output.write(line + "\n")
                 count += 1
@@ -122,7 +122,7 @@ def import_(
     """
     from switchyard.services.engine.dead.files import import_letters
 
-    letters = _read(file)
+    letters = _read_letters(file)
     settings = load_settings()
     require_broker(settings)
     registry = load_registry(settings, include)
@@ -151,7 +151,7 @@ def import_(
         raise CommandFailed(f"the broker does not take {len(done.refused):,} letters: {first}")
 
 
-def _read(file: str) -> list[StoredLetter]:
+def _read_letters(file: str) -> list[StoredLetter]:
     from switchyard.services.engine.dead.files import InvalidLine, parse_line
 
     try:
@@ -223,25 +223,25 @@ def replay(
         message, routing_key = changed(stored_letter(letter), change, registry)
         return await run_handler(settings, registry, message, routing_key)
 
-    done = run(work())
+    attempt = run(work())
     if as_json:
-        print_json(public_replay(registry, done))
+        print_json(replay_as_json(registry, attempt))
     else:
-        print_replay(registry, done)
-    if not done.succeeded:
+        print_replay(registry, attempt)
+    if not attempt.succeeded:
         raise typer.Exit(FAILED)
 
 
-def public_replay(registry: Registry, done: Attempt) -> dict[str, Any]:
+def replay_as_json(registry: Registry, attempt: Attempt) -> dict[str, Any]:
     """Return a replay as `--json` prints it."""
-    failure = done.failure
+    failure = attempt.failure
     return {
-        "outcome": type(done.decision).__name__.lower(),
-        "seconds": round(done.seconds, 3),
-        "result": done.result,
+        "outcome": type(attempt.decision).__name__.lower(),
+        "seconds": round(attempt.seconds, 3),
+        "result": attempt.result,
         "next_jobs": [
             {"routing_key": job.routing_key, "payload": _shown_payload(registry, job)}
-            for job in done.following
+            for job in attempt.following
         ],
         "error_type": failure.error_type if failure else None,
         "error_message": failure.message if failure else None,
@@ -253,23 +253,23 @@ def _shown_payload(registry: Registry, job: NewJob) -> dict[str, Any]:
     return registry.shown_payload(job.message.job_type, job.message.payload)
 
 
-def print_replay(registry: Registry, done: Attempt) -> None:
+def print_replay(registry: Registry, attempt: Attempt) -> None:
     """Print a replay for people."""
     from switchyard.services.engine.jobs.retry import Delayed, Died
 
-    match done.decision:
+    match attempt.decision:
         case Delayed(level=level, counts=counts):
             what = f"would be tried again after {level:g} s"
             echo(what if counts else f"{what}, no attempt used up")
         case Died(reason=reason):
             echo(f"would be dead again: {reason}")
         case _:
-            echo(f"succeeds, in {done.seconds:.2f} s")
-            echo(shown_json(done.result))
-    for job in done.following:
+            echo(f"succeeds, in {attempt.seconds:.2f} s")
+            echo(shown_json(attempt.result))
+    for job in attempt.following:
         payload = inline_json(_shown_payload(registry, job))
         echo(f"would publish {job.routing_key} {payload}")
-    if done.failure is not None:
-        echo(f"{done.failure.error_type}: {done.failure.message}")
-        if done.failure.traceback:
-            echo(done.failure.traceback.rstrip())
+    if attempt.failure is not None:
+        echo(f"{attempt.failure.error_type}: {attempt.failure.message}")
+        if attempt.failure.traceback:
+            echo(attempt.failure.traceback.rstrip())

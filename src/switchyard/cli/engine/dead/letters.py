@@ -213,7 +213,7 @@ def _print_letter(
         echo(shown_json(message))
     from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 
-    # Those of the certificate stand above, in words.
+    # The headers of the certificate are shown above, in words.
     others = {
         key: each
         for key, each in letter.headers.items()

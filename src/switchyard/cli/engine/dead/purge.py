@@ -120,7 +120,7 @@ async def _purge(
         await bring_up_to_date(settings, ledger, registry)
         which = await with_full_ids(ledger, which)
         if dry_run or not yes:
-            count = await count_letters(settings, ledger, which, wait_aloud())
+            count = await count_letters(settings, ledger, which, announced_wait())
             if dry_run or not count.purged:
                 return count, None
             confirm_letters("purge", count.purged, which)
@@ -144,7 +144,7 @@ def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
 class PurgeListing(BulkListing["BulkOperation"]):
     """Listing of purges."""
 
-    none = "No purges."
+    empty_text = "No purges."
     columns = ("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY")
     right = ("PURGED",)
 
@@ -157,7 +157,7 @@ class PurgeListing(BulkListing["BulkOperation"]):
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
         return operation
 
-    def public(self, operation: BulkOperation) -> PurgeView:
+    def to_model(self, operation: BulkOperation) -> PurgeView:
         """Return a purge as `--json` prints it."""
         from switchyard.api.views.dead import view_purge
 
@@ -192,7 +192,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     async def work() -> Reindexed:
         async with open_ledger(settings, registry) as ledger:
             await require_same_system(settings, ledger)
-            return await reindex(settings, ledger, registry, wait_aloud())
+            return await reindex(settings, ledger, registry, announced_wait())
 
     done = run(work())
     if as_json:
@@ -204,21 +204,21 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     )
 
 
-def wait_aloud() -> Sleep:
-    """Return a function that waits until no other process reads through `jobs.dead`, and says
-    so."""
+def announced_wait() -> Sleep:
+    """Return a function that sleeps while another process reads through `jobs.dead`, and says so at
+    its first call."""
     import asyncio
 
-    has_said = False
+    is_announced = False
 
     async def wait(seconds: float) -> None:
-        nonlocal has_said
-        if not has_said:
+        nonlocal is_announced
+        if not is_announced:
             say(
                 "Waits until another redrive or purge lets it: see `jobctl dead redrives list` and "
                 "`jobctl dead purges`"
             )
-            has_said = True
+            is_announced = True
         await asyncio.sleep(seconds)
 
     return wait

@@ -32,7 +32,7 @@ from switchyard.cli.engine.dead.changes import (
 )
 from switchyard.cli.engine.dead.letters import bring_up_to_date
 from switchyard.cli.engine.dead.options import AllOption, IdsArgument, filtered, with_ids
-from switchyard.cli.engine.dead.purge import DryRunOption, confirm_letters, wait_aloud
+from switchyard.cli.engine.dead.purge import DryRunOption, announced_wait, confirm_letters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -163,12 +163,12 @@ async def _redrive(
         await bring_up_to_date(settings, ledger, registry)
         spec = replace(spec, which=await with_full_ids(ledger, spec.which))
         if dry_run:
-            plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+            plan = await plan_redrive(settings, registry, ledger, spec, wait=announced_wait())
             report_plan(spec, plan, as_json=as_json)
             return
         if not yes and not (spec.limit == 1 or len(spec.which.ids) == 1):
             if spec.from_ledger:
-                plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+                plan = await plan_redrive(settings, registry, ledger, spec, wait=announced_wait())
                 number = plan.matched
             else:
                 number = await ledger.dead_letters.count_dead(
@@ -176,7 +176,7 @@ async def _redrive(
                 )
             if number > 1:
                 confirm_letters("redrive", min(number, spec.limit or number), spec.which)
-        await begin(
+        await run_and_report(
             settings,
             registry,
             ledger,
@@ -188,7 +188,7 @@ async def _redrive(
         )
 
 
-async def begin(
+async def run_and_report(
     settings: Settings,
     registry: Registry,
     ledger: Ledger,
@@ -250,7 +250,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     seen = progress.redriven + progress.dropped + progress.invalid
     missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:
-        print_json(display.public(operation))
+        print_json(display.to_model(operation))
     else:
         for note in progress.notes:
             say(note)
@@ -260,7 +260,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
         if progress.redriven > 1:
             say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")
     display.require_success(operation)
-    _fail_for(missing, progress.invalid)
+    _require_complete(missing, progress.invalid)
 
 
 def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> None:
@@ -280,7 +280,7 @@ def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> No
         for routing_key, number in sorted(tally.routes.items()):
             echo(f"{number:,} to {routing_key}")
         echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
-    _fail_for(missing, tally.invalid)
+    _require_complete(missing, tally.invalid)
 
 
 def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
@@ -293,7 +293,7 @@ def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
     return "; ".join(parts)
 
 
-def _fail_for(missing: int, invalid: int) -> None:
+def _require_complete(missing: int, invalid: int) -> None:
     if missing:
         raise CommandFailed(
             f"{missing} of these ids not found in jobs.dead: see `jobctl dead list --state all`; "

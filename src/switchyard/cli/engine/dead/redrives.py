@@ -75,7 +75,7 @@ def resume(
                 return
             operation = shown_operation(registry, await resume_redrive(ledger, operation_id))
             if as_json:
-                print_json(VIEW.public(operation))
+                print_json(VIEW.to_model(operation))
             else:
                 say(f"{operation_id} goes on as soon as a scheduler takes it")
 

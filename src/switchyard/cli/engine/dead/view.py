@@ -20,7 +20,7 @@ class RedriveDisplay(RecordDisplay):
 
     noun = "redrive"
     command = "jobctl dead redrives"
-    none = "No redrives. Start one: `jobctl dead redrive --help`"
+    empty_text = "No redrives. Start one: `jobctl dead redrive --help`"
     columns = ("ID", "STATE", "REDRIVEN", "DONE", "FAILED", "BY", "AGE", "WHAT")
     right = ("REDRIVEN", "DONE", "FAILED")
     counted = "redriven"
@@ -37,7 +37,7 @@ class RedriveDisplay(RecordDisplay):
 
         return await settled(ledger, operation)
 
-    def public(self, operation: BulkOperation) -> RedriveView:
+    def to_model(self, operation: BulkOperation) -> RedriveView:
         """Return a redrive as `--json` prints it."""
         from switchyard.api.views.dead import view_redrive
 

@@ -37,7 +37,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
         async for each in diagnose(settings, include or (), on_demand=True):
             diagnostics.append(each)
             if not as_json:
-                _print(each)
+                _print_diagnostic(each)
 
     run(check())
     if as_json:
@@ -54,7 +54,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
         echo("Everything is as it must be.")
 
 
-def _print(check: Diagnostic) -> None:
+def _print_diagnostic(check: Diagnostic) -> None:
     screen = console()
     screen.print(f"{MARKS[check.status]} [bold]{check.name}[/]: {cell(check.detail)}")
     if check.remedy:

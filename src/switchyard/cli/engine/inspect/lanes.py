@@ -148,7 +148,9 @@ def lanes_table(report: Report) -> Table:
             add_row(rows, *_queue_cells(queue))
     picture = Table.grid()
     picture.add_row(rows)
-    jobs = [f"[bold]{lane.name}[/]: {text}" for lane in report.lanes if (text := _jobs(lane))]
+    jobs = [
+        f"[bold]{lane.name}[/]: {text}" for lane in report.lanes if (text := _describe_jobs(lane))
+    ]
     if jobs:
         picture.add_row("")
         picture.add_row("Jobs in the ledger")
@@ -183,7 +185,7 @@ def _age(queue: QueueReport) -> str:
     return f"{oldest}/{ttl}" if oldest else ttl
 
 
-def _jobs(lane: LaneReport) -> str:
+def _describe_jobs(lane: LaneReport) -> str:
     parts = [
         f"{lane.jobs[state]:,} {styled(state)}" for state in STATE_ORDER if lane.jobs.get(state)
     ]

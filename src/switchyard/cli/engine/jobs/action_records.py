@@ -44,7 +44,7 @@ BackgroundOption = Annotated[
 ]
 
 
-async def begin(
+async def run_and_report(
     settings: Settings,
     registry: Registry,
     ledger: Ledger,
@@ -82,7 +82,7 @@ def report(operation: BulkOperation, *, as_json: bool) -> None:
     display = ActionDisplay()
     progress = ActionProgress.from_operation(operation)
     if as_json:
-        print_json(display.public(operation))
+        print_json(display.to_model(operation))
     else:
         for note in progress.notes:
             say(note)
@@ -101,7 +101,9 @@ class ActionDisplay(RecordDisplay):
 
     noun = "bulk action"
     command = "jobctl jobs actions"
-    none = "No bulk actions. Start one: `jobctl jobs cancel`, `rerun` or `move` with a filter."
+    empty_text = (
+        "No bulk actions. Start one: `jobctl jobs cancel`, `rerun` or `move` with a filter."
+    )
     columns = ("ID", "STATE", "DONE", "SKIPPED", "BY", "AGE", "WHAT", "WHY")
     right = ("DONE", "SKIPPED")
     counted = "done"
@@ -118,7 +120,7 @@ class ActionDisplay(RecordDisplay):
 
         return await settled(ledger, operation)
 
-    def public(self, operation: BulkOperation) -> JobActionView:
+    def to_model(self, operation: BulkOperation) -> JobActionView:
         """Return an action as `--json` prints it."""
         from switchyard.api.views.job_actions import view_action
 
@@ -191,13 +193,13 @@ def resume(
     Runs in the foreground; Ctrl-C pauses it. After a halt only later failures count.
     """
 
-    async def again(ledger: Ledger, hold: BulkHold | None) -> BulkOperation:
+    async def resume_action(ledger: Ledger, hold: BulkHold | None) -> BulkOperation:
         from switchyard.services.engine.bulk import control as bulk_control
 
         operation = await bulk_control.require_bulk(ledger, operation_id, *VIEW.kinds)
         return await bulk_control.resume(ledger, operation.id, hold=hold)
 
-    _run_recorded(again, include, background=background, as_json=as_json)
+    _run_recorded(resume_action, include, background=background, as_json=as_json)
 
 
 @app.command()
@@ -245,7 +247,7 @@ def _run_recorded(
 
     async def work() -> None:
         async with open_ledger(settings, registry) as ledger:
-            await begin(
+            await run_and_report(
                 settings,
                 registry,
                 ledger,
@@ -258,7 +260,7 @@ def _run_recorded(
 
 
 @app.command(name="cancel")
-def end(operation_id: IdArgument, as_json: JsonOption = False) -> None:
+def cancel_action(operation_id: IdArgument, as_json: JsonOption = False) -> None:
     """End a bulk action permanently; what it has done stays."""
 
     async def work(ledger: Ledger) -> BulkOperation:

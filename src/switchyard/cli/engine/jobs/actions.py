@@ -43,7 +43,7 @@ from switchyard.cli.engine.dead.changes import (
 from switchyard.cli.engine.dead.purge import DryRunOption
 from switchyard.cli.engine.dead.redrive import percentage
 from switchyard.cli.engine.jobs import cancel as single
-from switchyard.cli.engine.jobs.action_records import BackgroundOption, begin
+from switchyard.cli.engine.jobs.action_records import BackgroundOption, run_and_report
 from switchyard.cli.engine.jobs.filter import ChosenJobs, filtered
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def _run_options(
     return RunOptions(optional_rate(rate), why, background, dry_run, yes, as_json)
 
 
-with_run_options = with_options(_run_options, "how")
-"""Gives a command these options; it gets them as `how`, RunOptions."""
+with_run_options = with_options(_run_options, "options")
+"""Give a command these options; it gets them as `options`, RunOptions."""
 
 
 @filtered
@@ -97,7 +97,7 @@ def cancel(
     ids: IdsArgument = None,
     limit: LimitOption = None,
     *,
-    how: RunOptions,
+    options: RunOptions,
     chosen: ChosenJobs,
 ) -> None:
     """Cancel jobs, by id or by filter. Running jobs are stopped by their workers.
@@ -117,12 +117,12 @@ def cancel(
     from switchyard.services.engine.actions.spec import ActionSpec
     from switchyard.services.engine.records.job_actions import JobAction
 
-    is_single = ids is not None and len(ids) == 1 and chosen.wanted.is_empty
-    if ids and is_single and not (how.dry_run or how.background):
-        single.cancel(ids[0], as_json=how.as_json)
+    is_single = ids is not None and len(ids) == 1 and chosen.job_filter.is_empty
+    if ids and is_single and not (options.dry_run or options.background):
+        single.cancel(ids[0], as_json=options.as_json)
         return
-    spec = ActionSpec(JobAction.CANCEL, chosen.wanted, limit=limit, remote=False)
-    act(spec, chosen, ids, how)
+    spec = ActionSpec(JobAction.CANCEL, chosen.job_filter, limit=limit, remote=False)
+    run_action(spec, chosen, ids, options)
 
 
 @filtered
@@ -156,7 +156,7 @@ def rerun(
     ] = None,
     include: IncludeOption = None,
     *,
-    how: RunOptions,
+    options: RunOptions,
     chosen: ChosenJobs,
 ) -> None:
     """Publish ended jobs again, as new jobs that are linked with the old ones.
@@ -179,14 +179,14 @@ def rerun(
 
     spec = ActionSpec(
         JobAction.RERUN,
-        chosen.wanted,
+        chosen.job_filter,
         change_of(to, assignments, merge, jq, priority, max_attempts),
         limit=limit,
         halt_on=None if halt_on is None else percentage(halt_on),
         canary=canary,
         remote=False,
     )
-    act(spec, chosen, ids, how, include)
+    run_action(spec, chosen, ids, options, include)
 
 
 @filtered
@@ -201,7 +201,7 @@ def move(
     limit: LimitOption = None,
     include: IncludeOption = None,
     *,
-    how: RunOptions,
+    options: RunOptions,
     chosen: ChosenJobs,
 ) -> None:
     """Give jobs that have not begun another lane or priority, by id or by filter.
@@ -223,33 +223,35 @@ def move(
 
     spec = ActionSpec(
         JobAction.MOVE,
-        chosen.wanted,
+        chosen.job_filter,
         lane=known_lane(to_lane),
         priority=priority,
         limit=limit,
         remote=False,
     )
-    act(spec, chosen, ids, how, include)
+    run_action(spec, chosen, ids, options, include)
 
 
-def act(
+def run_action(
     spec: ActionSpec,
     chosen: ChosenJobs,
     ids: Sequence[str] | None,
-    how: RunOptions,
+    options: RunOptions,
     include: list[str] | None = None,
 ) -> None:
     """Plan an action, or ask for confirmation, record and run it, as the options say."""
-    if ids and not chosen.wanted.is_empty:
+    if ids and not chosen.job_filter.is_empty:
         raise WrongUsage("give ids or filters, and not both")
-    if not ids and chosen.wanted.is_empty:
+    if not ids and chosen.job_filter.is_empty:
         raise WrongUsage("say which jobs: ids, or a filter such as --type or --since")
-    asks = not (how.dry_run or how.yes or spec.limit == 1 or (ids is not None and len(ids) == 1))
-    if asks:
+    needs_confirmation = not (
+        options.dry_run or options.yes or spec.limit == 1 or (ids is not None and len(ids) == 1)
+    )
+    if needs_confirmation:
         require_answer(spec.action.value)
     quiet_logs()
     settings = load_settings()
-    if not how.dry_run:
+    if not options.dry_run:
         require_broker(settings)
     registry = load_registry(settings, include)
 
@@ -257,66 +259,66 @@ def act(
         from switchyard.services.engine.actions.spec import plan_action, start_action
 
         async with open_ledger(settings, registry) as ledger:
-            which = chosen.at(ledger.clock.time())
+            which = chosen.as_of(ledger.clock.time())
             if ids:
-                full = [await full_job_id(ledger, each) for each in ids]
-                which = replace(which, ids=tuple(dict.fromkeys(full)))
-            meant = replace(spec, which=which)
-            plan = await plan_action(ledger, meant)
-            missing = max(0, min(len(which.ids), meant.limit or len(which.ids)) - plan.matched)
-            if how.dry_run:
-                report_plan(meant, plan, as_json=how.as_json)
+                full_ids = [await full_job_id(ledger, each) for each in ids]
+                which = replace(which, ids=tuple(dict.fromkeys(full_ids)))
+            full_spec = replace(spec, which=which)
+            plan = await plan_action(ledger, full_spec)
+            missing = max(0, min(len(which.ids), full_spec.limit or len(which.ids)) - plan.matched)
+            if options.dry_run:
+                report_plan(full_spec, plan, as_json=options.as_json)
             elif plan.matched == 0:
-                say(f"No job that can be {meant.action.participle} fits.")
+                say(f"No job that can be {full_spec.action.participle} fits.")
             else:
-                if asks and plan.matched > 1:
-                    _confirm(meant, plan)
+                if needs_confirmation and plan.matched > 1:
+                    _confirm(full_spec, plan)
 
                 async def start(hold: BulkHold | None) -> BulkOperation:
                     from switchyard.cli.base.common import current_user
 
                     return await start_action(
                         ledger,
-                        meant,
+                        full_spec,
                         created_by=current_user(),
-                        reason=how.why,
-                        rate=how.rate,
+                        reason=options.why,
+                        rate=options.rate,
                         hold=hold,
                     )
 
-                await begin(
+                await run_and_report(
                     settings,
                     registry,
                     ledger,
                     start,
-                    background=how.background,
-                    as_json=how.as_json,
+                    background=options.background,
+                    as_json=options.as_json,
                 )
             if missing:
                 raise CommandFailed(
-                    f"{missing} of these ids can't be {meant.action.participle}: no such job, or "
-                    "in another state; see `jobctl jobs show ID`"
+                    f"{missing} of these ids can't be {full_spec.action.participle}: no such job, "
+                    "or in another state; see `jobctl jobs show ID`"
                 )
 
     run(work())
 
 
 def _confirm(spec: ActionSpec, plan: ActionPlan) -> None:
-    say(_summary(plan))
-    for line in _examples(plan):
+    say(_describe_matches(plan))
+    for line in _example_lines(plan):
         say(line)
     verb = spec.action.value.capitalize()
     confirm(f"{verb} {pluralize(plan.matched, 'job')} ({spec.title})?", abort=True)
 
 
-def _summary(plan: ActionPlan) -> str:
+def _describe_matches(plan: ActionPlan) -> str:
     from switchyard.services.engine.actions.spec import MAX_COUNTED
 
     more = " or more" if plan.matched == MAX_COUNTED else ""
     return f"{plan.matched:,}{more} {'job' if plan.matched == 1 else 'jobs'}"
 
 
-def _examples(plan: ActionPlan) -> list[str]:
+def _example_lines(plan: ActionPlan) -> list[str]:
     lines = [
         f"  {job.id}  {job.routing_key}  {job.state}  {age(job.created_at)}  {job.source}"
         for job in plan.examples
@@ -331,6 +333,6 @@ def report_plan(spec: ActionSpec, plan: ActionPlan, *, as_json: bool) -> None:
 
         print_json(view_action_plan(plan))
         return
-    for line in _examples(plan):
+    for line in _example_lines(plan):
         echo(line)
-    echo(f"{_summary(plan)} would be {spec.action.participle}: {spec.title}")
+    echo(f"{_describe_matches(plan)} would be {spec.action.participle}: {spec.title}")

@@ -39,16 +39,16 @@ class StateName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChosenJobs:
-    """A filter whose times are seconds before now; `at` makes them moments."""
+    """A filter whose times are seconds before now; `as_of` makes them moments."""
 
-    wanted: JobFilter
+    job_filter: JobFilter
 
-    def at(self, now: float) -> JobFilter:
+    def as_of(self, now: float) -> JobFilter:
         """Return the filter as of that moment, by the ledger's clock."""
         names = ("since", "until", "finished_since", "finished_until")
-        ages = {name: getattr(self.wanted, name) for name in names}
+        ages = {name: getattr(self.job_filter, name) for name in names}
         return replace(
-            self.wanted, **{name: now - each for name, each in ages.items() if each is not None}
+            self.job_filter, **{name: now - each for name, each in ages.items() if each is not None}
         )
 
 
@@ -144,4 +144,4 @@ def _job_filter(
 
 
 filtered = with_options(_job_filter, "chosen")
-"""Gives a command these options; it gets them as `chosen`, a ChosenJobs."""
+"""Give a command these options; it gets them as `chosen`, a ChosenJobs."""

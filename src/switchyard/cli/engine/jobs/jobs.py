@@ -74,7 +74,7 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
 
     async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
         async with open_ledger(settings) as ledger:
-            job_filter = chosen.at(ledger.clock.time())
+            job_filter = chosen.as_of(ledger.clock.time())
             page = await ledger.job_reads.list_jobs(job_filter, limit=limit)
             return page.items, page.next_cursor is not None
 
@@ -93,7 +93,7 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
             rows,
             cell(job.id),
             cell(" ".join([job.routing_key, *tag_texts(job.tags)])),
-            styled(job.state) + _running_at(job),
+            styled(job.state) + _running_percent(job),
             f"{job.begun_attempts}/{job.max_attempts}",
             age(job.created_at),
             cell(job.error_message or job.reason),
@@ -270,7 +270,7 @@ def _percent(fraction: float) -> str:
     return f"{int(fraction * 100)} %"  # rounded down: 100 % only at the end
 
 
-def _join_text(join: JoinRecord) -> str:
+def _describe_join(join: JoinRecord) -> str:
     """Describe in one line the progress of a join."""
     parts = [f"{join.total - join.open - join.dead:,} of {join.total:,} jobs have ended"]
     parts += [f"{join.dead:,} are dead"] if join.dead else []
@@ -292,7 +292,7 @@ def _join_hint(join: JoinRecord, dead: list[str]) -> str:
     )
 
 
-def _running_at(job: JobSummary) -> str:
+def _running_percent(job: JobSummary) -> str:
     """Return the percentage to show behind the state of a running job; empty if it reports none."""
     progress = job.progress
     if progress is None or progress.fraction is None or job.state != "running":
@@ -315,22 +315,22 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("tries", f"{job.begun_attempts} of {job.max_attempts}"),
             ("redriven", pluralize(job.redrives, "time") if job.redrives else ""),
             ("crashes", str(job.crashes or "")),
-            ("payload of version", _version(job)),
+            ("payload of version", _payload_version(job)),
             ("priority", str(job.priority)),
             ("source", job.source),
             ("tags", ", ".join(tag_texts(job.tags))),
             ("parent", job.parent_id or ""),
             ("rerun of", job.rerun_of or ""),
-            ("waits for", _join_text(join) if join and job.state == "joining" else ""),
+            ("waits for", _describe_join(join) if join and job.state == "joining" else ""),
             ("joined by", job.join_id or ""),
             ("made", _describe_time(job.created_at)),
             ("runs at", _describe_time(job.run_at)),
             ("expires", _describe_time(job.expires_at)),
-            ("started", _describe_time(job.started_at) + _span(", waited", waited)),
-            ("finished", _describe_time(job.finished_at) + _span(", took", took)),
+            ("started", _describe_time(job.started_at) + _label_duration(", waited", waited)),
+            ("finished", _describe_time(job.finished_at) + _label_duration(", took", took)),
             ("cancel asked", _describe_time(job.cancel_asked_at)),
             ("progress", "" if progress is None else progress_text(progress)),
-            ("said", "" if progress is None else _describe_time(progress.reported_at)),
+            ("reported", "" if progress is None else _describe_time(progress.reported_at)),
             ("check-point", _describe_time(job.checkpoint_at)),
             ("worker", job.worker_id or ""),
             ("key", job.idempotency_key or ""),
@@ -391,7 +391,7 @@ def hints(job: JobRecord) -> list[str]:
     return lines
 
 
-def _span(label: str, seconds: float | None) -> str:
+def _label_duration(label: str, seconds: float | None) -> str:
     return "" if seconds is None or seconds < 0 else f"{label} {duration(seconds)}"
 
 
@@ -402,7 +402,7 @@ def _describe_time(moment: float | None) -> str:
     return f"{format_local(moment)} ({age(moment)}{' ago' if past else ''})"
 
 
-def _version(job: JobRecord) -> str:
+def _payload_version(job: JobRecord) -> str:
     """Return the version of a job's payload, where it is not the first."""
     version = job.envelope.get("metadata", {}).get("payload_version", 1)
     return "" if version == 1 else str(version)

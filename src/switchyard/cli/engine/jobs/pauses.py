@@ -51,7 +51,7 @@ def pause(
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why, for all who see the pause.")
     ] = None,
-    last: Annotated[
+    duration_text: Annotated[
         str | None,
         typer.Option(
             "--for", metavar="TIME", help=f"End by itself after this time, {DURATION_HELP}."
@@ -80,7 +80,9 @@ def pause(
     if reason is not None and len(reason) > MAX_REASON:
         raise WrongUsage(f"--reason takes at most {MAX_REASON} characters")
     try:
-        new_pause = NewPause(scope, target, current_user(), reason, optional_duration(last))
+        new_pause = NewPause(
+            scope, target, current_user(), reason, optional_duration(duration_text)
+        )
     except ValueError as error:
         raise WrongUsage(str(error)) from error
     record, counts = run(_pause(load_settings(), new_pause))
@@ -92,7 +94,7 @@ def pause(
     echo(record.id)
     until = "" if record.ends_at is None else f" until {format_local(record.ends_at, zoned=True)}"
     say(f"{record} is paused{until}; `jobctl resume --{scope} {target}` lets it go on.")
-    say(_about(counts))
+    say(_describe_counts(counts))
 
 
 def resume(
@@ -200,7 +202,7 @@ def _target_of(
     return named[0]
 
 
-def _about(counts: dict[State, int]) -> str:
+def _describe_counts(counts: dict[State, int]) -> str:
     """Describe how many jobs of a new pause's target wait and run, so that a wrong name is seen at
     once."""
     from switchyard.services.engine.ledger.pauses import MAX_COUNTED

@@ -35,14 +35,15 @@ if TYPE_CHECKING:
 
 
 class PublishCommand(TyperCommand):
-    """`--wait` takes no value, so that the argument behind it is never taken for one. Only with `=`
-    may it have one: `--wait=pipeline`, which becomes the hidden option `--wait-pipeline`."""
+    """Accept `--wait=pipeline` besides `--wait`, and read it as the hidden option
+    `--wait-pipeline`. `--wait` itself takes no value, so that the argument after it is never taken
+    for one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = args.index("--") if "--" in args else len(args)
-        for place in range(own):
-            if args[place] == "--wait=pipeline":
-                args[place] = "--wait-pipeline"
+        options_end = args.index("--") if "--" in args else len(args)
+        for index in range(options_end):
+            if args[index] == "--wait=pipeline":
+                args[index] = "--wait-pipeline"
         return super().parse_args(ctx, args)
 
 

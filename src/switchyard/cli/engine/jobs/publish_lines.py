@@ -14,17 +14,17 @@ from switchyard.cli.base.output import echo, print_json_line, say
 from switchyard.cli.base.payloads import (
     InputLine,
     StandardInput,
-    numbered_lines,
     parse_lines,
-    whole_document,
+    parse_whole_document,
+    renumber_lines,
 )
 from switchyard.cli.base.waiting import wait_for_end, wait_for_pipelines
 from switchyard.cli.engine.jobs.publish_one import (
     PublishOptions,
     WaitMode,
+    describe_refusal,
     job_publisher,
     publish_one,
-    refusal,
     warn_slow,
 )
 from switchyard.cli.engine.jobs.queue_binding import require_binding
@@ -55,7 +55,7 @@ class PublishSummary:
     stopped_by: str | None = None
     """Why the remaining lines were not published."""
     last_line: int = 0
-    said_slow: bool = False
+    warned_slow: bool = False
 
 
 async def publish_input(settings: Settings, registry: Registry, options: PublishOptions) -> None:
@@ -71,22 +71,22 @@ async def publish_input(settings: Settings, registry: Registry, options: Publish
             raise WrongUsage("standard input is empty: give JSON, or JSON Lines")
         if first_line is not None and first_line.payload is None:
             rest = await asyncio.to_thread(source.read_all)
-            document = whole_document(first, rest)
+            document = parse_whole_document(first, rest)
             if document is not None:
                 await publish_one(options, publisher, ledger, document)
                 return
-            first = numbered_lines(first, rest)
-        account = PublishSummary()
+            first = renumber_lines(first, rest)
+        summary = PublishSummary()
         started = time.monotonic()
         async for lines in _batches(source, first, settings.publish_window):
-            await _publish_batch(publisher, options, lines, account)
-            if account.stopped_by:
+            await _publish_batch(publisher, options, lines, summary)
+            if summary.stopped_by:
                 break
-        _report(account, time.monotonic() - started)
-        if options.wait and account.ids:
-            await _wait(ledger, options, account)
-    if account.failed or account.stopped_by:
-        raise CommandFailed(_failure(account))
+        _report(summary, time.monotonic() - started)
+        if options.wait and summary.ids:
+            await _wait(ledger, options, summary)
+    if summary.failed or summary.stopped_by:
+        raise CommandFailed(_describe_failure(summary))
 
 
 async def _batches(
@@ -105,16 +105,16 @@ async def _publish_batch(
     publisher: JobPublisher,
     options: PublishOptions,
     lines: list[tuple[int, str]],
-    account: PublishSummary,
+    summary: PublishSummary,
 ) -> None:
     from switchyard.services.engine.jobs.registry import InvalidPayload
     from switchyard.services.engine.publishing.preparing import InvalidJob
 
-    good: list[tuple[InputLine, NewJob]] = []
+    valid: list[tuple[InputLine, NewJob]] = []
     for line in parse_lines(lines):
-        account.last_line = line.number
+        summary.last_line = line.number
         if line.payload is None:
-            _failed_line(options, account, line.number, line.error)
+            _report_failed_line(options, summary, line.number, line.error)
             continue
         try:
             job = await publisher.prepare(
@@ -124,16 +124,16 @@ async def _publish_batch(
             # A wrong routing key is wrong for every line: it is not an error of this line alone.
             if isinstance(error, InvalidJob):
                 raise
-            _failed_line(options, account, line.number, str(error))
+            _report_failed_line(options, summary, line.number, str(error))
         else:
-            good.append((line, job))
-    outcomes = await publisher.publish_prepared([job for _, job in good])
-    _account_for(options, account, [line.number for line, _ in good], outcomes)
+            valid.append((line, job))
+    outcomes = await publisher.publish_prepared([job for _, job in valid])
+    _count_outcomes(options, summary, [line.number for line, _ in valid], outcomes)
 
 
-def _account_for(
+def _count_outcomes(
     options: PublishOptions,
-    account: PublishSummary,
+    summary: PublishSummary,
     numbers: Sequence[int],
     outcomes: Sequence[PublishOutcome],
 ) -> None:
@@ -143,13 +143,13 @@ def _account_for(
 
     for number, outcome in zip(numbers, outcomes, strict=True):
         if isinstance(outcome, Published):
-            account.ids[outcome.job_id] = number
-            if outcome.is_slow and not account.said_slow:
-                account.said_slow = True
+            summary.ids[outcome.job_id] = number
+            if outcome.is_slow and not summary.warned_slow:
+                summary.warned_slow = True
                 warn_slow(outcome)
-            account.duplicates += outcome.duplicate
-            account.published += not outcome.duplicate
-            account.pending += outcome.state is State.PENDING
+            summary.duplicates += outcome.duplicate
+            summary.published += not outcome.duplicate
+            summary.pending += outcome.state is State.PENDING
             if options.as_json:
                 from switchyard.api.views.jobs import view_accepted_job
 
@@ -159,58 +159,60 @@ def _account_for(
                 echo(outcome.job_id)
             continue
         if isinstance(outcome, PublishError):
-            _failed_line(options, account, number, refusal(outcome))
+            _report_failed_line(options, summary, number, describe_refusal(outcome))
             if not isinstance(outcome, NeverTaken | NotPermitted):
                 # What the broker refuses now, it would refuse for the following lines, too.
-                account.stopped_by = str(outcome)
+                summary.stopped_by = str(outcome)
         else:
-            _failed_line(options, account, number, str(outcome))
+            _report_failed_line(options, summary, number, str(outcome))
 
 
-def _failed_line(options: PublishOptions, account: PublishSummary, number: int, why: str) -> None:
-    account.failed += 1
+def _report_failed_line(
+    options: PublishOptions, summary: PublishSummary, number: int, why: str
+) -> None:
+    summary.failed += 1
     if options.as_json:
         print_json_line({"line": number, "error": why})
-    if account.failed <= MAX_LISTED_ERRORS:
+    if summary.failed <= MAX_LISTED_ERRORS:
         say(f"line {number}: {why}")
 
 
-def _report(account: PublishSummary, seconds: float) -> None:
-    shows_rate = account.published and seconds > 0.5
-    rate = f", {account.published / seconds:.0f} a second" if shows_rate else ""
-    known = f"; {account.duplicates} were known already" if account.duplicates else ""
-    say(f"{account.published} published{rate}{known}")
-    if account.pending:
+def _report(summary: PublishSummary, seconds: float) -> None:
+    shows_rate = summary.published and seconds > 0.5
+    rate = f", {summary.published / seconds:.0f} a second" if shows_rate else ""
+    known = f"; {summary.duplicates} were known already" if summary.duplicates else ""
+    say(f"{summary.published} published{rate}{known}")
+    if summary.pending:
         say(
-            f"{account.pending} of them are recorded (pending), but the broker has not confirmed "
+            f"{summary.pending} of them are recorded (pending), but the broker has not confirmed "
             "them: `jobctl scheduler` publishes them when it takes jobs"
         )
 
 
-def _failure(account: PublishSummary) -> str:
-    text = f"{account.failed} lines were not published"
-    if account.failed > MAX_LISTED_ERRORS:
+def _describe_failure(summary: PublishSummary) -> str:
+    text = f"{summary.failed} lines were not published"
+    if summary.failed > MAX_LISTED_ERRORS:
         text += f" (the first {MAX_LISTED_ERRORS} are named above)"
-    if account.stopped_by:
+    if summary.stopped_by:
         text += (
-            f"; stopped after line {account.last_line}: {account.stopped_by}. "
+            f"; stopped after line {summary.last_line}: {summary.stopped_by}. "
             "With --key you can publish the same input again, and nothing is published twice"
         )
     return text
 
 
-async def _wait(ledger: Ledger, options: PublishOptions, account: PublishSummary) -> None:
+async def _wait(ledger: Ledger, options: PublishOptions, summary: PublishSummary) -> None:
     from switchyard.services.engine.records.states import State
 
     if options.wait is WaitMode.PIPELINE:
-        states = await _ends_of_pipelines(ledger, options, account)
+        states = await _wait_for_pipelines(ledger, options, summary)
     else:
-        states = await wait_for_end(ledger, list(account.ids), timeout=options.timeout)
+        states = await wait_for_end(ledger, list(summary.ids), timeout=options.timeout)
     succeeded = sum(1 for state in states.values() if state is State.SUCCEEDED)
     say(f"{succeeded} of {len(states)} succeeded")
     for job_id, state in states.items():
         if options.as_json:
-            print_json_line({"line": account.ids[job_id], "job_id": job_id, "state": state})
+            print_json_line({"line": summary.ids[job_id], "job_id": job_id, "state": state})
         else:
             echo(f"{job_id} {state}")
     if succeeded < len(states):
@@ -220,18 +222,18 @@ async def _wait(ledger: Ledger, options: PublishOptions, account: PublishSummary
         )
 
 
-async def _ends_of_pipelines(
-    ledger: Ledger, options: PublishOptions, account: PublishSummary
+async def _wait_for_pipelines(
+    ledger: Ledger, options: PublishOptions, summary: PublishSummary
 ) -> dict[str, State]:
     """Return how each line's pipeline has ended: the state of the first of its jobs that did not
     succeed."""
     from switchyard.services.engine.records.states import State
 
-    pipelines = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)
+    pipelines = await wait_for_pipelines(ledger, list(summary.ids), timeout=options.timeout)
     return {
         job_id: next(
             (each.state for each in pipelines[job_id] if each.state is not State.SUCCEEDED),
             State.SUCCEEDED,
         )
-        for job_id in account.ids
+        for job_id in summary.ids
     }

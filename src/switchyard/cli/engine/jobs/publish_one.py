@@ -95,7 +95,7 @@ async def job_publisher(
             )
 
 
-def refusal(error: PublishError) -> str:
+def describe_refusal(error: PublishError) -> str:
     """Describe a job that the broker did not accept: where it is now, and the command to go on
     with."""
     from switchyard.broker.errors import Blocked, LaneFull, NeverTaken, NotPermitted, Unroutable
@@ -119,7 +119,7 @@ async def publish_one(
     try:
         published = await publisher.publish_one(job)
     except PublishError as error:
-        text = refusal(error)
+        text = describe_refusal(error)
         if isinstance(error, LaneFull) and error.dead_lettered:
             text += f"; when there is room: `jobctl dead redrive {job.message.job_id}`"
         raise CommandFailed(text) from error
@@ -176,7 +176,7 @@ async def _wait_for_job(options: PublishOptions, ledger: Ledger, published: Publ
     elif record.state is State.SUCCEEDED:
         print_json(record.result or {})
     if record.state is not State.SUCCEEDED:
-        raise CommandFailed(failure(record))
+        raise CommandFailed(describe_failure(record))
 
 
 async def _wait_for_pipeline(options: PublishOptions, ledger: Ledger, published: Published) -> None:
@@ -195,7 +195,7 @@ async def _wait_for_pipeline(options: PublishOptions, ledger: Ledger, published:
     failed = [each for each in jobs if each.state is not State.SUCCEEDED]
     if failed:
         more = f"; {len(failed) - 1} more did not succeed" if len(failed) > 1 else ""
-        raise CommandFailed(failure(failed[0]) + more)
+        raise CommandFailed(describe_failure(failed[0]) + more)
 
 
 async def _read_record(ledger: Ledger, published: Published) -> JobRecord:
@@ -205,7 +205,7 @@ async def _read_record(ledger: Ledger, published: Published) -> JobRecord:
     return record
 
 
-def failure(job: JobSummary) -> str:
+def describe_failure(job: JobSummary) -> str:
     """Return why a job has ended without success, and the command to go on with."""
     why = f": {job.error_message}" if job.error_message else ""
     reason = f" ({job.reason})" if job.reason else ""

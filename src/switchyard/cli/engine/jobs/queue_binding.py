@@ -16,10 +16,12 @@ _WILDCARDS = frozenset("*#")
 
 
 async def require_binding(settings: Settings, registry: Registry, routing_key: str) -> None:
-    """Raise CommandFailed where the broker has no binding for that key, as for a job type that is
-    new: it would take the job, and pass it on to the dead letters. Where the management API is
-    away or our user may not ask it, that is told by the job's own end; and of a key that can't be
-    right, by whoever checks the job."""
+    """Raise CommandFailed where the broker has no binding for that key, as for a new job type: the
+    broker would take the job, and pass it on to the dead letters.
+
+    Nothing is checked where the management API is away or refuses our user: then the job's end
+    shows it. A key of no known job type is refused when the job is prepared.
+    """
     import asyncio
 
     from switchyard.broker.errors import ManagementError, Unroutable

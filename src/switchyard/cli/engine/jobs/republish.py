@@ -46,8 +46,8 @@ def republish(
     if not yes:
         require_answer("publish again")
         confirm(f"Publish {pluralize(number, 'job')} again?", abort=True)
-    done = run(_republish(settings, lane))
-    echo(f"{pluralize(done, 'job is', 'jobs are')} published again by the scheduler")
+    republished = run(_republish(settings, lane))
+    echo(f"{pluralize(republished, 'job is', 'jobs are')} published again by the scheduler")
 
 
 async def _count_waiting(settings: Settings, lane: str | None) -> int:

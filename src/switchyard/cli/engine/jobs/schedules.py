@@ -48,7 +48,7 @@ app = typer.Typer(
 @app.command("list")
 def list_schedules(as_json: JsonOption = False) -> None:
     """List schedules, with the next due time and the result of the last one."""
-    schedules = _with_book(None, lambda book: book.all())
+    schedules = _run_with_schedules(None, lambda schedules: schedules.all())
     if as_json:
         from switchyard.api.views.system import view_schedule
 
@@ -145,8 +145,9 @@ def add(
             "grace": parse_duration(grace),
         }
     )
-    record = _with_book(
-        include or [], lambda book: book.add(entry, remote=False, created_by=current_user())
+    record = _run_with_schedules(
+        include or [],
+        lambda schedules: schedules.add(entry, remote=False, created_by=current_user()),
     )
     rule = CronRule.parse(record.cron, record.timezone)
     times = (record.next_at, *rule.next_times(record.next_at, 2))
@@ -160,14 +161,14 @@ def add(
 @app.command()
 def remove(name: NameArgument) -> None:
     """Remove an added schedule and its history. Jobs that it has published still run."""
-    _with_book(None, lambda book: book.remove(name))
+    _run_with_schedules(None, lambda schedules: schedules.remove(name))
     echo(f"{name} removed")
 
 
 @app.command()
 def pause(name: NameArgument, as_json: JsonOption = False) -> None:
     """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
-    record = _with_book(None, lambda book: book.pause(name))
+    record = _run_with_schedules(None, lambda schedules: schedules.pause(name))
     _print_schedule(
         record, f"{name} is paused; `jobctl schedules resume {name}` lets it go on.", as_json
     )
@@ -176,7 +177,7 @@ def pause(name: NameArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def resume(name: NameArgument, as_json: JsonOption = False) -> None:
     """Resume a schedule with its next due time."""
-    record = _with_book(None, lambda book: book.resume(name))
+    record = _run_with_schedules(None, lambda schedules: schedules.resume(name))
     _print_schedule(record, f"{name} is due at {format_local(record.next_at)}.", as_json)
 
 
@@ -185,7 +186,9 @@ def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOpti
     """Fire a schedule now, even if it is paused, and print the id of its job."""
     from switchyard.cli.base.common import current_user
 
-    firing = _with_book(include or [], lambda book: book.run(name, current_user()))
+    firing = _run_with_schedules(
+        include or [], lambda schedules: schedules.run(name, current_user())
+    )
     if as_json:
         from switchyard.api.views.system import view_firing
 
@@ -202,7 +205,7 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """List the results of a schedule's due times, newest first."""
-    firings = _with_book(None, lambda book: book.history(name, limit))
+    firings = _run_with_schedules(None, lambda schedules: schedules.history(name, limit))
     if as_json:
         from switchyard.api.views.system import view_firing
 
@@ -224,7 +227,7 @@ def history(
     console().print(rows)
 
 
-def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[T]]) -> T:
+def _run_with_schedules(include: list[str] | None, work: Callable[[Schedules], Awaitable[T]]) -> T:
     """Run `work` with the schedules. Modules are loaded only where `include` is given, as that
     takes a while."""
     from switchyard.services.engine.jobs.registry import Registry
@@ -234,11 +237,11 @@ def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[
     settings = load_settings()
     registry = Registry() if include is None else load_registry(settings, include)
 
-    async def doing() -> T:
+    async def run_work() -> T:
         async with open_ledger(settings, registry) as ledger:
             return await work(Schedules(ledger, registry))
 
-    return run(doing())
+    return run(run_work())
 
 
 def _print_schedule(record: ScheduleRecord, text: str, as_json: bool) -> None:
