@@ -1,17 +1,23 @@
 """Every view by the rules of axe-core, light and dark, with something to show in each."""
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
+from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.records.pauses import NewPause, PauseScope
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.records.llm_servers import LlmMinute
 from tests.integration.dashboard.test_documents_view import completed
-from tests.support.api_server import RunningApi
+from tests.support.api_server import RunningApi, connected, serving
 from tests.support.browser import MIDDLE, NARROW, WIDE, Browser
+from tests.support.pdfs import scan, slips
 from tests.support.redrives import bury
 from tests.support.system import System
 
@@ -30,19 +36,30 @@ COLOURS = ["color-contrast"]
 """The rule for which a theme matters."""
 
 
-async def _filled(system: System, api: RunningApi) -> list[str]:
-    """Put something into each view; the paths of all of them."""
+async def _filled(system: System, api: RunningApi) -> list[tuple[str, str]]:
+    """Put something into each view; the paths of all of them, and for those that a form shows its
+    button on the page before."""
     sent = await api.client.post("/documents", files={"file": ("a.md", b"# Tides\n\nThey rise.")})
     document_id = sent.json()["document_id"]
+    picture = scan(slips(["The tide rises."]))
+    sent = await api.client.post("/documents", files={"file": ("a.pdf", picture)})
+    scanned = f"documents/{sent.json()['document_id']}/pages/1?q=rises"
     await bury(system, "dead-1", "hot.noop", {"n": 1, "text": "x"})
     group = (await system.ledger.dead_letters.dead_groups(limit=1))[0].fingerprint
     pause = NewPause(PauseScope.LANE, "backfill", "a test", "a reason", 3600)
     await system.ledger.pauses.pause(pause)
+    llm, now = LlmLedger(system.ledger), system.ledger.clock.time()
+    await llm.slots.take_llm_slot("default", "slot", "a test", ttl=60, is_hot=True, first=4, most=4)
+    paused = {"paused_until": now + 500, "pause_reason": "no answer"}
+    await llm.slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **paused))
+    await llm.history.add_minute([LlmMinute(now - now % 60, "default", 4, 3)], now)
     entry = {"name": "nightly", "cron": "0 3 * * *", "job": "hot.noop"}
     schedules = Schedules(system.ledger, system.registry)
     await schedules.add(ScheduleEntry.from_fields(entry), remote=False, created_by="a test")
     plan = {"source": "documents", "job_type": "noop", "options": {}}
-    await completed(system, api, 1)
+    await completed(system, api, 2)
+    redrive = await api.client.post("/admin/dead/redrives", json={"all": True})
+    redrive_id = redrive.headers["Location"].rpartition("/")[2]
     backfill = (await api.client.post("/backfills", json=plan)).json()["id"]
     order = {"action": "rerun", "filter": {"job_type": "ingest_document"}}
     started = await api.client.post("/jobs/actions", json=order)
@@ -52,38 +69,63 @@ async def _filled(system: System, api: RunningApi) -> list[str]:
         *("", "jobs", "jobs/dead-1", "dead", f"dead/groups/{group}", "dead/letters/dead-1"),
         *("dead/letters/dead-1/edit", "backfills", f"backfills/{backfill}"),
         *("backfills/new?source=arxiv", "workers", "schedules", "schedules/nightly", "limits"),
-        *("llm", "documents", document, f"{document}/pages/1?q=rise"),
-        *("documents/search?q=tides", "login", "jobs/nobody"),
+        *("llm", "documents", document, f"{document}/pages/1?q=rise", scanned),
+        *("documents/search?q=tides", "jobs/nobody"),
         *("jobs/new", "jobs/new?type=scripted", "jobs/new?like=dead-1"),
         *("jobs/act?type=ingest_document", "jobs/actions", f"jobs/actions/{action}"),
+        *("jobs?state=dead", "jobs?type=nobodys", f"dead/redrives/{redrive_id}"),
     ]
-    return [f"/dashboard/{name}".rstrip("/") for name in names]
+    sent_by = {
+        f"dead/groups/{group}": ".redrive button.primary",
+        "dead/letters/dead-1/edit": ".form button.primary",
+        "backfills/new?source=documents": ".form button.primary",
+    }
+    pages = [(name, "") for name in names] + list(sent_by.items())
+    return [(f"/dashboard/{name}".rstrip("/"), button) for name, button in pages]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)  # twenty pages, each examined twice
+@pytest.mark.timeout(300)  # thirty pages, each examined twice
 async def test_no_view_has_a_serious_finding_light_dark_or_narrow(
-    system: System, api: RunningApi, browser: Browser
+    system: System, browser: Browser
 ) -> None:
-    await system.start_worker("ingest", "llm", "embed", "link")
-    paths = await _filled(system, api)
+    await system.start_worker("ingest", "llm", "embed", "link", "ocr")
+    wrong: dict[str, Any] = {}
 
-    def examine() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for path in paths:
-            browser.open(f"{api.url}{path}")
+    def examine(name: str) -> None:
+        browser.run(AXE)
+        for theme, rules in (("light", None), ("dark", COLOURS)):
+            browser.prefer(theme)
+            if found := browser.driver.execute_async_script(RUN, rules):
+                wrong[f"{name}, {theme}"] = found
+        browser.prefer("light")
+        for size in (NARROW, MIDDLE):
+            browser.resize(*size)
+            if browser.run("return document.documentElement.scrollWidth > innerWidth"):
+                wrong[f"{name} is wider than {size[0]}"] = True
+        browser.resize(*WIDE)
+
+    def examine_all(url: str, pages: list[tuple[str, str]]) -> None:
+        for path, button in pages:
+            browser.open(f"{url}{path}")
             browser.find("main")
-            browser.run(AXE)
-            for theme, rules in (("light", None), ("dark", COLOURS)):
-                browser.prefer(theme)
-                if wrong := browser.driver.execute_async_script(RUN, rules):
-                    found[f"{path}, {theme}"] = wrong
-            browser.prefer("light")
-            for size in (NARROW, MIDDLE):
-                browser.resize(*size)
-                if browser.run("return document.documentElement.scrollWidth > innerWidth"):
-                    found[f"{path} is wider than {size[0]}"] = True
-            browser.resize(*WIDE)
-        return found
+            if button:
+                browser.click(button)
+                browser.await_text("?", "h1")  # it asks whether that is to be done
+            if "pages/1" in path:
+                browser.find(".page-picture" if path.endswith("=rises") else ".page-text")
+            examine(f"{path} {button}")
 
-    assert await asyncio.to_thread(examine) == {}
+    def is_asked_for_a_key(url: str) -> bool:
+        browser.open(f"{url}/dashboard")
+        return bool(browser.all("#key"))
+
+    changes = {"llm_base_url": "http://127.0.0.1:9/v1", "llm_model": "a-model"}
+    async with serving(system.settings, **changes) as api:
+        await connected(api)
+        await asyncio.to_thread(examine_all, api.url, await _filled(system, api))
+        await create_key(system.ledger, "somebody", [Scope.ADMIN])
+        asked = partial(is_asked_for_a_key, api.url)
+        await asyncio.to_thread(browser.wait, asked, "the page to sign in")
+        await asyncio.to_thread(examine, "the page to sign in")
+    assert wrong == {}

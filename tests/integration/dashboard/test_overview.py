@@ -1,4 +1,7 @@
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from switchyard.api.dashboard.remedies import actions_of
 from switchyard.services.engine.records.pauses import NewPause, PauseScope
@@ -7,6 +10,7 @@ from tests.support.browser import Browser
 from tests.support.made import letter
 from tests.support.system import System
 
+CSS = "text/css; charset=utf-8"
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
@@ -168,3 +172,21 @@ async def test_the_api_shows_its_own_page_and_loads_nothing_from_elsewhere(
         assert browser.complaints() == []
 
     await asyncio.to_thread(look)
+
+
+async def test_static_files_do_not_wait_for_pages_that_are_read(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = api.server.app
+    busy = replace(app.state.dashboard, reading=asyncio.Semaphore(0))  # all readers are at work
+    monkeypatch.setattr(app.state, "dashboard", busy)
+    page = asyncio.create_task(api.client.get("/dashboard"))
+    try:
+        for name in ("/dashboard/static/dashboard.css", "/docs/swagger-ui.css"):
+            file = await api.client.get(name)
+            assert (file.status_code, file.headers["content-type"]) == (200, CSS)
+        missing = await api.client.get("/dashboard/static/nothing.css")
+        assert missing.status_code == 404
+        assert not page.done()
+    finally:
+        page.cancel()

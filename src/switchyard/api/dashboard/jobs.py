@@ -38,6 +38,7 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter, parse_tag
@@ -156,28 +157,30 @@ async def list_jobs(
     everything: bool = False,
 ) -> Response:
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one. Where no
-    index finds those that match, MAX_READ jobs are read at a time, or with `everything` all."""
-    job_filter, bound = asked.wanted, None
+    index finds those that match, MAX_READ jobs are read at a time, or with `everything` all; where
+    a state is asked for, so many of that state."""
+    job_filter, bound, reads = asked.wanted, None, state.ledger.job_reads
+    is_bounded = job_filter.is_scan and not everything
     if wanted_id := job_id.strip():
         full_id = await state.ledger.short_ids.full_id(IdTable.JOBS, wanted_id)
-        if await state.ledger.job_reads.get(full_id) is not None:
+        if await reads.get(full_id) is not None:
             return RedirectResponse(f"{JOBS_PATH}/{quote(full_id, safe='')}", 303)
         jobs: Sequence[JobSummary] = ()
         older = None
     else:
-        if job_filter.is_scan and not everything:
-            bound = await state.ledger.job_reads.find_bound(MAX_READ, cursor)
-        if bound is not None and bound[0] > (job_filter.since or 0.0):
-            job_filter = replace(job_filter, since=bound[0])
-        else:
-            bound = None
-        page = await state.ledger.job_reads.list_jobs(job_filter, limit=PAGE_SIZE, cursor=cursor)
+        if is_bounded:
+            job_filter, bound = await _bounded(reads, job_filter, cursor)
+        page = await reads.list_jobs(job_filter, limit=PAGE_SIZE, cursor=cursor)
         jobs, older = page.items, page.next_cursor
     is_all = cursor is None and older is None and job_filter.state is None and not wanted_id
     counts: Mapping[State, int] = {}
-    counted_newest = None
+    counted_newest = counted_among = None
     if bound is None or cursor is None:
-        counts, counted_newest = await _counts(state, job_filter, jobs if is_all else None)
+        counted = replace(asked.wanted, state=None)
+        if is_bounded:
+            counted, newest = await _bounded(reads, counted, None)
+            counted_among = None if newest is None else MAX_READ
+        counts, counted_newest = await _counts(reads, counted, jobs if is_all else None)
     is_cut = bound is not None and older is None
     if bound is not None and is_cut:
         older = bound[1]
@@ -192,7 +195,8 @@ async def list_jobs(
         "act_on": None if asked.wanted.is_empty else f"{JOBS_PATH}/act?{asked.query}",
         "counts": counts,
         "counted_newest": counted_newest,
-        "read": None if bound is None else MAX_READ,
+        "counted_among": counted_among,
+        "read": MAX_READ,
         "read_until": bound[0] if bound is not None and is_cut else None,
         "read_all": _address(query | {"everything": "true"}),
         "without_state": urlencode({k: v for k, v in query.items() if k not in ("state", "id")}),
@@ -373,14 +377,26 @@ def commands(job: JobRecord) -> dict[str, str]:
     }
 
 
+async def _bounded(
+    reads: JobReads, job_filter: JobFilter, cursor: str | None
+) -> tuple[JobFilter, tuple[float, str] | None]:
+    """Restrict a filter to the newest MAX_READ jobs from a cursor on, of its state if it has one.
+    Return it with the time of the last of these and the cursor behind it; None if it is as it was,
+    as there are fewer, or it means only later ones."""
+    bound = await reads.find_bound(MAX_READ, cursor, state=job_filter.state, lane=job_filter.lane)
+    if bound is None or bound[0] <= (job_filter.since or 0.0):
+        return job_filter, None
+    return replace(job_filter, since=bound[0]), bound
+
+
 async def _counts(
-    state: ApiState, job_filter: JobFilter, found: Sequence[JobSummary] | None
+    reads: JobReads, job_filter: JobFilter, found: Sequence[JobSummary] | None
 ) -> tuple[Mapping[State, int], int | None]:
-    """Return the matching jobs by state, ignoring the filter's own state, and the number of newest
-    jobs to which the count was limited (None: all were counted). With no filter but a lane, only
-    jobs that have not ended are counted. `found` are all matching jobs, if the caller has them."""
-    reads = state.ledger.job_reads
-    if replace(job_filter, state=None, lane=None).is_empty:
+    """Return the jobs that match a filter without a state, by their states, and the number of
+    newest jobs to which the count was limited (None: all were counted). With no filter but a lane,
+    only jobs that have not ended are counted. `found` are all matching jobs, if the caller has
+    them."""
+    if replace(job_filter, lane=None).is_empty:
         return await reads.open_by_state(job_filter.lane), None
     if found is not None:  # to look for more would go through all jobs once again
         return Counter(each.state for each in found), None

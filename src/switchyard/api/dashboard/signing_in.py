@@ -35,6 +35,8 @@ SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "t
 
 router = Routes(include_in_schema=False)
 router.route_class = PageRoute
+files = Routes(include_in_schema=False)
+"""Static files, which do not wait for pages that are being read."""
 
 
 def _inside(target: str) -> str:
@@ -77,7 +79,7 @@ async def sign_out(request: Request) -> Response:
     return response
 
 
-@router.get(f"{PATH}/static/{{name}}")
+@files.get(f"{PATH}/static/{{name}}")
 async def show_file(request: Request, name: str) -> Response:
     """Send a static file of the dashboard, without a session: the page to sign in needs these
     files, too."""
@@ -90,7 +92,7 @@ async def show_docs() -> Response:
     return DashboardPage("docs.html", {}, title="API")
 
 
-@router.get("/docs/{name}")
+@files.get("/docs/{name}")
 async def show_docs_file(name: str) -> Response:
     """Send a file of Swagger UI, from the package that ships it."""
     spec = find_spec("fastapi_offline")

@@ -42,6 +42,7 @@ VIEWS = (
 )
 ROUTERS = (
     signing_in.router,
+    signing_in.files,
     pauses.router,
     dead_edit.router,
     job_actions.router,

@@ -20,12 +20,14 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
+    false,
     func,
     literal,
     or_,
     select,
     text,
     tuple_,
+    union_all,
 )
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql
@@ -175,14 +177,27 @@ class JobReads(Repository):
 
     @read
     def find_bound(
-        self, connection: Connection, number: int, cursor: str | None
+        self,
+        connection: Connection,
+        number: int,
+        cursor: str | None,
+        *,
+        state: State | None = None,
+        lane: str | None = None,
     ) -> tuple[float, str] | None:
         """Return when the last of the next `number` jobs was made, and the cursor behind it,
-        counted from `cursor` of `list_jobs`; None where there are fewer jobs. Raises
-        InvalidCursor."""
+        counted from `cursor` of `list_jobs`; None where there are fewer jobs. With a `state`, count
+        only jobs of that state, and of the `lane` if it is given. Raises InvalidCursor."""
         at, key = jobs.c.created_at, jobs.c.id
-        query = continued(select(at), at, key, cursor).order_by(at.desc(), key.desc())
-        made_at = connection.scalar(query.offset(number - 1).limit(1))
+        query = continued(select(at), at, key, cursor)
+        if state in (None, State.SUCCEEDED):  # nearly all jobs
+            made = query.order_by(at.desc(), key.desc())
+        else:
+            parts = _lanes_in_states(connection, JobFilter(state=state, lane=lane)) or [false()]
+            newest = (query.where(part).order_by(at.desc()).limit(number) for part in parts)
+            each = union_all(*(select(part.subquery()) for part in newest)).subquery()
+            made = select(each.c.created_at).order_by(each.c.created_at.desc())
+        made_at = connection.scalar(made.offset(number - 1).limit(1))
         return None if made_at is None else (made_at, cursor_before(made_at))
 
     @read

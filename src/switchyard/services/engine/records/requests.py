@@ -263,9 +263,8 @@ class JobFilter:
 
     @property
     def is_scan(self) -> bool:
-        """Whether no index finds the jobs that fit: where they are rare, all jobs are read."""
-        if self.state not in (None, State.SUCCEEDED):
-            return False  # those of other states are few
+        """Whether no index finds the jobs that fit: where they are rare, all jobs are read, or all
+        of the filter's state."""
         found = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
         read = ("job_type", "worker", "source", "finished_since", "finished_until", "slower_than")
         is_read = any(getattr(self, name) is not None for name in (*read, "error", "payload"))
