@@ -630,7 +630,7 @@ async def test_a_response_is_the_servers_where_one_has_them(system: System, llm:
             async with client.responses.stream(model=MODEL, input=CHAT) as events:
                 text = [x.delta async for x in events if x.type == "response.output_text.delta"]
                 final = await events.get_final_response()
-            assert text == ["The sea rises."]
+            assert text == ["The sea rises."]  # the server has answered without a stream
             assert [each.type for each in final.output] == ["reasoning", "message", "function_call"]
             with pytest.raises(openai.BadRequestError, match="X-Job-Background"):
                 await client.responses.create(model=MODEL, input="a", background=True)

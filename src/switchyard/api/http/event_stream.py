@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -54,12 +54,17 @@ class EventStream(Response):
     media_type = MEDIA_TYPE
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], *, closing: Callable[[], None] | None = None
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        closing: Callable[[], None] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`closing` is called at the end, also where the client has gone before the beginning."""
+        """`closing` is called at the end, also where the client has gone before the beginning;
+        `headers` are sent besides the usual ones."""
         self._closing = closing
         self._begun = False
-        super().__init__(headers={"X-Accel-Buffering": "no"})
+        super().__init__(headers={"X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._frames = frames
 

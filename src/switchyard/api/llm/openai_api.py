@@ -24,7 +24,7 @@ from switchyard.api.llm.key_limits import (
     check_model_allowed,
     limits_of,
 )
-from switchyard.api.llm.openai_chunks import response_events, text_chunks
+from switchyard.api.llm.openai_chunks import ChunkWriter, text_chunks
 from switchyard.api.llm.openai_requests import (
     OpenAiRunOptions,
     admit_request,
@@ -38,6 +38,7 @@ from switchyard.api.llm.openai_requests import (
     shows_usage_of,
     start_stream,
 )
+from switchyard.api.llm.response_events import ResponseEventWriter
 from switchyard.api.middleware.access import StreamSlot, needs
 from switchyard.api.models import openai as models
 from switchyard.api.state import Shared
@@ -130,14 +131,12 @@ async def create_chat_completion(
                 return Response()  # nobody reads it
             headers = answer_headers(result, state.settings)
             return JsonResponse(completion_of(result), headers=headers)
+
+        def make_writer(job_id: str) -> ChunkWriter:
+            return ChunkWriter(job_id, body.model, shows_usage=shows_usage_of(body))
+
         stream = await start_stream(
-            payload,
-            run_options,
-            state,
-            request,
-            slot,
-            admitted_request,
-            shows_usage=shows_usage_of(body),
+            CHATS_URL, payload, run_options, state, request, slot, admitted_request, make_writer
         )
         if stream is None:
             return Response()  # nobody reads it
@@ -230,16 +229,42 @@ async def create_response(
         code = "responses_not_supported"
         raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
     request_input = {"input": body.input}
+    if body.stream:
+        return await _stream_response(body, request_input, state, request, run_options)
     result = await run_endpoint_request(
         RESPONSES_URL, body, request_input, run_options, state, request
     )
     if result is None:
         return Response()  # nobody reads it
-    headers = answer_headers(result, state.settings)
-    answer = response_of(result)
-    if not body.stream:
-        return JsonResponse(answer, headers=headers)
-    return Response(b"".join(response_events(answer)), headers=headers, media_type=MEDIA_TYPE)
+    return JsonResponse(response_of(result), headers=answer_headers(result, state.settings))
+
+
+async def _stream_response(
+    body: models.ResponsesBody,
+    request_input: dict[str, Any],
+    state: Shared,
+    request: Request,
+    run_options: OpenAiRunOptions,
+) -> Response:
+    admitted_request = await admit_request(body, request_input, state, request)
+    payload = payload_of(RESPONSES_URL, body, request_input, run_options)
+    slot = StreamSlot(request)
+    with ExitStack() as cleanup:
+        cleanup.callback(slot.leave)
+        stream = await start_stream(
+            RESPONSES_URL,
+            payload,
+            run_options,
+            state,
+            request,
+            slot,
+            admitted_request,
+            ResponseEventWriter,
+        )
+        if stream is None:
+            return Response()  # nobody reads it
+        cleanup.pop_all()
+    return stream
 
 
 @router.get(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -102,34 +101,6 @@ def text_chunks(completion: Mapping[str, Any], *, shows_usage: bool) -> Iterator
     if shows_usage:
         yield _data({**shared, "choices": [], "usage": completion.get("usage")})
     yield b"data: [DONE]\n\n"
-
-
-def response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
-    """Write a complete response of the Responses API as the events of a stream."""
-    numbers = itertools.count()
-
-    def event(kind: str, **fields: Any) -> bytes:
-        data = _data({"type": kind, "sequence_number": next(numbers), **fields})
-        return f"event: {kind}\n".encode() + data
-
-    yield event("response.created", response={**response, "status": "in_progress", "output": []})
-    for at, item in enumerate(response.get("output", ())):
-        place = {"output_index": at, "item_id": item.get("id")}
-        parts = [x for x in item.get("content") or () if isinstance(x, dict)]
-        without_parts: dict[str, Any] = {"content": []} if parts else {}
-        yield event("response.output_item.added", output_index=at, item={**item, **without_parts})
-        for index, part in enumerate(parts):
-            within = {**place, "content_index": index}
-            text = part.get("text")
-            is_text = part.get("type") == "output_text" and isinstance(text, str)
-            empty_part = {**part, "text": ""} if is_text else part
-            yield event("response.content_part.added", **within, part=empty_part)
-            if is_text:
-                yield event("response.output_text.delta", **within, delta=text, logprobs=[])
-                yield event("response.output_text.done", **within, text=text, logprobs=[])
-            yield event("response.content_part.done", **within, part=part)
-        yield event("response.output_item.done", output_index=at, item=item)
-    yield event(f"response.{response.get('status')}", response=response)
 
 
 def _data(value: Any) -> bytes:

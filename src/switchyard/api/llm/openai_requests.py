@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import structlog
 from fastapi import Header, Request
@@ -28,7 +28,6 @@ from switchyard.api.llm.key_limits import (
     limits_of,
 )
 from switchyard.api.llm.llm import request_queue, translate_refusals
-from switchyard.api.llm.openai_chunks import ChunkWriter
 from switchyard.api.middleware.access import StreamSlot, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState
@@ -43,7 +42,7 @@ from switchyard.services.llm.openai_form import (
     EMBEDDINGS_URL,
     ENDPOINTS,
     REFUSALS,
-    completion_of,
+    answer_of,
 )
 
 MAX_TIME = 7 * 24 * 3600.0
@@ -263,40 +262,62 @@ async def _abandon(state: ApiState, job_id: str, run_options: OpenAiRunOptions) 
 # --- the answer as it is written ------------------------------------------------------------------
 
 
+class StreamWriter(Protocol):
+    """Writes the stream of one answer."""
+
+    def text(self, piece: LlmText) -> Iterator[bytes]:
+        """Write a piece that has come, if it follows the pieces before it."""
+        ...
+
+    def end(self, answer: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write what is missing of the complete answer, and the end."""
+        ...
+
+    def error(self, problem: Problem) -> bytes:
+        """Write the error with which a stream that has begun breaks off."""
+        ...
+
+
 async def start_stream(
+    url: str,
     payload: Mapping[str, Any],
     run_options: OpenAiRunOptions,
     state: ApiState,
     request: Request,
     slot: StreamSlot,
     admitted_request: AdmittedRequest,
-    *,
-    shows_usage: bool,
+    make_writer: Callable[[str], StreamWriter],
 ) -> EventStream | None:
     """Return the stream once its first event has come, so that a request that fails before is
-    answered with an error; None when the client has gone. Raises Problem."""
+    answered with an error; None when the client has gone. `make_writer` gets the job's id. Raises
+    Problem."""
     queue = request_queue(state)
+    job_type = ENDPOINTS[url].job_type
     with translate_refusals():
-        answer_stream = await queue.open_stream("chat_completion", payload, **run_options.options)
-    ending = queue.wait_for_end(answer_stream.job_id, timeout=run_options.expires_in)
+        answer_stream = await queue.open_stream(job_type, payload, **run_options.options)
+    job_id = answer_stream.job_id
+    headers = {"X-Job-Id": job_id}
+    ending = queue.wait_for_end(job_id, timeout=run_options.expires_in)
     events = answer_stream.follow(ending, heartbeat=state.settings.api_heartbeat)
     async with AsyncExitStack() as cleanup:
         cleanup.callback(answer_stream.close)
         cleanup.push_async_callback(events.aclose)
         first_event = asyncio.create_task(_next_event(events))
         if not await _ends_while_connected(request, first_event):
-            await _abandon(state, answer_stream.job_id, run_options)
+            await _abandon(state, job_id, run_options)
             return None
         first = await first_event
         if isinstance(first, JobRecord):
+            result = _to_result(first, job_id, state)
             await admitted_request.settle(first.result)
-            check_answered(_to_result(first, answer_stream.job_id, state))
+            check_answered(result)
+            headers = answer_headers(result, state.settings)
         cleanup.pop_all()
-    chunks = ChunkWriter(answer_stream.job_id, str(payload["model"]), shows_usage=shows_usage)
     frames = _stream_frames(
+        url,
         state,
-        answer_stream.job_id,
-        chunks,
+        job_id,
+        make_writer(job_id),
         _with_first(first, events),
         run_options,
         admitted_request,
@@ -306,7 +327,7 @@ async def start_stream(
         answer_stream.close()
         slot.leave()
 
-    return EventStream(frames, closing=close)
+    return EventStream(frames, closing=close, headers=headers)
 
 
 async def _next_event(
@@ -325,9 +346,10 @@ async def _with_first(
 
 
 async def _stream_frames(
+    url: str,
     state: ApiState,
     job_id: str,
-    chunks: ChunkWriter,
+    writer: StreamWriter,
     events: AsyncGenerator[LlmText | JobRecord | None, None],
     run_options: OpenAiRunOptions,
     admitted_request: AdmittedRequest,
@@ -340,7 +362,7 @@ async def _stream_frames(
                 if each is None:
                     yield HEARTBEAT
                 elif isinstance(each, LlmText):
-                    for frame in chunks.text(each):
+                    for frame in writer.text(each):
                         yield frame
                 else:
                     record = each
@@ -348,14 +370,14 @@ async def _stream_frames(
         result = _to_result(record, job_id, state)
         await admitted_request.settle(result.result)
         check_answered(result)
-        for frame in chunks.end(completion_of(result)):
+        for frame in writer.end(answer_of(url, {}, result)):
             yield frame
     except LedgerError as error:
         structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
         is_ended = True
-        yield chunks.error(Problem("ledger-away", "ask again: a stored answer is not paid again"))
+        yield writer.error(Problem("ledger-away", "ask again: a stored answer is not paid again"))
     except Problem as problem:
-        yield chunks.error(problem)
+        yield writer.error(problem)
     finally:
         if not is_ended:
             await _abandon(state, job_id, run_options)

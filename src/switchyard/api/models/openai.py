@@ -116,7 +116,7 @@ class ResponsesBody(_EndpointRequest):
 
     input: endpoint_requests.ResponsesInput = Field(description="A text, or items.")
     stream: bool | None = Field(
-        default=None, description="Answer as server-sent events, when the answer is complete."
+        default=None, description="Answer as server-sent events, while the model writes."
     )
 
     @model_validator(mode="after")

@@ -78,8 +78,10 @@ _BREAK_REASONS = frozenset(
         "insufficient_system_resource",
     }
 )
-_LIMIT_ERROR_TYPES = frozenset({"overloaded_error", "rate_limit_error"})
-"""Types of errors in a stream that has begun which stand for the statuses 429 and 529."""
+_LIMIT_ERRORS = frozenset(
+    {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "server_is_overloaded"}
+)
+"""Types and codes of errors in a stream that has begun which stand for the statuses 429 and 529."""
 _TEXT_PARTS = frozenset({"text", "output_text"})
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields with the reasoning of a model, of servers that separate it from the answer."""
@@ -175,10 +177,10 @@ class CompletionReader:
         parts = response.aiter_bytes()
         if "event-stream" not in response.headers.get("content-type", ""):
             # Not every server streams, and some that do send another content type.
-            body = await _bounded_body(parts)
+            body = await bounded_body(parts)
             if not body.removeprefix(BOM_UTF8).lstrip().startswith(b"data:"):
-                return self.read_whole(_parse_json(body))
-            parts = _single_part(body)
+                return self.read_whole(parse_json(body))
+            parts = single_part(body)
         try:
             return await self._read_stream(parts)
         except (EmptyLlmAnswer, LlmCut) as error:
@@ -195,7 +197,7 @@ class CompletionReader:
                     if event.startswith(b"[DONE]"):
                         self._has_end_mark = True
                     elif event.strip():
-                        for chunk in chunks_of(_parse_json(event)):
+                        for chunk in chunks_of(parse_json(event)):
                             self._read_chunk(chunk)
                     is_over = self._has_end_mark or self._finish_reason is not None
                     if is_over and self._progress != before:
@@ -222,13 +224,15 @@ class CompletionReader:
 
     async def read_body(self, response: Any, *, has_texts: bool) -> Any:
         """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
-        body = _parse_json(await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER))
+        body = await bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER)
+        return self.parse_body(body, has_texts=has_texts)
+
+    def parse_body(self, body: bytes, *, has_texts: bool) -> Any:
+        """Return an answer as JSON, whatever it says. Raises InvalidLlmResponse."""
+        answer = parse_json(body)
         if not has_texts:
-            return body
-        try:
-            return _readable_json(body)
-        except RecursionError as error:
-            raise InvalidLlmResponse("the model server's answer has too many levels") from error
+            return answer
+        return readable_answer(answer)
 
     @property
     def started_in_reasoning(self) -> bool:
@@ -251,13 +255,7 @@ class CompletionReader:
             raise _without_choices(chunk)
         # Older releases of vLLM send the error itself as the chunk.
         if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
-            message = field_of(error, "message") or error
-            reason = " ".join(readable(str(message)[:3_000]).split())[:300]
-            if str(field_of(error, "type")) in _LIMIT_ERROR_TYPES:
-                limited = LlmLimited(f"the model server broke off: {reason}")
-                limited.may_cost = self._chunks > 0
-                raise limited
-            raise LlmCut(f"the model server broke off: {reason}")
+            raise break_error(error, has_begun=self._chunks > 0)
         self._read_metadata(chunk.get("model"), chunk.get("usage"))
         choices = chunk.get("choices")
         if choices is None or choices == []:
@@ -272,10 +270,14 @@ class CompletionReader:
         self._note_finish_reason(field_of(choice, "finish_reason"))
         text = self._take_message(delta)
         if text or self._note_thoughts(delta) or self._has_textless_answer(delta):
-            self._last_token_at = time.monotonic()
-            self._first_token_at = self._first_token_at or self._last_token_at
-            self._chunks += 1
+            self.note_token()
         self._filter.take(text)
+
+    def note_token(self) -> None:
+        """Count a piece of the answer, and note when it came."""
+        self._last_token_at = time.monotonic()
+        self._first_token_at = self._first_token_at or self._last_token_at
+        self._chunks += 1
 
     def read_whole(self, completion: Any) -> Completion:
         """Read a completion that came as one JSON object. Raises InvalidLlmResponse, LlmRefused,
@@ -376,7 +378,8 @@ class CompletionReader:
     def completion_without_text(self, answer: object) -> Completion:
         """Return model and usage of an answer without text, such as vectors."""
         self._read_metadata(field_of(answer, "model"), field_of(answer, "usage"))
-        return Completion("", self._model or self.requested_model, None, dict(self._usage))
+        model, usage = self._model or self.requested_model, dict(self._usage)
+        return Completion("", model, None, usage, self._chunks)
 
     def _completion(self) -> Completion:
         text = readable(self._filter.end())
@@ -408,7 +411,7 @@ class CompletionReader:
         model = whole["model"] = self._model or self.requested_model
         if text and self.on_text is not None and not self._passed_on:
             self.on_text(text)
-        body: dict[str, Any] = _readable_json(whole)
+        body: dict[str, Any] = readable_json(whole)
         return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
@@ -468,15 +471,23 @@ def readable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _readable_json(value: Any) -> Any:
+def readable_answer(answer: Any) -> Any:
+    """Return an answer as JSON that can be encoded. Raises InvalidLlmResponse."""
+    try:
+        return readable_json(answer)
+    except RecursionError as error:
+        raise InvalidLlmResponse("the model server's answer has too many levels") from error
+
+
+def readable_json(value: Any) -> Any:
     """Return JSON whose texts and numbers can all be encoded. Raises RecursionError."""
     if isinstance(value, str):
         return readable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {readable(name): _readable_json(each) for name, each in value.items()}
-    return [_readable_json(each) for each in value] if isinstance(value, list) else value
+        return {readable(name): readable_json(each) for name, each in value.items()}
+    return [readable_json(each) for each in value] if isinstance(value, list) else value
 
 
 def _has_answer(choice: dict[str, Any]) -> bool:
@@ -521,7 +532,7 @@ async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(data)
 
 
-async def _single_part(body: bytes) -> AsyncIterator[bytes]:
+async def single_part(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
@@ -533,13 +544,25 @@ def _add_data(data: bytearray, line: bytes) -> None:
         data += value.removeprefix(b" ")
 
 
+def break_error(error: object, *, has_begun: bool) -> LlmLimited | LlmCut:
+    """Return the error for one that a server sends in a stream; `has_begun`: after a part of the
+    answer, which it may charge."""
+    message = field_of(error, "message") or error
+    reason = " ".join(readable(str(message)[:3_000]).split())[:300]
+    if {str(field_of(error, "type")), str(field_of(error, "code"))} & _LIMIT_ERRORS:
+        limited = LlmLimited(f"the model server broke off: {reason}")
+        limited.may_cost = has_begun
+        return limited
+    return LlmCut(f"the model server broke off: {reason}")
+
+
 def _without_choices(answer: Any) -> InvalidLlmResponse:
     return InvalidLlmResponse(
         f"the model server's answer has no choices: it answered {quoted_answer(answer)}"
     )
 
 
-def _parse_json(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     try:
         # NaN and infinite numbers, which JSON does not have: for log probabilities, some send them.
         return json.loads(body, parse_constant=lambda _: None)
@@ -557,7 +580,7 @@ def _is_json(body: bytes | bytearray) -> bool:
     return True
 
 
-async def _bounded_body(parts: AsyncIterator[bytes], most: int = MAX_ANSWER) -> bytes:
+async def bounded_body(parts: AsyncIterator[bytes], most: int = MAX_ANSWER) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part

@@ -1,5 +1,5 @@
 """Requests to the endpoints of OpenAI's API that answer no chat: embeddings, completions of a text,
-and the Responses API. Their answers are not streamed.
+and the Responses API.
 
 The SDK does not check what a server sends, so the fields that are used are checked here, and
 `bounded_http` bounds the size. Other fields of an answer are passed on as they are.
@@ -108,6 +108,10 @@ class ResponsesRequest(EndpointRequest):
     """Asks for an answer of OpenAI's Responses API."""
 
     input: ResponsesInput = Field(description="A text, or items: messages, results of tools, …")
+    stream: bool = Field(
+        default=False,
+        description="Stream the answer's events, as lines of JSON, while the model writes.",
+    )
 
     @model_validator(mode="after")
     def _refuse_background(self) -> Self:

@@ -77,6 +77,9 @@ async def answer_endpoint_request(
                 model=request.model,
                 keep_all=True,
                 endpoint=endpoint,
+                output=ctx.output
+                if isinstance(request, ResponsesRequest) and request.stream
+                else None,
             )
             return _job_result(answer, reused)
 

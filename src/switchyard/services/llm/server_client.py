@@ -39,6 +39,7 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
+from switchyard.services.llm.response_stream import read_response_stream
 
 if TYPE_CHECKING:
     import openai
@@ -145,10 +146,11 @@ class ServerClient:
         of its request.
 
         `timeout` is seconds for all tries together: keep it well under the job's time limit.
-        `on_text` gets the text of the last try piece by piece; no try follows one that fails after
-        its first piece. `restart` is called when the text so far was not the answer, which begins
-        anew. `on_broken` is called for each failed try, except the last, that the server may
-        charge. Cancelling closes the request, so that the server stops.
+        `on_text` gets the text of the last try piece by piece, of the Responses API its events as
+        lines of JSON; no try follows one that fails after its first piece. `restart` is called when
+        the text so far was not the answer, which begins anew. `on_broken` is called for each failed
+        try, except the last, that the server may charge. Cancelling closes the request, so that the
+        server stops.
         Raises LlmUnavailable, InvalidLlmResponse (try again later) or LlmRefused (do not).
         """
         import openai
@@ -168,6 +170,8 @@ class ServerClient:
             limit = asyncio.timeout(self._timeout)
             try:
                 async with limit:
+                    if endpoint is RESPONSES and on_text is not None:
+                        return await self._stream_response(chat, pass_on, lambda: has_text)
                     if endpoint is not None:
                         return await self._ask_endpoint(chat, endpoint)
                     return await self._ask_adapting(
@@ -228,7 +232,10 @@ class ServerClient:
                     raise
                 # A stream has sent its status before it fails; an answer without a stream has the
                 # error's status.
-                return await self._send_unstreamed(parameters.body(chat), keep_all, error)
+                unstreamed = self._send(
+                    parameters.body(chat), lambda _: None, lambda: None, keep_all
+                )
+                return await _answer_or_refusal(unstreamed, error)
             except openai.APIStatusError as error:
                 changed = parameters.after(error, chat)
                 if changed is None or changed in tried or len(tried) > MAX_REPEATS:
@@ -247,25 +254,6 @@ class ServerClient:
         self._unclear_changes = self._unclear_changes + 1 if is_other else 0
         if is_clear or self._unclear_changes >= UNCLEAR_CHANGES:
             self._parameters, self._unclear_changes = parameters, 0
-
-    async def _send_unstreamed(
-        self,
-        body: Mapping[str, Any],
-        keep_all: bool,
-        cause: EmptyLlmAnswer | LlmCut,
-    ) -> ModelResponse:
-        """Ask once without a stream, after one that gave no answer. Raises the server's refusal of
-        the request, and otherwise the stream's error."""
-        import openai
-
-        try:
-            return await self._send(body, lambda _: None, lambda: None, keep_all)
-        except openai.APIStatusError as error:
-            if isinstance(translate(error), LlmRefused):
-                raise
-            raise cause from error
-        except (openai.OpenAIError, LlmUnavailable, InvalidLlmResponse) as error:
-            raise cause from error
 
     async def _send(
         self,
@@ -292,6 +280,41 @@ class ServerClient:
             wait = self._model_api.quota_wait(stream.response.headers)
             return ModelResponse(answer, reader.timing, wait)
 
+    async def _stream_response(
+        self,
+        body: Mapping[str, Any],
+        on_line: Callable[[str], None],
+        has_text: Callable[[], bool],
+    ) -> ModelResponse:
+        """Ask the Responses API for a stream; without one if the server has none, or if it is empty
+        or broken before its first piece."""
+        import openai
+
+        if not self._parameters.streams:
+            return await self._ask_endpoint(body, RESPONSES)
+        reader = CompletionReader(self.model)
+        try:
+            async with await self._api.post(
+                RESPONSES.path,
+                body={**body, "model": self.model, "stream": True},
+                cast_to=object,
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            ) as stream:
+                answer = await read_response_stream(stream.response, reader, on_line)
+                return self._endpoint_response(reader, answer, stream.response, body, RESPONSES)
+        except (EmptyLlmAnswer, LlmCut) as error:
+            if has_text():
+                raise
+            return await _answer_or_refusal(self._ask_endpoint(body, RESPONSES), error)
+        except openai.APIStatusError as error:
+            changed = self._parameters.after(error, body)
+            if changed is None or changed.streams:
+                raise
+            response = await self._ask_endpoint(body, RESPONSES)
+            self._remember(changed, Parameters.is_clear(error))
+            return response
+
     async def _ask_endpoint(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
         """Ask an endpoint that answers no chat, without a stream."""
         import httpx
@@ -301,10 +324,39 @@ class ServerClient:
             endpoint.path, body={**body, "model": self.model}, cast_to=httpx.Response
         )
         answer = await reader.read_body(response, has_texts=endpoint.has_texts)
+        return self._endpoint_response(reader, answer, response, body, endpoint)
+
+    def _endpoint_response(
+        self,
+        reader: CompletionReader,
+        answer: Any,
+        response: Any,
+        body: Mapping[str, Any],
+        endpoint: Endpoint,
+    ) -> ModelResponse:
+        """Check an answer that is no chat, and return it with its timing. Raises
+        InvalidLlmResponse."""
         endpoint.check(answer, count_inputs(body[endpoint.input_name]))
         wait = self._model_api.quota_wait(response.headers)
         completion = reader.completion_without_text(answer)
         return ModelResponse(replace(completion, body=answer), reader.timing, wait)
+
+
+async def _answer_or_refusal(
+    unstreamed: Awaitable[ModelResponse], cause: EmptyLlmAnswer | LlmCut
+) -> ModelResponse:
+    """Await the answer to a request that is sent once without a stream, after one that gave no
+    answer. Raises the server's refusal of the request, and otherwise the stream's error."""
+    import openai
+
+    try:
+        return await unstreamed
+    except openai.APIStatusError as error:
+        if isinstance(translate(error), LlmRefused):
+            raise
+        raise cause from error
+    except (openai.OpenAIError, LlmUnavailable, InvalidLlmResponse) as error:
+        raise cause from error
 
 
 @asynccontextmanager

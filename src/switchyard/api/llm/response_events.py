@@ -1,0 +1,181 @@
+"""The events of a stream of the Responses API, written from the server's own and from the answer.
+
+The worker sends the server's events as lines of JSON, best effort. They go on as they are; what is
+missing of them once the answer is complete is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.api.http.openai_errors import error_of
+from switchyard.api.http.problems import Problem
+from switchyard.services.llm.answer_follower import LlmText
+from switchyard.services.llm.response_stream import CREATED, EVENT_NAME
+
+MAX_LINE = 1024 * 1024
+"""Characters of one event. Only somebody who may publish on the broker can write a longer one."""
+
+
+@dataclass(slots=True)
+class _SentItem:
+    """An item of the output, as far as its events were sent."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    """The text so far, by the index of its part."""
+    ended_parts: set[int] = field(default_factory=set)
+    arguments: str = ""
+    """Of the call of a function, so far."""
+    has_ended: bool = False
+
+    def begins(self, item: Mapping[str, Any]) -> bool:
+        """Return whether an item of the answer begins as this one."""
+        parts = _parts(item)
+        for index, text in self.texts.items():
+            if index >= len(parts) or not str(parts[index].get("text", "")).startswith(text):
+                return False
+        return str(item.get("arguments", "")).startswith(self.arguments)
+
+
+@dataclass(slots=True)
+class ResponseEventWriter:
+    """Write one answer as a stream's events."""
+
+    job_id: str
+    _rest: str = ""
+    """The beginning of a line whose end has not come yet."""
+    _length: int = 0
+    _is_live: bool = True
+    """False once a piece was left out, or the answer began anew: the rest comes at the end."""
+    _count: int = 0
+    _items: dict[int, _SentItem] = field(default_factory=dict)
+
+    def text(self, piece: LlmText) -> Iterator[bytes]:
+        """Write the events that a piece of the lines completes, if it follows the pieces before
+        it."""
+        if piece.offset != self._length:
+            self._is_live = False
+        if not self._is_live:
+            return
+        self._length += len(piece.text)
+        *lines, self._rest = (self._rest + piece.text).split("\n")
+        self._is_live = len(self._rest) <= MAX_LINE
+        for line in lines:
+            yield from self._pass_on(line)
+
+    def end(self, response: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write what is missing of the complete answer, and the end."""
+        output = [each for each in response.get("output", ()) if isinstance(each, dict)]
+        for index, sent in self._items.items():
+            if index >= len(output) or not sent.begins(output[index]):
+                text = "the answer began anew after a failure, and is another one now: ask again"
+                yield self.error(Problem("model-failed", text))
+                return
+        if not self._count:
+            yield from self._begin({**response, "status": "in_progress", "output": []})
+        for index, item in enumerate(output):
+            begun = self._items.get(index)
+            if begun is None or not begun.has_ended:
+                yield from self._end_item(index, item, begun)
+        yield self._event(f"response.{response.get('status')}", response=response)
+
+    def error(self, problem: Problem) -> bytes:
+        """Write the error with which a stream that has begun breaks off: as the event of this API,
+        and as the `error` that OpenAI's clients raise."""
+        error = error_of(problem.content)[1]["error"]
+        fields = {name: error.get(name) for name in ("code", "message", "param")}
+        return self._event("error", **fields, error=error)
+
+    def _pass_on(self, line: str) -> Iterator[bytes]:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            self._is_live = False
+            return
+        kind = event.pop("type", None) if isinstance(event, dict) else None
+        if not isinstance(kind, str) or not EVENT_NAME.fullmatch(kind):
+            return
+        event.pop("sequence_number", None)
+        if kind == CREATED:
+            if not self._count:
+                yield from self._begin(event.get("response"))
+            return
+        if not self._count:
+            yield from self._begin(
+                {"id": f"resp-{self.job_id}", "object": "response", "output": []}
+            )
+        self._note(kind, event)
+        yield self._event(kind, **event)
+
+    def _note(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Remember what was sent of an item, to go on from there at the end."""
+        index = event.get("output_index")
+        if not isinstance(index, int):
+            return
+        sent = self._items.setdefault(index, _SentItem())
+        part, delta = event.get("content_index"), event.get("delta")
+        match kind:
+            case "response.output_item.done":
+                sent.has_ended = True
+            case "response.content_part.added" if isinstance(part, int):
+                sent.texts.setdefault(part, "")
+            case "response.output_text.delta" if isinstance(part, int) and isinstance(delta, str):
+                sent.texts[part] = sent.texts.get(part, "") + delta
+            case "response.content_part.done" if isinstance(part, int):
+                sent.ended_parts.add(part)
+            case "response.function_call_arguments.delta" if isinstance(delta, str):
+                sent.arguments += delta
+
+    def _begin(self, response: Any) -> Iterator[bytes]:
+        for kind in (CREATED, "response.in_progress"):
+            yield self._event(kind, response=response)
+
+    def _end_item(
+        self, index: int, item: Mapping[str, Any], sent: _SentItem | None
+    ) -> Iterator[bytes]:
+        place = {"output_index": index, "item_id": item.get("id")}
+        parts, arguments = _parts(item), item.get("arguments")
+        is_call = item.get("type") == "function_call" and isinstance(arguments, str)
+        if sent is None:
+            sent = _SentItem()
+            emptied: dict[str, Any] = {"content": []} if parts else {}
+            emptied |= {"arguments": ""} if is_call else {}
+            added = {**item, **emptied}
+            yield self._event("response.output_item.added", output_index=index, item=added)
+        for part_index, part in enumerate(parts):
+            if part_index not in sent.ended_parts:
+                within = {**place, "content_index": part_index}
+                yield from self._end_part(within, part, sent.texts.get(part_index))
+        if is_call:
+            if rest := str(arguments)[len(sent.arguments) :]:
+                yield self._event("response.function_call_arguments.delta", **place, delta=rest)
+            call = {"name": item.get("name"), "arguments": arguments}
+            yield self._event("response.function_call_arguments.done", **place, **call)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _end_part(
+        self, within: Mapping[str, Any], part: Mapping[str, Any], sent: str | None
+    ) -> Iterator[bytes]:
+        text = part.get("text")
+        is_text = part.get("type") == "output_text" and isinstance(text, str)
+        if sent is None:
+            begun = {**part, "text": ""} if is_text else part
+            yield self._event("response.content_part.added", **within, part=begun)
+        if is_text:
+            if rest := str(text)[len(sent or "") :]:
+                yield self._event("response.output_text.delta", **within, delta=rest, logprobs=[])
+            yield self._event("response.output_text.done", **within, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **within, part=part)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = json.dumps({"type": kind, "sequence_number": self._count, **fields})
+        self._count += 1
+        return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content = item.get("content")
+    return [x for x in content if isinstance(x, dict)] if isinstance(content, list) else []

@@ -1,0 +1,112 @@
+"""Read a streamed answer of OpenAI's Responses API: pass its events on as they come, and return the
+response that the last one has.
+
+An event is passed on as JSON in one line. What the SDK would make of it is not needed here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.services.llm.completion_reader import (
+    MAX_ENDPOINT_ANSWER,
+    CompletionReader,
+    bounded_body,
+    break_error,
+    event_data,
+    field_of,
+    parse_json,
+    readable_answer,
+    single_part,
+)
+from switchyard.services.llm.llm_errors import EmptyLlmAnswer, InvalidLlmResponse, LlmCut
+
+CREATED = "response.created"
+EVENT_NAME = re.compile(r"[a-z][a-z0-9_.]{0,99}")
+"""Types of events that are passed on; others are no names."""
+MAX_EVENTS = 8 * MAX_ENDPOINT_ANSWER
+"""Bytes of all events of a stream: each has an envelope, and the text comes several times."""
+_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+"""Events with the whole response. The job's result has it: they are not passed on."""
+_REPEATED = frozenset({"response.in_progress", "response.queued"})
+"""Events with the response as it was created, once more: whoever writes the stream can do so."""
+_SHORT_FIELDS = ("id", "object", "created_at", "status", "model")
+"""What is passed on of a response that was created: instructions and tools can be long, and are the
+client's own."""
+
+
+async def read_response_stream(
+    response: Any, reader: CompletionReader, on_line: Callable[[str], None]
+) -> Any:
+    """Return the answer in the SDK's HTTP response, whole or as a stream, whose events `on_line`
+    gets; `reader` notes when it came. Raises InvalidLlmResponse, LlmLimited, EmptyLlmAnswer,
+    LlmCut."""
+    parts = response.aiter_bytes()
+    if "event-stream" not in response.headers.get("content-type", ""):
+        # Not every server streams, and some that do send another content type.
+        body = await bounded_body(parts, MAX_ENDPOINT_ANSWER)
+        if not body.lstrip().startswith((b"event:", b"data:")):
+            return reader.parse_body(body, has_texts=True)
+        parts = single_part(body)
+    return await ResponseStreamReader(on_line, reader.note_token).read(parts)
+
+
+@dataclass(slots=True)
+class ResponseStreamReader:
+    """Reads one stream."""
+
+    on_line: Callable[[str], None]
+    """Gets each event as a line of JSON. What comes before the first piece of output is held back
+    until then, so that the piece need not wait for its turn behind it."""
+    on_token: Callable[[], None] = lambda: None
+    """Called for each piece of output."""
+    _held: list[str] = field(default_factory=list)
+    _has_output: bool = False
+    _has_events: bool = False
+
+    async def read(self, parts: AsyncIterator[bytes]) -> Any:
+        """Return the response. Raises InvalidLlmResponse, LlmLimited, EmptyLlmAnswer, LlmCut."""
+        size = 0
+        async for data in event_data(parts):
+            size += len(data)
+            if size > MAX_EVENTS:
+                raise InvalidLlmResponse(
+                    f"the model server's answer is longer than {MAX_EVENTS:,} bytes"
+                )
+            if not data.strip():
+                continue
+            if data.startswith(b"[DONE]"):
+                break
+            event = parse_json(data)
+            kind = field_of(event, "type")
+            if kind in _TERMINAL:
+                response = field_of(event, "response")
+                if error := field_of(response, "error"):
+                    raise break_error(error, has_begun=self._has_output)
+                return readable_answer(response)
+            if error := field_of(event, "error") or (event if kind == "error" else None):
+                raise break_error(error, has_begun=self._has_output)
+            self._has_events = True
+            if isinstance(kind, str) and EVENT_NAME.fullmatch(kind) and kind not in _REPEATED:
+                self._pass_on(kind, event)
+        if not self._has_events:
+            raise EmptyLlmAnswer("the model server's answer is empty")
+        raise LlmCut("the model server's answer ends in the middle")
+
+    def _pass_on(self, kind: str, event: dict[str, Any]) -> None:
+        if kind == CREATED:
+            response = event.get("response")
+            short = {name: field_of(response, name) for name in _SHORT_FIELDS}
+            event = {"type": kind, "response": {**short, "output": []}}
+        line = json.dumps(readable_answer(event)) + "\n"
+        if kind.endswith(".delta"):
+            self.on_token()
+        self._has_output = self._has_output or kind.endswith((".delta", ".done"))
+        self._held.append(line)
+        if self._has_output:
+            self.on_line("".join(self._held))
+            self._held.clear()
