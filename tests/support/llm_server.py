@@ -139,8 +139,8 @@ def cut_in_the_middle() -> Behaviour:
 class LlmServer(Site):
     """Use as a context manager; `url` is what JOBS_LLM_BASE_URL takes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(port)
         self.batches = BatchDesk()
         """What its Batch API has, and how it misbehaves."""
 

@@ -225,7 +225,8 @@ class _Http(ThreadingHTTPServer):
 class Site:
     """Use as a context manager; `origin` is its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """`port` is where it listens; 0: any free one."""
         self.pages: dict[str, Behaviour] = {}
         """By path."""
         self.requests: list[Request] = []
@@ -236,7 +237,7 @@ class Site:
         self._next: deque[Behaviour] = deque()
         self._always: Behaviour | None = None
         self._lock = threading.Lock()
-        self._http = _Http(("127.0.0.1", 0), Exchange)
+        self._http = _Http(("127.0.0.1", port), Exchange)
         self._http.owner = self
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 

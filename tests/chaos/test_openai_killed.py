@@ -1,0 +1,223 @@
+"""Requests to `/v1` while API, workers and the model's server are killed, one after the other: each
+is answered once, or its client is told why not, and no answer that was taken in is asked for again.
+
+KILLED_REQUESTS says how many there are.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from sqlalchemy import func, select
+
+from switchyard.cli.system.free_ports import free_port
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.wings import job_modules
+from tests.support.api_server import ApiProcess, api_process
+from tests.support.brokers import TestBroker
+from tests.support.commands import ROOT, Running, commands
+from tests.support.eventually import eventually
+from tests.support.llm_server import MODEL
+from tests.support.model_process import answer_times, answer_to, answering
+from tests.support.system import System, open_system
+from tests.support.worker_process import environment_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(1500)]
+
+REQUESTS = int(os.environ.get("KILLED_REQUESTS", "200"))
+KILL_EVERY = 50
+"""Answers after which the next process is killed."""
+AT_ONCE = 40
+"""Requests whose clients wait at the same time."""
+SLOTS = 8
+WORKERS = 2
+UNDER_WAY = 5.0
+"""Seconds before the kill of a worker in which an answer may have been on its way to it. On a busy
+machine they are many; how many answers that are is bounded by its slots."""
+STILL = 150.0
+"""Seconds in which some request must have been answered."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The end of a process."""
+
+    what: str
+    began: float
+    ended: float
+    stored: frozenset[str]
+    """The answers that were stored by then."""
+
+    def took_away(self, question: str, answered_at: float) -> bool:
+        """Whether an answer may have been on its way to the process, and is lost with it."""
+        is_near = self.began - UNDER_WAY < answered_at < self.ended + UNDER_WAY
+        return self.what == "worker" and is_near and answer_to(question) not in self.stored
+
+
+def stored_answers(folder: Path) -> frozenset[str]:
+    files = (folder / "files" / "llm").glob("*.json")
+    return frozenset(json.loads(each.read_text())["answer"]["text"] for each in files)
+
+
+@dataclass
+class Fleet:
+    """The processes, each of which is started anew when it was killed."""
+
+    system: System
+    folder: Path
+    stack: AsyncExitStack
+    model_port: int
+    killed: list[Kill] = field(default_factory=list)
+    api_is_up: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+    _api: ApiProcess | None = None
+    _workers: list[Running] = field(default_factory=list)
+    _model: Running | None = None
+
+    @property
+    def answers_log(self) -> Path:
+        return self.folder / "answered.log"
+
+    async def start(self) -> None:
+        self._model = self.stack.enter_context(answering(self.model_port, self.answers_log))
+        self._run("scheduler")
+        for _ in range(WORKERS):
+            self._start_worker()
+        await self._start_api()
+
+    async def kill_api(self) -> None:
+        assert self._api is not None
+        self.api_is_up.clear()
+        await self._kill("api", self._api.process)
+        await self._start_api()
+
+    async def kill_worker(self) -> None:
+        await self._kill("worker", self._workers.pop(0))
+        self._start_worker()
+
+    async def kill_model(self) -> None:
+        assert self._model is not None
+        await self._kill("model", self._model)
+        self._model = self.stack.enter_context(answering(self.model_port, self.answers_log))
+
+    async def _kill(self, what: str, process: Any) -> None:
+        began = time.time()
+        process.kill()
+        await asyncio.to_thread(process.wait, 10)
+        stored = await asyncio.to_thread(stored_answers, self.folder)
+        self.killed.append(Kill(what, began, time.time(), stored))
+
+    def _start_worker(self) -> None:
+        self._workers.append(self._run("worker", "llm", "--concurrency", str(SLOTS)))
+
+    async def _start_api(self) -> None:
+        log = self.folder / f"api{len(self.killed)}.log"
+        environment = environment_of(self.system.settings)
+        starting = api_process(self.system.settings, log, **environment)
+        self._api = await self.stack.enter_async_context(starting)
+        self.url = f"{self._api.url}/v1"
+        self.api_is_up.set()
+
+    def _run(self, *arguments: str) -> Running:
+        log = self.stack.enter_context((self.folder / "others.log").open("ab"))
+        environment = environment_of(self.system.settings)
+        process = commands().start(list(arguments), env=environment, cwd=ROOT, output=log.fileno())
+        self.stack.enter_context(process)
+        self.stack.callback(process.kill)
+        return process
+
+
+async def test_requests_are_answered_once_while_api_workers_and_server_are_killed(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    model_port = free_port()
+    given: dict[str, Any] = {
+        "llm_base_url": f"http://127.0.0.1:{model_port}/v1",
+        "llm_model": MODEL,
+        "llm_pacing": "fixed",
+        "llm_concurrency": SLOTS,
+        "takeover_after": 0.8,
+    }
+    outcomes: dict[int, str] = {}
+    cut = Counter[int]()
+    async with (
+        open_system(
+            broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+        ) as system,
+        AsyncExitStack() as stack,
+    ):
+        fleet = Fleet(system, tmp_path, stack, model_port)
+        await fleet.start()
+        http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
+        client = openai.AsyncOpenAI(
+            base_url=fleet.url, api_key="none", max_retries=0, http_client=http_client
+        )
+        await stack.enter_async_context(client)
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(number: int) -> None:
+            chat: Any = [{"role": "user", "content": f"question {number}"}]
+            headers = {"Idempotency-Key": f"request-{number}"}
+            async with turns:
+                while number not in outcomes:
+                    await fleet.api_is_up.wait()
+                    asked = client.with_options(base_url=fleet.url).chat.completions
+                    try:
+                        answer = await asked.create(
+                            model=MODEL, messages=chat, extra_headers=headers
+                        )
+                    except openai.APIConnectionError:  # it hears of the kill, and asks again
+                        cut[number] += 1
+                        assert cut[number] < 100
+                        await asyncio.sleep(0.1)
+                    except openai.APIStatusError as error:
+                        outcomes[number] = f"{error.status_code} {error.code}"
+                    else:
+                        outcomes[number] = str(answer.choices[0].message.content)
+
+        async def kill_in_turn() -> None:
+            kills = itertools.cycle((fleet.kill_api, fleet.kill_worker, fleet.kill_model))
+            for answered in range(KILL_EVERY, REQUESTS, KILL_EVERY):
+
+                def is_reached(at: int = answered) -> bool:
+                    return len(outcomes) >= at
+
+                await eventually(
+                    is_reached, STILL, f"{answered} answers", progress=lambda: len(outcomes)
+                )
+                await next(kills)()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kill_in_turn())
+            for number in range(REQUESTS):
+                group.create_task(ask(number))
+        count = select(func.count()).select_from(jobs)
+        recorded = await system.ledger.core.database.read(lambda c: c.execute(count).scalar_one())
+    right = {each for each, text in outcomes.items() if text == answer_to(f"question {each}")}
+    told = {each: text for each, text in outcomes.items() if each not in right}
+    asked = answer_times(tmp_path / "answered.log")
+    again = {question: times for question, times in asked.items() if len(times) > 1}
+    print(
+        f"{REQUESTS} requests, {len(fleet.killed)} kills: {len(right)} answered, "
+        f"{len(told)} told a failure {Counter(told.values())}, {len(cut)} clients cut off; "
+        f"{len(again)} asked again"
+    )
+    assert len(outcomes) == REQUESTS == recorded
+    assert {text.partition(" ")[0] for text in told.values()} <= {"502", "503", "504"}
+    assert len(told) <= len(fleet.killed)
+    assert {f"question {each}" for each in right} <= asked.keys()
+    # Asked again is only what a killed worker had no time to store.
+    for question, times in again.items():
+        for answered_at in times[:-1]:
+            assert any(each.took_away(question, answered_at) for each in fleet.killed), question
+    workers_killed = sum(each.what == "worker" for each in fleet.killed)
+    assert len(again) <= SLOTS * workers_killed
