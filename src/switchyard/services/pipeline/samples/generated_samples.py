@@ -71,7 +71,7 @@ def generate(
     """Yield `count` documents, of all kinds and languages where none are named.
 
     Each is drawn when it is taken from the iterator, which takes some hundredths of a second, in
-    Hebrew up to some seconds. Raises UnknownSample at the call, SamplesNeedPyMuPDF with the first
+    Hebrew up to some seconds. Raises UnknownSample at the call, ExtraNotInstalled with the first
     document.
     """
     chosen_kinds, chosen_languages = check_wanted(kinds, languages)

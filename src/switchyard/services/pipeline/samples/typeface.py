@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Self
 
-from switchyard.services.common.errors import Misconfigured
+from switchyard.services.common.extras import naming_extra
 from switchyard.services.pipeline.samples.phrases import TextGenerator
 
 _HYPHENATED = frozenset({"en", "de", "fr", "es"})
 _VOWELS = frozenset("aeiouyäöüéèáíóú")
 _SCRIPTS = {"ru": "CYRILLIC", "zh": "HAN"}
-
-
-class SamplesNeedPyMuPDF(Misconfigured):
-    """Sample PDFs are drawn with PyMuPDF, which is not installed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +112,7 @@ class Typeface:
 
 
 def pymupdf() -> Any:
-    """Import PyMuPDF. Raises SamplesNeedPyMuPDF."""
-    try:
+    """Import PyMuPDF, which draws the samples. Raises ExtraNotInstalled."""
+    with naming_extra():
         import pymupdf as library
-    except ImportError as error:
-        raise SamplesNeedPyMuPDF(
-            "sample PDFs are drawn with PyMuPDF, which is not installed here: "
-            "run `pip install 'pymupdf<2'`"
-        ) from error
     return library

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.extras import ExtraNotInstalled
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.files.uploads import INCOMING
@@ -51,7 +52,6 @@ class GenerateDocuments(BaseModel):
 def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
     """Make documents up, and have each taken in as if it had been uploaded."""
     from switchyard.services.pipeline.samples.generated_samples import UnknownSample, generate
-    from switchyard.services.pipeline.samples.typeface import SamplesNeedPyMuPDF
 
     storage = Storage(ctx.settings.files_url)
     jobs, lists = [], []
@@ -74,6 +74,6 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
                     "title": sample.title,
                 }
             )
-    except (UnknownSample, SamplesNeedPyMuPDF) as error:
+    except (UnknownSample, ExtraNotInstalled) as error:
         raise PermanentError(str(error)) from error
     return Next(jobs, {"documents": lists})
