@@ -68,7 +68,7 @@ def test_demo_does_it_all_and_leaves_nothing(
         assert ends == [str(number) for number in range(9)]
         assert re.search(r"job overtook the bulk work: it waited \d+ ms; \d+ earlier job", said)
         assert "demo_flaky failed 2 times" in said
-        assert "was sent again (redriven) with --set payload.parts=4, then succeeded" in said
+        assert "as `jobctl dead redrive --set payload.parts=4` does: succeeded" in said
         killed = re.search(
             r"worker-llm was killed in the middle of (\d) jobs?; (\d) ran again and succeeded", said
         )

@@ -46,22 +46,23 @@ def print_summary(story: DemoRun) -> None:
     if story.overtaking is not None:
         screen.print(
             f"An urgent (hot) job waited {story.overtaking.wait_ms:.0f} ms; "
-            f"{pluralize(story.overtaking.overtaken, 'earlier job')} of a backfill waited longer"
+            f"{pluralize(story.overtaking.overtaken, 'earlier job')} of bulk work waited longer"
         )
     if story.killed is not None:
         screen.print(
-            f"{story.killed.name} was killed in the middle of "
+            f"The process {story.killed.name} was killed in the middle of "
             f"{pluralize(len(story.killed.job_ids), 'job')}; {story.rerun} ran again and succeeded"
         )
     if story.flaky is not None:
         screen.print(
-            f"demo_flaky failed {_failures(story.flaky)} times, was tried again after 1 s and 2 s "
-            f"(in production 5 s and 10 s), then {story.flaky.state}"
+            f"The job demo_flaky failed {_failures(story.flaky)} times and was tried again after "
+            f"1 s and 2 s (in production 5 s and 10 s): {story.flaky.state}"
         )
     if story.strict is not None and story.redriven is not None:
         screen.print(
-            f"demo_strict failed for good ({cell(story.death)}), was sent again (redriven) with "
-            f"--set payload.parts={FIXED_PARTS}, then {story.strict.state}"
+            f"The job demo_strict failed for good ({cell(story.death)}) and was sent again with "
+            "another payload, as `jobctl dead redrive --set payload.parts="
+            f"{FIXED_PARTS}` does: {story.strict.state}"
         )
     if story.query:
         screen.print(f"\nSearch for “{cell(story.query)}”:")
