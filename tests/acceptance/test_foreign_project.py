@@ -26,6 +26,7 @@ from packaging.utils import canonicalize_name
 from switchyard.cli.system.free_ports import free_port
 from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import ROOT, clean_environment
+from tests.support.agents import called
 from tests.support.brokers import TestBroker
 from tests.support.ended_jobs import ended, known
 from tests.support.installing import (
@@ -485,11 +486,14 @@ async def test_an_agent_publishes_a_job_over_the_api_each_with_its_extra_alone(
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
         async with Client(stdio_client(command, errlog=sys.stderr)) as agent:
-            job = {"lane": "hot", "job_type": "add_up", "payload": {"numbers": [40, 2]}}
-            published = await agent.call_tool("publish_job", job)
-            assert not published.is_error, published
-            shown = await agent.call_tool("get_job", json.loads(published.content[0].text))
-            assert json.loads(shown.content[0].text)["payload"] == job["payload"]
+            payload = {"numbers": [40, 2]}
+            ok, job = await called(
+                agent, "publish_job", lane="hot", job_type="add_up", payload=payload
+            )
+            assert ok, job
+            ok, shown = await called(agent, "get_job", job_id=job["job_id"])
+            assert ok, shown
+            assert shown["payload"] == payload
 
 
 @pytest.mark.long

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 from mcp import Client, StdioServerParameters
@@ -17,6 +15,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.ledger import Ledger
 from tests.integration.api.document_server import send
+from tests.support.agents import called
 
 READING = {
     "search_documents",
@@ -38,13 +37,6 @@ async def agent(url: str, *arguments: str, key: str = "") -> AsyncIterator[Clien
     # Of its own accord it would write to what was the standard error output at its import.
     async with Client(stdio_client(command, errlog=sys.stderr)) as client:
         yield client
-
-
-async def called(client: Client, tool: str, **arguments: Any) -> tuple[bool, Any]:
-    """Whether the tool succeeded, and what it has answered."""
-    result = await client.call_tool(tool, arguments)
-    text = "".join(getattr(each, "text", "") for each in result.content)
-    return not result.is_error, text if result.is_error else json.loads(text)
 
 
 async def test_an_agent_searches_documents_and_reads_their_text(
