@@ -1,6 +1,7 @@
 """Pauses: what is paused does not begin, waits in the ledger, and goes on in order."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
@@ -8,6 +9,7 @@ import pytest
 
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.ledger import upgrade
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import pauses as check_pauses
 from switchyard.services.engine.publishing.preparing import JobRequest
@@ -16,6 +18,7 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.displaced_returner import DisplacedJobReturner
 from tests.integration.test_scheduler import by_hand, scheduling
 from tests.support.brokers import TestBroker
+from tests.support.commands import jobctl
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
@@ -249,3 +252,20 @@ async def test_a_confirm_that_comes_late_does_not_say_that_a_paused_job_is_in_it
         await resume(system, paused)
         async with scheduling(system):
             await system.wait_for_state(new.message.job_id, State.SUCCEEDED)
+
+
+async def test_a_resume_without_a_target_names_what_is_paused_and_all_ends_it(
+    sqlite_url: str,
+) -> None:
+    await upgrade(sqlite_url)
+    at = {"JOBS_DATABASE_URL": sqlite_url}
+    nothing = await jobctl("resume", **at)
+    assert (nothing.returncode, nothing.stderr) == (1, "jobctl: nothing is paused\n")
+    paused = (await jobctl("pause", "--type", "noop", **at)).stdout.strip()
+    await jobctl("pause", "--lane", "backfill", **at)
+    unsure = await jobctl("resume", **at)
+    assert (unsure.returncode, unsure.stdout) == (2, "")
+    assert f"type noop ({paused}), lane backfill (" in unsure.stderr
+    ended = json.loads((await jobctl("resume", "--all", "--json", **at)).stdout)
+    assert [each["target"] for each in ended] == ["noop", "backfill"]
+    assert json.loads((await jobctl("pauses", "--json", **at)).stdout) == []

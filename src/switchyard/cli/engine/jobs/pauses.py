@@ -23,9 +23,14 @@ from switchyard.cli.base.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.records.pauses import NewPause, PauseRecord, PauseScope
     from switchyard.services.engine.records.states import State
+
+MAX_NAMED = 10
+"""Pauses that an error names."""
 
 LaneTarget = Annotated[
     str | None, typer.Option("--lane", metavar="LANE", help="A lane: hot, vlm_ocr, …")
@@ -105,16 +110,37 @@ def resume(
     job_type: TypeTarget = None,
     source: SourceTarget = None,
     queue: QueueTarget = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="End all pauses that are in force.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """End a pause; the jobs that it held are published, oldest first.
 
-    Exit code 1: it is not paused.
+    Without an id or a target, it only says what is paused. Exit code 1: it is not paused.
+
+    Examples:
+
+    ```
+    jobctl resume --type summarize_content
+    jobctl resume pause-4f0c2a9b11de
+    ```
     """
     quiet_logs()
     targets = (lane, job_type, source, queue)
-    if pause_id is not None and any(each is not None for each in targets):
-        raise WrongUsage("name the pause by its id or by what is paused, not by both")
+    named = (pause_id is not None) + any(each is not None for each in targets) + everything
+    if named > 1:
+        raise WrongUsage("name the pause by its id or by what is paused, or give --all: only one")
+    if named == 0:
+        active = run(_active(load_settings()))
+        if not active:
+            raise CommandFailed("nothing is paused")
+        texts = [f"{each} ({each.id})" for each in active[:MAX_NAMED]]
+        texts += [f"{len(active) - MAX_NAMED} more: `jobctl pauses`"] * (len(active) > MAX_NAMED)
+        raise WrongUsage("name one of the pauses by its id, or give --all: " + ", ".join(texts))
+    if everything:
+        _resume_all(as_json=as_json)
+        return
     target = None if pause_id is not None else _target_of(*targets)
     record = run(_resume(load_settings(), pause_id, target))
     if record is None:
@@ -127,6 +153,26 @@ def resume(
         return
     echo(record.id)
     say(f"{record} goes on, after {age(record.created_at)}.")
+
+
+def _resume_all(*, as_json: bool) -> None:
+    from switchyard.api.views.pauses import view_pause
+
+    async def end_each(settings: Settings) -> list[PauseRecord]:
+        async with open_ledger(settings) as ledger:
+            active = (await ledger.pauses.active()).pauses
+            ended = [await ledger.pauses.resume(each.id, current_user()) for each in active]
+        return [each for each in ended if each is not None]
+
+    records = run(end_each(load_settings()))
+    if as_json:
+        print_json([view_pause(each) for each in records])
+        return
+    for record in records:
+        echo(record.id)
+        say(f"{record} goes on, after {age(record.created_at)}.")
+    if not records:
+        say("Nothing is paused.")
 
 
 def pauses(
@@ -173,6 +219,11 @@ async def _pause(settings: Settings, new_pause: NewPause) -> tuple[PauseRecord, 
     async with open_ledger(settings) as ledger:
         record = await ledger.pauses.pause(new_pause)
         return record, await ledger.pauses.counts(new_pause.scope, new_pause.target)
+
+
+async def _active(settings: Settings) -> Sequence[PauseRecord]:
+    async with open_ledger(settings) as ledger:
+        return (await ledger.pauses.active()).pauses
 
 
 async def _resume(
