@@ -21,7 +21,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_recorded
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read
-from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
+from switchyard.services.engine.ledger.sql.tables import IS_WAITING, dead_letters, jobs
 from switchyard.services.engine.records.errors import RowRejected, UnknownDeadLetter
 from switchyard.services.engine.records.requests import (
     DeadLetterFilter,
@@ -182,7 +182,7 @@ class DeadLetterReads(Repository):
         """Return the number of messages that `jobs.dead` must have according to the index. Letters
         that the broker never took (`refused`) are in the ledger alone, and not counted."""
         query = select(func.coalesce(func.sum(dead_letters.c.copies), 0)).where(
-            dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.reason != REFUSED
+            IS_WAITING, dead_letters.c.reason != REFUSED
         )
         return int(await self._database.read(lambda connection: connection.scalar(query) or 0))
 
@@ -272,7 +272,9 @@ def filtered(query: Select[Any], letter_filter: DeadLetterFilter, dialect: str) 
     """Add the conditions of a filter to a query."""
     for name in ("state", "reason", "job_type", "lane", "error_type"):
         value = getattr(letter_filter, name)
-        if value is not None:
+        if name == "state" and value == DeadLetterState.WAITING:
+            query = query.where(IS_WAITING)
+        elif value is not None:
             query = query.where(dead_letters.c[name] == value)
     if letter_filter.group is not None:
         # A range, which an index serves, and not LIKE.

@@ -6,6 +6,7 @@ from sqlalchemy import Connection, func, select
 
 from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import (
+    IS_WAITING,
     bulk_operations,
     dead_letters,
     jobs,
@@ -13,7 +14,7 @@ from switchyard.services.engine.ledger.sql.tables import (
 )
 from switchyard.services.engine.records.bulk import ENDED, BulkState
 from switchyard.services.engine.records.results import Gauges, WorkerLoad
-from switchyard.services.engine.records.states import IN_QUEUES, OPEN, DeadLetterState, State
+from switchyard.services.engine.records.states import IN_QUEUES, OPEN, State
 
 IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, State.JOINING))
 """Open states in which a job waits neither for its time nor for other jobs."""
@@ -106,7 +107,7 @@ def _gauges(connection: Connection) -> Gauges:
     pending = select(func.min(jobs.c.updated_at)).where(jobs.c.state == State.PENDING)
     dead = (
         select(dead_letters.c.lane, dead_letters.c.reason, func.count())
-        .where(dead_letters.c.state == DeadLetterState.WAITING)
+        .where(IS_WAITING)
         .group_by(dead_letters.c.lane, dead_letters.c.reason)
     )
     bulk = (

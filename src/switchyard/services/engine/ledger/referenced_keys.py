@@ -6,14 +6,20 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, select, tuple_, union_all
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository
-from switchyard.services.engine.ledger.sql.tables import bulk_operations, dead_letters, jobs
+from switchyard.services.engine.ledger.sql.tables import (
+    IS_DEAD,
+    IS_WAITING,
+    bulk_operations,
+    dead_letters,
+    jobs,
+)
 from switchyard.services.engine.records.bulk import ENDED
-from switchyard.services.engine.records.states import OPEN, DeadLetterState, State
+from switchyard.services.engine.records.states import OPEN
 
 _PAGE = 1_000
 """Rows that are read in one transaction."""
@@ -37,23 +43,24 @@ class ReferencedKeys(Repository):
         for start in range(0, len(ids), _PAGE):
             batch = ids[start : start + _PAGE]
             await self._database.read(partial(_add_names_of_jobs, job_ids=batch, names=names))
-        letter: str | None = "" if not since else None
-        while letter is not None:
-            letter = await self._database.read(
-                partial(_add_names_of_letters, after=letter, names=names)
+        place: tuple[float, str] | None = None if since else (0.0, "")
+        while place is not None:
+            place = await self._database.read(
+                partial(_add_names_of_letters, after=place, names=names)
             )
         for spec in await self._database.read(_open_specs):
             names.update(texts_in(json.loads(spec)))
         return names
 
     def _ids_of_needed_jobs(self, connection: Connection, since: float) -> list[str]:
-        redrivable = jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS
-        query = select(jobs.c.id).where(
-            jobs.c.state.in_((*OPEN, State.DEAD)),
-            or_(jobs.c.state != State.DEAD, redrivable),
-            jobs.c.created_at >= since,
+        lately = self.clock.time() - DEAD_TTL_SECONDS
+        query = select(jobs.c.id).where(jobs.c.created_at >= since)
+        # One statement: a job that changes its state in between would be missed by both.
+        needed = union_all(
+            query.where(jobs.c.state.in_(OPEN)),
+            query.where(IS_DEAD, jobs.c.updated_at > lately),
         )
-        return list(connection.scalars(query))
+        return list(connection.scalars(needed))
 
 
 def _open_specs(connection: Connection) -> list[str]:
@@ -68,11 +75,15 @@ def _add_names_of_jobs(connection: Connection, job_ids: Sequence[str], names: se
         names.update(texts_in(json.loads(row.payload)))
 
 
-def _add_names_of_letters(connection: Connection, after: str, names: set[str]) -> str | None:
+def _add_names_of_letters(
+    connection: Connection, after: tuple[float, str], names: set[str]
+) -> tuple[float, str] | None:
+    # By their time of death: a letter that dies again meanwhile comes once more, later.
+    at, key = dead_letters.c.dead_at, dead_letters.c.id
     rows = connection.execute(
-        select(dead_letters.c.id, dead_letters.c.job_id, dead_letters.c.body)
-        .where(dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.id > after)
-        .order_by(dead_letters.c.id)
+        select(at, key, dead_letters.c.job_id, dead_letters.c.body)
+        .where(IS_WAITING, at >= after[0], tuple_(at, key) > tuple_(*after))
+        .order_by(at, key)
         .limit(_PAGE)
     ).all()
     for row in rows:
@@ -82,7 +93,7 @@ def _add_names_of_letters(connection: Connection, after: str, names: set[str]) -
             names.update(texts_in(json.loads(row.body)))
         except (ValueError, RecursionError):
             continue  # no JSON: no handler could read a name in it
-    return rows[-1].id if len(rows) == _PAGE else None
+    return (rows[-1].dead_at, rows[-1].id) if len(rows) == _PAGE else None
 
 
 def texts_in(value: object) -> Iterator[str]:

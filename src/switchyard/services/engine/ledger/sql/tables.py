@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0042"
+SCHEMA_REVISION = "0043"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -100,6 +100,7 @@ _partial(
     unique=True,
 )
 _partial("ix_jobs_run_at", jobs.c.run_at, where="state = 'scheduled'")
+_partial("ix_jobs_dead", jobs.c.updated_at, where="state = 'dead'")
 _partial("ix_jobs_pipeline", jobs.c.pipeline, where="pipeline IS NOT NULL")
 _partial("ix_jobs_parent", jobs.c.parent_id, where="parent_id IS NOT NULL")
 _partial(
@@ -171,6 +172,19 @@ Index(
     dead_letters.c.dead_at,
     dead_letters.c.id,
 )
+# Those that wait, few of many: listed and counted without a look at the others.
+_partial(
+    "ix_dead_letters_waiting",
+    dead_letters.c.dead_at,
+    dead_letters.c.id,
+    dead_letters.c.lane,
+    dead_letters.c.reason,
+    where="state = 'waiting'",
+)
+
+# As literal text, for only with it do the databases use the partial indexes.
+IS_DEAD = jobs.c.state == literal_column("'dead'")
+IS_WAITING = dead_letters.c.state == literal_column("'waiting'")
 
 job_tags = Table(
     "job_tags",
