@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -198,6 +199,8 @@ async def _measured(ground: Stage, env: dict[str, str], days: int) -> list[Row]:
         with _scheduling("keep", env, ground.directory):
             await system.days(1)  # what is loaded or opened first
             before = await system.days(without)
+        log = ground.directory / f"{year_of_jobs.MODULE.rpartition('.')[2]}.log"
+        seen = len(_lines(log))
         with _scheduling("prune", env, ground.directory) as scheduler:
             await system.days(1)  # removes what has gathered
             pruning = await _through(
@@ -211,7 +214,18 @@ async def _measured(ground: Stage, env: dict[str, str], days: int) -> list[Row]:
         hot = Row(f"hot, {name}, while pruning", "ms", [each[index] for each in pruning])
         hot.ratio = hot.median / none.median
         rows += [none, hot]
+    rows += _transactions(_lines(log)[seen:])
     return [*rows, Row("jobs", "", [system.published]), Row("waited", "s", [system.waited])]
+
+
+def _transactions(log: Sequence[str]) -> list[Row]:
+    """How long the pruner's transactions took, by its own last line."""
+    last = json.loads([line for line in log if "old records removed" in line][-1])
+    share = 100 * last["over_50_ms"] / last["transactions"]
+    return [
+        Row("pruning, longest transaction", "ms", [1000 * last["longest_transaction"]], "under 50"),
+        Row("pruning, transactions over 50 ms", "%", [share], "0"),
+    ]
 
 
 async def _through(

@@ -91,7 +91,7 @@ async def _index(ctx: JobContext, document: str, text: str) -> None:
 async def schedule(*, prunes: bool) -> None:
     """Run the scheduler as `jobctl scheduler` does, and once a day what the built-in schedules do
     at night; dead letters are thrown away then, too."""
-    configure("warning")
+    configure("info")  # the pruner says how long its transactions took
     settle_memory()
     day = float(os.environ[DAY])
     age = day if prunes else None

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, event, func, select, text
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, metadata
@@ -18,7 +18,6 @@ from switchyard.services.engine.scheduler.retention import Pruner
 from switchyard.services.engine.scheduler.small_steps import (
     MAX_STEP,
     MIN_REMOVED,
-    MIN_REMOVED_ON_SERVER,
     StepSize,
 )
 from tests.support.ended_jobs import ENDED, ended, known, recorded
@@ -243,12 +242,21 @@ async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: 
     assert await known(ledger) == {"parent", "open", "another"}, "it rests: most would stay again"
 
 
-async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> None:
-    """Each is followed by a rest, so a busy server would never come to the end of small ones."""
-    removing = Pruner(ledger, AGES)._removing.size
-    removing.note(10.0)
-    is_server = ledger.core.database.dialect == "postgresql"
-    assert removing.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
+async def test_a_removal_on_postgresql_waits_for_few_answers(postgres_url: str) -> None:
+    """A busy machine keeps each waiting, within the transaction."""
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement.split()[0])
+
+    async with await Ledger.open(postgres_url) as ledger:
+        for number in range(3):
+            await ended(ledger, f"job-{number}")
+        engine = ledger.core.database._engine.sync_engine  # type: ignore[attr-defined]
+        event.listen(engine, "before_cursor_execute", note)
+        removal = await ledger.retention.remove_jobs(AGES, [f"job-{n}" for n in range(3)])
+        assert removal.rows["jobs"] == 3
+    assert statements == ["SELECT", "WITH"]
 
 
 def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
@@ -261,6 +269,7 @@ def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
     for _ in range(100):
         size.note(0.001)
     assert (size.rows, size.longest) == (MAX_STEP, 10.0)
+    assert (size.steps, size.too_long) == (102, 2)
 
 
 async def end_operation(ledger: Ledger, operation_id: str, *, days: float) -> None:

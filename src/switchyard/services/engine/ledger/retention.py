@@ -17,6 +17,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    TextClause,
     and_,
     case,
     delete,
@@ -80,6 +81,30 @@ _JOB_ID_COLUMNS = {
 """The tables from which a job's rows are removed, each with its column of the job's id; attempts
 are removed before."""
 
+_DELETE_ATTEMPTS = (
+    "DELETE FROM attempts WHERE id IN (SELECT id FROM attempts WHERE {} "
+    "LIMIT CAST(:limit AS bigint))"
+)
+
+
+def _delete_at_once() -> TextClause:
+    """Return PostgreSQL's statement for all rows of jobs: of ten statements, a busy machine would
+    keep each waiting, within the transaction."""
+    attempts = _DELETE_ATTEMPTS.format(keys_condition("postgresql", "job_id"))
+    parts = [
+        f"of_attempts AS ({attempts} RETURNING 1)",
+        "of_all AS (SELECT count(*) < CAST(:limit AS bigint) AS follow FROM of_attempts)",
+    ]
+    for table, key in _JOB_ID_COLUMNS.items():
+        condition = f"{keys_condition('postgresql', key)} AND (SELECT follow FROM of_all)"
+        parts.append(f"of_{table} AS (DELETE FROM {table} WHERE {condition} RETURNING 1)")
+    numbers = [
+        f"(SELECT count(*) FROM of_{each}) AS {each}" for each in ("attempts", *_JOB_ID_COLUMNS)
+    ]
+    return text(f"WITH {', '.join(parts)} SELECT {', '.join(numbers)}")
+
+
+_DELETE_JOBS = _delete_at_once()
 _ENDED_AT = func.coalesce(jobs.c.finished_at, jobs.c.updated_at)
 _OPEN_OPERATION = bulk_operations.c.state.not_in(sorted(ENDED))
 
@@ -175,22 +200,10 @@ class RetentionRepository(Repository):
             or archived.versions[row.id]
             == JobVersion(microseconds(row.created_at), microseconds(row.updated_at))
         ]
-        ids = [row.id for row in found]
-        removed: Counter[str] = Counter()
-        limit = ATTEMPTS_PER_JOB * max(1, len(ids))
-        keys = keys_parameter(connection.dialect.name, ids)
-        condition = keys_condition(connection.dialect.name, "job_id")
-        statement = text(
-            "DELETE FROM attempts WHERE id IN "
-            f"(SELECT id FROM attempts WHERE {condition} LIMIT :most)"
-        )
-        removed["attempts"] = connection.execute(statement, keys | {"most": limit}).rowcount
-        is_complete = removed["attempts"] < limit
-        if is_complete and ids:
-            for table, key in _JOB_ID_COLUMNS.items():
-                condition = keys_condition(connection.dialect.name, key)
-                deleted = connection.execute(text(f"DELETE FROM {table} WHERE {condition}"), keys)
-                removed[table] = deleted.rowcount
+        if not found:
+            return Removal(Counter(), True, watch.seconds())
+        removed, is_complete = _delete_jobs(connection, [row.id for row in found])
+        if is_complete:
             _count_removed(connection, found)
         return Removal(+removed, is_complete, watch.seconds())
 
@@ -318,6 +331,27 @@ class RetentionRepository(Repository):
         """Return when the oldest job was made; None where there is none."""
         created_at: float | None = connection.scalar(select(func.min(jobs.c.created_at)))
         return created_at
+
+
+def _delete_jobs(connection: Connection, ids: Sequence[str]) -> tuple[Counter[str], bool]:
+    """Delete all rows of jobs; where they have very many attempts, some of these alone. Returns
+    the numbers of deleted rows by table, and whether the jobs are gone."""
+    dialect, limit = connection.dialect.name, ATTEMPTS_PER_JOB * len(ids)
+    keys = keys_parameter(dialect, ids)
+    if dialect == "postgresql":
+        row = connection.execute(_DELETE_JOBS, keys | {"limit": limit}).one()
+        removed = Counter(dict(row._mapping))
+        return removed, removed["attempts"] < limit
+    statement = _DELETE_ATTEMPTS.format(keys_condition(dialect, "job_id"))
+    removed = Counter(
+        attempts=connection.execute(text(statement), keys | {"limit": limit}).rowcount
+    )
+    if removed["attempts"] == limit:
+        return removed, False
+    for table, key in _JOB_ID_COLUMNS.items():
+        statement = f"DELETE FROM {table} WHERE {keys_condition(dialect, key)}"
+        removed[table] = connection.execute(text(statement), keys).rowcount
+    return removed, True
 
 
 def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool]:

@@ -23,7 +23,6 @@ from switchyard.services.engine.records.retention import (
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.scheduler.small_steps import (
     MIN_REMOVED,
-    MIN_REMOVED_ON_SERVER,
     SmallSteps,
     StepSize,
 )
@@ -84,11 +83,8 @@ class Pruner:
         traffic = traffic or HotTraffic(ledger.workers)
         self._removed: Counter[str] = Counter() if removed is None else removed
         """Rows by table, since this process began."""
-        is_here = ledger.core.database.dialect == "sqlite"
-        smallest = MIN_REMOVED if is_here else MIN_REMOVED_ON_SERVER
-        at_least = max(MIN_EXAMINED, smallest)
-        self._examining = SmallSteps(traffic, StepSize(at_least, first=at_least))
-        self._removing = SmallSteps(traffic, StepSize(smallest, first=at_least))
+        self._examining = SmallSteps(traffic, StepSize(MIN_EXAMINED))
+        self._removing = SmallSteps(traffic)
         reading = StepSize(first=MIN_REMOVED, largest=MAX_READ)
         self._reading = SmallSteps(traffic, reading)
         self._idle_until = float("-inf")
@@ -96,8 +92,11 @@ class Pruner:
     @property
     def longest_transaction(self) -> float:
         """Return the seconds of the longest transaction so far."""
-        steps = (self._examining, self._removing, self._reading)
-        return max(each.size.longest for each in steps)
+        return max(each.longest for each in self._sizes)
+
+    @property
+    def _sizes(self) -> list[StepSize]:
+        return [each.size for each in (self._examining, self._removing, self._reading)]
 
     async def run(self) -> None:
         """Make a pass, unless the last one has cost so much that it is too soon; with an archiver,
@@ -116,6 +115,8 @@ class Pruner:
                 rows=dict(sorted(report.rows.items())),
                 seconds=round(took, 3),
                 longest_transaction=round(self.longest_transaction, 4),
+                transactions=sum(each.steps for each in self._sizes),
+                over_50_ms=sum(each.too_long for each in self._sizes),
             )
 
     async def prune(self) -> RetentionReport:

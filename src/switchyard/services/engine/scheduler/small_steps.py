@@ -13,16 +13,14 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.retention import Removal
 
 TARGET_SECONDS = 0.03
-"""Seconds that a transaction should take; a longer one makes the next one smaller. None should take
-0.05 s, for which a claim would wait on SQLite."""
+"""Seconds that a transaction should take; a longer one makes the next one smaller."""
+LIMIT_SECONDS = 0.05
+"""Seconds that none should take: on SQLite, a claim would wait for it."""
 FIRST_STEP, MAX_STEP = 100, 1000
 """Rows of the first transaction, and of the largest."""
 MIN_REMOVED = 20
 """Rows of the smallest: on a busy machine one takes its time however small it is, and many small
 ones would only add to the load. Twenty rows are short also where each has a MiB."""
-MIN_REMOVED_ON_SERVER = 200
-"""The same for PostgreSQL, where nobody waits for who removes ended rows: with twenty, and a rest
-after each, a busy system makes more than that removes."""
 
 
 class TimedStep(Protocol):
@@ -47,10 +45,16 @@ class StepSize:
         self.rows = first
         self.longest = 0.0
         """Seconds of the longest transaction."""
+        self.steps = 0
+        """Transactions so far."""
+        self.too_long = 0
+        """Those that took more than LIMIT_SECONDS."""
 
     def note(self, seconds: float) -> None:
         """Adapt to a transaction that took so long."""
         self.longest = max(self.longest, seconds)
+        self.steps += 1
+        self.too_long += seconds > LIMIT_SECONDS
         if seconds > TARGET_SECONDS:
             self.rows = max(self._smallest, int(self.rows * 0.8 * TARGET_SECONDS / seconds))
         elif seconds < TARGET_SECONDS / 2:
