@@ -239,7 +239,7 @@ async def test_the_counts_by_state_follow_the_filter(
 async def test_a_filter_without_an_index_reads_a_bounded_number_of_jobs_at_a_time(
     system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "MAX_READ", 4)
+    monkeypatch.setattr(jobs, "EXAMINED_JOBS", 4)
     ledger = system.ledger.jobs
     for number in range(10):
         source = "rare" if number in (1, 8) else "common"

@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from benchmarks.large_ledger import YEAR, fill
+from benchmarks.large_ledger import RARE_SOURCE, YEAR, fill
 from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger.dead_groups import WAITING
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.records.states import State
@@ -18,6 +19,8 @@ from switchyard.services.engine.records.states import State
 SMALL, LARGE = 5_000, 20_000
 PAGE = 9
 """Jobs of a listing: fewer than there are of each state and lane."""
+EXAMINED = 4_000
+"""Jobs that are examined for a page that no index serves; more than are open."""
 GRAIN = 100
 """Steps of SQLite's machine that are counted as one."""
 
@@ -26,7 +29,8 @@ Operation = Callable[[Ledger], Awaitable[object]]
 
 def listed(**wanted: Any) -> Operation:
     async def list_jobs(ledger: Ledger) -> None:
-        assert (await ledger.job_reads.list_jobs(JobFilter(**wanted), limit=PAGE)).items
+        page = await ledger.job_reads.list_jobs(JobFilter(**wanted), limit=PAGE, examined=EXAMINED)
+        assert page.items
 
     return list_jobs
 
@@ -35,6 +39,18 @@ async def deep_page(ledger: Ledger) -> None:
     until = JobFilter(until=ledger.clock.time() - YEAR / 2)
     first = await ledger.job_reads.list_jobs(until, limit=1)
     assert (await ledger.job_reads.list_jobs(cursor=first.next_cursor)).items
+
+
+async def rare(ledger: Ledger) -> None:
+    page = await ledger.job_reads.list_jobs(JobFilter(source=RARE_SOURCE), examined=EXAMINED)
+    assert page.next_cursor
+    assert not page.items
+
+
+async def one_job(ledger: Ledger) -> None:
+    until = JobFilter(until=ledger.clock.time() - YEAR / 2)
+    [job] = (await ledger.job_reads.list_jobs(until, limit=1)).items
+    assert await ledger.job_reads.get(job.id)
 
 
 async def examined(ledger: Ledger) -> None:
@@ -56,6 +72,12 @@ OPERATIONS: dict[str, Operation] = {
     "time-outs": lambda ledger: ledger.job_reads.timed_out(ledger.clock.time() - 60),
     "gauges": lambda ledger: ledger.gauges.gauges(),
     "pruning": examined,
+    "a source, long ago": rare,
+    "slow": listed(state=State.SUCCEEDED, slower_than=90),
+    "one job": one_job,
+    "waiting letters": lambda ledger: ledger.dead_letters.list_dead(WAITING),
+    "causes of waiting letters": lambda ledger: ledger.dead_letters.dead_groups(),
+    "needed files": lambda ledger: ledger.references.names_needed(),
 }
 
 

@@ -362,3 +362,39 @@ async def test_a_job_that_is_taken_back_leaves_no_tags(ledger: Ledger) -> None:
         lambda connection: connection.scalar(text("SELECT count(*) FROM job_tags"))
     )
     assert rows == 0
+
+
+async def test_where_no_index_finds_jobs_a_page_examines_some_and_the_next_goes_on(
+    ledger: Ledger,
+) -> None:
+    for number in range(10):
+        source = "rare" if number in (1, 8) else "common"
+        await ledger.jobs.record(new_job(message(f"job-{number}", source=source), now=NOW + number))
+    at = {job.id: job.created_at for job in (await ledger.job_reads.list_jobs()).items}
+
+    async def pages(**wanted) -> list[tuple[list[str], float | None]]:
+        found, cursor = [], None
+        while True:
+            page = await ledger.job_reads.list_jobs(
+                JobFilter(**wanted), limit=3, cursor=cursor, examined=4
+            )
+            found.append(([job.id for job in page.items], page.examined_since))
+            if (cursor := page.next_cursor) is None:
+                return found
+
+    assert await pages(source="rare") == [
+        (["job-8"], at["job-6"]),
+        ([], at["job-2"]),
+        (["job-1"], None),
+    ]
+    assert await pages(source="rare", until=at["job-5"]) == [(["job-1"], at["job-1"]), ([], None)]
+    assert await pages(source="rare", since=at["job-7"]) == [(["job-8"], None)]
+    await ledger.jobs.cancel("job-7", now=NOW + 20)
+    assert await pages(source="rare", lane="hot", state=State.PENDING) == [
+        (["job-8"], at["job-5"]),
+        (["job-1"], at["job-1"]),
+        ([], None),
+    ]
+    assert await pages(source="rare", state=State.CANCELLED) == [([], None)]
+    common = [job for listed, _ in await pages(source="common") for job in listed]
+    assert common == [f"job-{number}" for number in (9, 7, 6, 5, 4, 3, 2, 0)]

@@ -38,7 +38,7 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_TAGS
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.ledger.job_reads import JobReads
+from switchyard.services.engine.ledger.job_reads import EXAMINED_JOBS, JobReads
 from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter, parse_tag
@@ -56,9 +56,6 @@ COMPARED_JOBS, MIN_COMPARED = 100, 5
 are enough for it."""
 MAX_COUNTED = 1_000
 """Jobs that fit a filter and are counted by their states, the newest."""
-MAX_READ = 20_000
-"""Jobs that are read at once for those that fit, where no index finds these: some tenths of a
-second for 100,000."""
 MAX_RUN = 200
 """Jobs of a run, which is a pipeline, in its waterfall."""
 PERIODS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
@@ -157,10 +154,11 @@ async def list_jobs(
     everything: bool = False,
 ) -> Response:
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one. Where no
-    index finds those that match, MAX_READ jobs are read at a time, or with `everything` all; where
+    index finds those that match, EXAMINED_JOBS are read at a time, or with `everything` all; where
     a state is asked for, so many of that state."""
-    job_filter, bound, reads = asked.wanted, None, state.ledger.job_reads
+    job_filter, reads = asked.wanted, state.ledger.job_reads
     is_bounded = job_filter.is_scan and not everything
+    examined_since = None
     if wanted_id := job_id.strip():
         full_id = await state.ledger.short_ids.full_id(IdTable.JOBS, wanted_id)
         if await reads.get(full_id) is not None:
@@ -168,22 +166,21 @@ async def list_jobs(
         jobs: Sequence[JobSummary] = ()
         older = None
     else:
-        if is_bounded:
-            job_filter, bound = await _bounded(reads, job_filter, cursor)
-        page = await reads.list_jobs(job_filter, limit=PAGE_SIZE, cursor=cursor)
-        jobs, older = page.items, page.next_cursor
+        page = await reads.list_jobs(
+            job_filter,
+            limit=PAGE_SIZE,
+            cursor=cursor,
+            examined=EXAMINED_JOBS if is_bounded else None,
+        )
+        jobs, older, examined_since = page.items, page.next_cursor, page.examined_since
     is_all = cursor is None and older is None and job_filter.state is None and not wanted_id
     counts: Mapping[State, int] = {}
     counted_newest = counted_among = None
-    if bound is None or cursor is None:
-        counted = replace(asked.wanted, state=None)
-        if is_bounded:
-            counted, newest = await _bounded(reads, counted, None)
-            counted_among = None if newest is None else MAX_READ
+    if examined_since is None or cursor is None:
+        counted = replace(job_filter, state=None)
+        if is_bounded and (since := await reads.find_bound(counted, EXAMINED_JOBS)) is not None:
+            counted, counted_among = replace(counted, since=since), EXAMINED_JOBS
         counts, counted_newest = await _counts(reads, counted, jobs if is_all else None)
-    is_cut = bound is not None and older is None
-    if bound is not None and is_cut:
-        older = bound[1]
     query = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
     context = {
         "jobs": jobs,
@@ -196,8 +193,8 @@ async def list_jobs(
         "counts": counts,
         "counted_newest": counted_newest,
         "counted_among": counted_among,
-        "read": MAX_READ,
-        "read_until": bound[0] if bound is not None and is_cut else None,
+        "read": EXAMINED_JOBS,
+        "read_until": examined_since if len(jobs) < PAGE_SIZE else None,
         "read_all": _address(query | {"everything": "true"}),
         "without_state": urlencode({k: v for k, v in query.items() if k not in ("state", "id")}),
         "newer": _address(query) if cursor else None,
@@ -375,18 +372,6 @@ def commands(job: JobRecord) -> dict[str, str]:
         f"    publisher.publish(message, {job.routing_key!r})",
         "look at it": f"jobctl jobs show {job.id}",
     }
-
-
-async def _bounded(
-    reads: JobReads, job_filter: JobFilter, cursor: str | None
-) -> tuple[JobFilter, tuple[float, str] | None]:
-    """Restrict a filter to the newest MAX_READ jobs from a cursor on, of its state if it has one.
-    Return it with the time of the last of these and the cursor behind it; None if it is as it was,
-    as there are fewer, or it means only later ones."""
-    bound = await reads.find_bound(MAX_READ, cursor, state=job_filter.state, lane=job_filter.lane)
-    if bound is None or bound[0] <= (job_filter.since or 0.0):
-        return job_filter, None
-    return replace(job_filter, since=bound[0]), bound
 
 
 async def _counts(

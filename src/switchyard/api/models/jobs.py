@@ -289,11 +289,16 @@ class JobDetails(JobView, JobProgress):
 
 
 class JobPage(ApiModel):
-    """Part of a listing."""
+    """Part of a listing. It can have fewer jobs than `limit`, or none, although more follow."""
 
     jobs: list[JobView]
     next_cursor: str | None = Field(
         description="Pass it as `cursor` for the next page; null on the last page."
+    )
+    examined_since: Timestamp | None = Field(
+        None,
+        description="Where no index finds the jobs that match, a page examines the next 20,000: "
+        "those made since then. Otherwise null.",
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.publishing.publisher import Published
-    from switchyard.services.engine.records.results import JobRecord, JobSummary, Page
+    from switchyard.services.engine.records.results import JobListing, JobRecord, JobSummary
 
 
 def view_job(record: JobSummary) -> JobView:
@@ -39,9 +39,13 @@ def view_job_progress(record: JobSummary, stages: Mapping[str, Any]) -> JobProgr
     return JobProgress.from_record(record, job_id=record.id, **stages)
 
 
-def view_job_page(page: Page[JobSummary]) -> JobPage:
+def view_job_page(page: JobListing) -> JobPage:
     """Show a page of jobs."""
-    return JobPage(jobs=[view_job(each) for each in page.items], next_cursor=page.next_cursor)
+    return JobPage(
+        jobs=[view_job(each) for each in page.items],
+        next_cursor=page.next_cursor,
+        examined_since=page.examined_since,
+    )
 
 
 async def view_job_details(

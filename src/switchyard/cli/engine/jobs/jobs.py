@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
 
+LONG_SEARCH = 2.0
+"""Seconds after which a listing says why it takes so long."""
+
 app = typer.Typer(
     no_args_is_help=True, help="Jobs: list, show, watch, cancel, rerun, move, release, republish."
 )
@@ -72,11 +76,23 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
     ```
     """
 
-    async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
+    async def read(settings: Settings) -> tuple[list[JobSummary], bool]:
+        found: list[JobSummary] = []
+        cursor, began = None, time.monotonic()
         async with open_ledger(settings) as ledger:
             job_filter = chosen.as_of(ledger.clock.time())
-            page = await ledger.job_reads.list_jobs(job_filter, limit=limit)
-            return page.items, page.next_cursor is not None
+            while len(found) < limit:
+                page = await ledger.job_reads.list_jobs(
+                    job_filter, limit=limit - len(found), cursor=cursor
+                )
+                found += page.items
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+                if time.monotonic() - began > LONG_SEARCH:
+                    began = math.inf
+                    say("No index finds these: searching all jobs. --since or --until shortens it.")
+        return found, cursor is not None
 
     jobs, more = run(read(load_settings()))
     if as_json:

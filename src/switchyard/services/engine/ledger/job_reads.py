@@ -33,7 +33,6 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
     among_of,
@@ -44,8 +43,8 @@ from switchyard.services.engine.ledger.sql.dialect import (
 from switchyard.services.engine.ledger.sql.paging import continued, cursor_before, fetch_page
 from switchyard.services.engine.ledger.sql.repository import LedgerCore, Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
+    IS_DEAD,
     attempts,
-    dead_letters,
     job_actions,
     job_checkpoints,
     job_progress,
@@ -59,9 +58,9 @@ from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.results import (
     TIMED_OUT,
     AttemptRecord,
+    JobListing,
     JobRecord,
     JobSummary,
-    Page,
 )
 from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, OPEN, State
 
@@ -93,9 +92,6 @@ _ATTEMPTS_QUERY = (
     select(attempts).where(attempts.c.job_id == bindparam("job")).order_by(attempts.c.id)
 )
 
-NEW_SECONDS = 3 * DAY
-"""Seconds. Recent deaths are looked up by the job's age, up to this one, and beyond it by their
-letters."""
 COUNT_SECONDS = 0.1
 COUNT_PAUSE_RATIO = 20.0
 """A count of ended jobs is reused for this many times its duration: so counting takes at most about
@@ -103,6 +99,9 @@ a twentieth of the time."""
 MANY_ENDED = 100_000
 """Fewer ended jobs are counted each time, even slowly: then only the machine is busy with other
 work."""
+EXAMINED_JOBS = 20_000
+"""Jobs that are examined for one page of those that no index finds: some hundredths of a second
+instead of many seconds where there are millions."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
 
@@ -158,47 +157,48 @@ class JobReads(Repository):
             after = page[-1] if len(page) == _IDS_PAGE else None
 
     async def list_jobs(
-        self, job_filter: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
-    ) -> Page[JobSummary]:
+        self,
+        job_filter: JobFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        examined: int | None = EXAMINED_JOBS,
+    ) -> JobListing:
         """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
-        that no earlier page gave."""
+        that no earlier page gave.
+
+        Where no index finds the jobs that match, a page has those among the next `examined` jobs;
+        with None, all jobs are examined.
+        """
         job_filter = job_filter or JobFilter()
         at, key = _sort_columns(job_filter)
         now, dialect = self.clock.time(), self._database.dialect
 
-        def work(connection: Connection) -> Page[JobSummary]:
-            parts = _lanes_in_states(connection, job_filter)
-            rest = job_filter if parts is None else replace(job_filter, state=None, lane=None)
+        def work(connection: Connection) -> JobListing:
+            bound = None
+            wanted = job_filter
+            if examined is not None and job_filter.is_scan:
+                bound = _find_bound(connection, job_filter, examined, cursor)
+            if bound is not None:
+                wanted = replace(job_filter, since=bound)
+            parts = _lanes_in_states(connection, wanted)
+            rest = wanted if parts is None else replace(wanted, state=None, lane=None)
             query = _filter_jobs(_summaries(), rest, now, dialect)
             page = fetch_page(connection, query, at, key, _summary, limit, cursor, parts=parts)
-            return replace(page, items=_with_tags(connection, page.items))
+            following = page.next_cursor
+            if following is None and bound is not None:
+                following = cursor_before(bound)
+            return JobListing(_with_tags(connection, page.items), following, bound)
 
         return await self._database.read(work)
 
     @read
     def find_bound(
-        self,
-        connection: Connection,
-        number: int,
-        cursor: str | None,
-        *,
-        state: State | None = None,
-        lane: str | None = None,
-    ) -> tuple[float, str] | None:
-        """Return when the last of the next `number` jobs was made, and the cursor behind it,
-        counted from `cursor` of `list_jobs`; None where there are fewer jobs. With a `state`, count
-        only jobs of that state, and of the `lane` if it is given. Raises InvalidCursor."""
-        at, key = jobs.c.created_at, jobs.c.id
-        query = continued(select(at), at, key, cursor)
-        if state in (None, State.SUCCEEDED):  # nearly all jobs
-            made = query.order_by(at.desc(), key.desc())
-        else:
-            parts = _lanes_in_states(connection, JobFilter(state=state, lane=lane)) or [false()]
-            newest = (query.where(part).order_by(at.desc()).limit(number) for part in parts)
-            each = union_all(*(select(part.subquery()) for part in newest)).subquery()
-            made = select(each.c.created_at).order_by(each.c.created_at.desc())
-        made_at = connection.scalar(made.offset(number - 1).limit(1))
-        return None if made_at is None else (made_at, cursor_before(made_at))
+        self, connection: Connection, job_filter: JobFilter, number: int
+    ) -> float | None:
+        """Return since when jobs are examined where `list_jobs` examines `number` for its first
+        page; None where that is all that the filter leaves."""
+        return _find_bound(connection, job_filter, number, None)
 
     @read
     def matching_jobs(
@@ -304,21 +304,11 @@ class JobReads(Repository):
         """Count, by type, the jobs that have exceeded their time limit since then, and that wait
         for another attempt or are dead; the largest number first."""
         late = (jobs.c.error_type == TIMED_OUT) & (jobs.c.updated_at >= since)
-        # Most dead jobs died long ago. The index of states finds the recently made ones; an older
-        # one, as after a redrive, is found by the time of its letter.
-        is_recent = jobs.c.created_at >= since - NEW_SECONDS
-        died = jobs.c.id.in_(select(dead_letters.c.id).where(dead_letters.c.dead_at >= since))
-        query = select(jobs.c.job_type, jobs.c.state, func.count()).where(late)
-        query = query.group_by(jobs.c.job_type, jobs.c.state)
+        query = select(jobs.c.job_type, func.count()).where(late).group_by(jobs.c.job_type)
         found: Counter[str] = Counter()
-        for state, condition in (
-            (State.RETRYING, jobs.c.state == State.RETRYING),
-            (State.DEAD, (jobs.c.state == State.DEAD) & is_recent),
-            (State.DEAD, died & ~is_recent),
-        ):
-            for job_type, its_state, number in connection.execute(query.where(condition)):
-                if its_state == state:
-                    found[job_type] += number
+        for condition in (jobs.c.state == State.RETRYING, IS_DEAD):  # each has an index
+            for job_type, number in connection.execute(query.where(condition)):
+                found[job_type] += number
         return dict(found.most_common())
 
     async def unheeded_cancels(self, before: float, limit: int) -> list[JobSummary]:
@@ -501,6 +491,30 @@ def lanes_in(connection: Connection, state: State) -> list[str]:
         found.append(lane)
         lane = connection.scalar(query.where(jobs.c.lane > lane))
     return found
+
+
+def _find_bound(
+    connection: Connection, job_filter: JobFilter, number: int, cursor: str | None
+) -> float | None:
+    """Return when the last of the next `number` jobs was made, newest first, whether or not they
+    match; of the filter's state, and then its lane, if it has one. None where that is before the
+    filter's own time, or there are fewer. Raises InvalidCursor."""
+    at, key = jobs.c.created_at, jobs.c.id
+    query = continued(select(at), at, key, cursor)
+    if job_filter.until is not None:
+        query = query.where(at < job_filter.until)
+    if job_filter.state in (None, State.SUCCEEDED):  # nearly all jobs
+        made = query.order_by(at.desc(), key.desc())
+    else:
+        wanted = JobFilter(state=job_filter.state, lane=job_filter.lane)
+        parts = _lanes_in_states(connection, wanted) or [false()]
+        newest = (query.where(part).order_by(at.desc()).limit(number) for part in parts)
+        each = union_all(*(select(part.subquery()) for part in newest)).subquery()
+        made = select(each.c.created_at).order_by(each.c.created_at.desc())
+    made_at: float | None = connection.scalar(made.offset(number - 1).limit(1))
+    if made_at is None or made_at <= (job_filter.since or 0.0):
+        return None
+    return made_at
 
 
 def _lanes_in_states(

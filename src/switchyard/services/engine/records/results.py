@@ -251,6 +251,15 @@ class Page(Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
+class JobListing(Page[JobSummary]):
+    """Part of a listing of jobs. It may have fewer than were asked for although more follow."""
+
+    examined_since: float | None = None
+    """Set where no index finds the jobs that match, and only those that were made since then were
+    examined; the next page examines older ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A dead letter as the ledger knows it."""
 
