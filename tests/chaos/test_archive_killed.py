@@ -16,7 +16,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.archive.archiver import JobArchiver
 from switchyard.services.engine.archive.contents import read_contents
-from switchyard.services.engine.archive.parquet import hiding_secrets
+from switchyard.services.engine.archive.parquet import make_secrets_hider
 from switchyard.services.engine.archive.query import ArchiveRange, run_query
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger, upgrade
@@ -75,7 +75,7 @@ async def test_a_process_killed_at_any_step_of_the_archive_loses_no_job_and_show
                 "SELECT id FROM jobs",
                 ledger,
                 storage,
-                hiding_secrets(registry),
+                make_secrets_hider(registry),
                 archive_range=ArchiveRange(with_ledger=with_ledger),
                 limit=1000,
                 timeout=60,

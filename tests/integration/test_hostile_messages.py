@@ -19,7 +19,7 @@ from switchyard.broker.lanes import (
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.bulk.runner import BulkRunner
-from switchyard.services.engine.dead.files import exported, import_letters, parse_line
+from switchyard.services.engine.dead.files import export_letters, import_letters, parse_line
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, count_letters, start_purge
@@ -136,7 +136,8 @@ async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_an
         assert len([note for note in tally.notes if "AMQP properties can't be read" in note]) == 3
 
         lines = [
-            line async for line in exported(system.ledger, DeadLetterFilter(reason="malformed"))
+            line
+            async for line in export_letters(system.ledger, DeadLetterFilter(reason="malformed"))
         ]
         again = [parse_line(line) for line in lines]
         assert {each.certificate.properties for each in again} == {
@@ -189,7 +190,7 @@ async def test_odd_properties_keep_nothing_going_round(
         for each in (await system.ledger.dead_letters.list_dead()).items:
             json.dumps(each.headers, allow_nan=False)
             assert each.dead_at <= now().timestamp()
-        assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 2
+        assert len([line async for line in export_letters(system.ledger, DeadLetterFilter())]) == 2
         assert (await plan(system)).invalid == 2
 
 

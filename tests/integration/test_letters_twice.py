@@ -13,7 +13,7 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.bulk.runner import BulkRunner
-from switchyard.services.engine.dead.files import exported
+from switchyard.services.engine.dead.files import export_letters
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import (
@@ -169,7 +169,7 @@ async def test_equal_messages_that_are_no_jobs_are_one_letter_for_every_count(
         assert {each.copies for each in (await system.ledger.dead_letters.list_dead()).items} == {
             10
         }
-        assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 3
+        assert len([line async for line in export_letters(system.ledger, DeadLetterFilter())]) == 3
         everything = LetterFilter()
         would = await count_letters(system.settings, system.ledger, everything, asyncio.sleep)
         assert would == PurgeProgress(scanned=30, total=30, purged=3)

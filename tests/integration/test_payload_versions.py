@@ -249,7 +249,7 @@ def test_a_backfill_goes_on_with_the_payloads_that_it_was_started_with(
 def letter_of(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
     """Redrive a letter of the first version, with a change."""
     from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo
-    from switchyard.services.engine.dead.changes import changed
+    from switchyard.services.engine.dead.changes import make_copy
 
     message = JobMessage(job_id="job-1", job_type="read", payload=payload)
 
@@ -260,7 +260,7 @@ def letter_of(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
     Letter.message = message  # type: ignore[attr-defined]
 
     def sent(change: Change, remote: bool) -> JobMessage:
-        return changed(Letter, change, Registry([TYPE]), remote=remote)[0]  # type: ignore[arg-type]
+        return make_copy(Letter, change, Registry([TYPE]), remote=remote)[0]  # type: ignore[arg-type]
 
     return sent
 

@@ -12,7 +12,7 @@ from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.dead.changes import Change
-from switchyard.services.engine.dead.indexing import GRACE_SECONDS, index_waiting, tidy
+from switchyard.services.engine.dead.indexing import GRACE_SECONDS, clean_up, index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.dead.undo import NothingToUndo, latest_edits, undo
@@ -246,7 +246,7 @@ async def test_index_notes_when_the_brokers_time_for_a_letter_is_over(
 ) -> None:
     async with open_system(broker310, database_url) as system:
         [letter_id] = await bury_all(system, ["job"])
-        await tidy(system.ledger)
+        await clean_up(system.ledger)
         assert await letter_state(system, letter_id) == "waiting"
         await system.ledger.dead_letters.drop_expired_letters(
             now().timestamp() + 60 - DEAD_TTL_SECONDS - GRACE_SECONDS

@@ -11,7 +11,7 @@ from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
-from switchyard.services.engine.dead.indexing import Reindexed, index_waiting, reindex
+from switchyard.services.engine.dead.indexing import ReindexResult, index_waiting, reindex
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import State
@@ -59,7 +59,7 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
     assert await unlisted_letters(system.settings, system.ledger) == 6
 
     done = await reindex(system.settings, system.ledger, system.registry)
-    assert done == Reindexed(messages=8, letters=7, dropped=1)
+    assert done == ReindexResult(messages=8, letters=7, dropped=1)
     listed = {letter.id: letter for letter in (await system.ledger.dead_letters.list_dead()).items}
     assert {each.id for each in listed.values() if each.state == "waiting"} == {
         f"job-{number}" for number in range(7)
@@ -72,7 +72,7 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
     assert await unlisted_letters(system.settings, system.ledger) == 0
     assert len(await system.letters()) == 8
 
-    assert await reindex(system.settings, system.ledger, system.registry) == Reindexed(8, 7, 0)
+    assert await reindex(system.settings, system.ledger, system.registry) == ReindexResult(8, 7, 0)
     assert await system.ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting")) == 7
 
 

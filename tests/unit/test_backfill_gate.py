@@ -63,9 +63,9 @@ class Made:
 async def test_room_that_was_not_used_is_still_there() -> None:
     gate = Made(50, 100).gate
     assert await gate.allowance(500, None) == 100
-    gate.let_through(2)  # all that its rate allowed
+    gate.count_published(2)  # all that its rate allowed
     assert await gate.allowance(500, None) == 98
-    gate.let_through(98)
+    gate.count_published(98)
     assert await gate.allowance(500, None) == 0
 
 
@@ -73,7 +73,7 @@ async def test_what_is_under_way_takes_room_and_does_not_close_it() -> None:
     made = Made(50, 100)
     made.broker.depth = 60  # with some of those under way, or without them
     assert await made.gate.allowance(500, None, under_way=40) == 0
-    made.gate.note_refusal()  # look again
+    made.gate.measure_again()  # look again
     assert await made.gate.allowance(500, None, under_way=0) == 40
 
 
@@ -81,7 +81,7 @@ async def test_closed_it_opens_at_the_low_watermark() -> None:
     made = Made(50, 100)
     for depth, room in ((100, 0), (51, 0), (50, 50), (99, 1)):
         made.broker.depth = depth
-        made.gate.note_refusal()
+        made.gate.measure_again()
         assert await made.gate.allowance(500, None) == room
 
 
@@ -92,7 +92,7 @@ async def test_closed_it_opens_when_its_part_of_the_queue_grows() -> None:
     made.broker.depth = 75  # most of them another's
     assert await made.gate.allowance(500, None) == 0
     quota = QueueQuota(0.5, 15)
-    made.gate.note_refusal()
+    made.gate.measure_again()
     assert await made.gate.allowance(500, None) == 15
 
 
@@ -103,10 +103,10 @@ async def made_of(quota: QueueQuota) -> QueueQuota:
 async def test_jobs_that_are_done_make_room_at_once() -> None:
     made = Made(500, 1_000)
     assert await made.gate.allowance(500, 10) == 10
-    made.gate.let_through(10)  # and all are done before the next look at the queues
+    made.gate.count_published(10)  # and all are done before the next look at the queues
     assert await made.gate.allowance(500, 10) == 10
     made.open_jobs = 10
-    made.gate.let_through(10)
+    made.gate.count_published(10)
     assert await made.gate.allowance(500, 10) == 0
     assert made.gate.why == "10 of its jobs are not finished"
 
@@ -114,9 +114,9 @@ async def test_jobs_that_are_done_make_room_at_once() -> None:
 async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
     made = Made(50, 100)
     assert await made.gate.allowance(80, None) == 80
-    made.gate.let_through(80)
+    made.gate.count_published(80)
     made.broker.fresh = False
-    made.gate.note_refusal()
+    made.gate.measure_again()
     assert await made.gate.allowance(80, None) == 20
 
 

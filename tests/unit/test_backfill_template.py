@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import MAX_BODY_BYTES
-from switchyard.services.engine.backfill.template import MissingField, Overgrown, render
+from switchyard.services.engine.backfill.template import MissingField, PayloadTooLarge, render
 
 ITEM = {"id": 7, "a b": "x", "$id": "y", "author": {"name": "Ada"}, "none": None}
 
@@ -51,7 +51,7 @@ def test_an_item_with_many_fields_names_the_first() -> None:
 )
 def test_a_small_template_does_not_make_a_huge_payload_of_a_large_item(template: Any) -> None:
     item = {"text": "x" * 500_000, "all": {"text": "x" * 500_000}}
-    with pytest.raises(Overgrown, match=r"larger than the 1,048,576 bytes"):
+    with pytest.raises(PayloadTooLarge, match=r"larger than the 1,048,576 bytes"):
         render(template, item)
 
 
@@ -64,5 +64,5 @@ def test_a_template_that_is_nested_too_deeply_is_refused() -> None:
     template: Any = "{n}"
     for _ in range(5_000):
         template = [template]
-    with pytest.raises(Overgrown, match="nested too deeply"):
+    with pytest.raises(PayloadTooLarge, match="nested too deeply"):
         render(template, {"n": 1})

@@ -9,7 +9,7 @@ from switchyard.services.engine.dead.causes import (
     Cause,
     cause_of,
     location_of,
-    normalised,
+    normalise,
 )
 
 TRACEBACK = """Traceback (most recent call last):
@@ -53,7 +53,7 @@ RuntimeError: it failed
     ],
 )
 def test_what_varies_is_a_placeholder(one: str, another: str, text: str) -> None:
-    assert normalised(one) == normalised(another) == text
+    assert normalise(one) == normalise(another) == text
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_varies_is_a_placeholder(one: str, another: str, text: str) -> None
     ],
 )
 def test_what_matters_is_kept(one: str, another: str) -> None:
-    assert normalised(one) != normalised(another)
+    assert normalise(one) != normalise(another)
 
 
 def test_location_is_the_innermost_frame_of_the_jobs_own_code() -> None:
@@ -100,12 +100,12 @@ def test_any_text_has_a_fingerprint_of_one_form(message: str, traceback: str) ->
     mark = cause_of("exhausted", None, None, message, traceback).fingerprint
     assert len(mark) == FINGERPRINT_LENGTH
     assert set(mark) <= set("0123456789abcdef")
-    assert normalised(normalised(message)) is not None
+    assert normalise(normalise(message)) is not None
 
 
 def test_a_long_message_is_read_quickly() -> None:
     for text in ("a1-" * 100_000, "'" * 100_000, "a." * 100_000, "/a" * 100_000):
-        assert len(normalised(text)) <= 300
+        assert len(normalise(text)) <= 300
 
 
 @pytest.mark.parametrize("machinery", ["execution", "child", "runner"])

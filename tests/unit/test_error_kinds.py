@@ -61,7 +61,7 @@ SIGNALS = {
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
     "services.engine.bulk.session.SessionEnded": "ends a handler whose operation is another's",
     "services.engine.jobs.retry.RemoteError": "stands for a handler's error from another process",
-    "services.engine.dead.replay._RolledBack": "ends a transaction that must leave nothing",
+    "services.engine.dead.replay._RollBack": "ends a transaction that must leave nothing",
     "services.pipeline.index.index_rebuild._NotBuilding": "ends a build that another process ended",
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._ConnectionLost": "begins a transaction again",

@@ -11,11 +11,11 @@ from switchyard.services.engine.dead import jq_program
 from switchyard.services.engine.dead.changes import (
     Change,
     InvalidRedrive,
-    changed,
     difference,
-    merged,
+    make_copy,
+    merge_patch,
 )
-from switchyard.services.engine.dead.files import InvalidLine, line_of, parse_line
+from switchyard.services.engine.dead.files import InvalidLine, parse_line, to_line
 from switchyard.services.engine.dead.jq_program import ExpressionStopped
 from switchyard.services.engine.dead.letters import LetterFilter, cause_of_letter
 from switchyard.services.engine.dead.stored import StoredLetter
@@ -62,7 +62,7 @@ def stored(payload: dict[str, Any] | None = None, **certificate: Any) -> StoredL
     ],
 )
 def test_merge_patch_is_that_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
-    assert merged(target, patch) == result
+    assert merge_patch(target, patch) == result
 
 
 def test_each_way_to_change_a_job() -> None:
@@ -76,14 +76,14 @@ def test_each_way_to_change_a_job() -> None:
             {"n": 10, "text": "b"},
         ),
     ):
-        message, routing_key = changed(stored(), change, REGISTRY)
+        message, routing_key = make_copy(stored(), change, REGISTRY)
         assert (message.payload, routing_key) == (payload, "hot.noop")
         assert message.generation == (3, 0)
         assert message.metadata.model_extra == {"edited_from": "job-1/2"}
-    message, _ = changed(stored(), Change(priority=9, max_attempts=7), REGISTRY)
+    message, _ = make_copy(stored(), Change(priority=9, max_attempts=7), REGISTRY)
     assert (message.priority, message.metadata.max_attempts) == (9, 7)
     assert message.payload == {"n": 1, "text": "a"}
-    message, _ = changed(stored(), Change(), REGISTRY)
+    message, _ = make_copy(stored(), Change(), REGISTRY)
     assert message.metadata.model_extra == {}
 
 
@@ -103,7 +103,7 @@ def test_each_way_to_change_a_job() -> None:
 )
 def test_change_that_makes_no_valid_payload_is_refused(change: Change, complaint: str) -> None:
     with pytest.raises(InvalidRedrive, match=complaint.replace("(", r"\(")):
-        changed(stored(), change, REGISTRY)
+        make_copy(stored(), change, REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_an_expression_without_an_end_is_stopped(
     else:
         monkeypatch.setattr(jq_program, "APPLY_TIMEOUT", 0.3)
     with pytest.raises(ExpressionStopped, match=complaint):
-        changed(stored(), Change(jq=expression), REGISTRY)
+        make_copy(stored(), Change(jq=expression), REGISTRY)
 
 
 def test_an_expression_reads_nothing_but_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_API_KEY", "secret")
     for expression in ("{text: (env | tostring)}", "{text: ($ENV | tostring)}"):
-        message, _ = changed(stored(), Change(jq=expression), REGISTRY)
+        message, _ = make_copy(stored(), Change(jq=expression), REGISTRY)
         assert "secret" not in message.payload["text"]
 
 
@@ -230,7 +230,7 @@ def indexed(body: bytes, **headers: Any) -> DeadLetter:
 
 @pytest.mark.parametrize("body", [stored().body, b"\xff\x00", b"", "ü\n\u2028".encode()])
 def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
-    line = line_of(indexed(body))
+    line = to_line(indexed(body))
     assert "\n" not in line
     found = parse_line(line)
     assert found.body == body
@@ -262,7 +262,7 @@ def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
     ],
 )
 def test_line_that_is_no_letter_says_why(changes: dict[str, Any], complaint: str) -> None:
-    line = json.loads(line_of(indexed(stored().body))) | changes
+    line = json.loads(to_line(indexed(stored().body))) | changes
     with pytest.raises(InvalidLine, match=complaint):
         parse_line(json.dumps(line))
     with pytest.raises(InvalidLine, match="not JSON"):
@@ -282,7 +282,7 @@ def test_line_that_is_no_letter_says_why(changes: dict[str, Any], complaint: str
     ],
 )
 def test_line_that_no_message_could_carry_says_why(changes: dict[str, Any], complaint: str) -> None:
-    line = json.loads(line_of(indexed(stored().body))) | changes
+    line = json.loads(to_line(indexed(stored().body))) | changes
     with pytest.raises(InvalidLine, match=complaint):
         parse_line(json.dumps(line))
 
@@ -291,7 +291,7 @@ def test_a_letter_whose_properties_could_not_be_read_is_no_job_wherever_it_is() 
     letter = stored(properties="AAA=", message="they can't be read")
     assert letter.message is None
     with pytest.raises(InvalidRedrive, match="they can't be read: export it"):
-        changed(letter, Change(), REGISTRY)
-    again = parse_line(line_of(indexed(letter.body, **{PROPERTIES_HEADER: "AAA="})))
+        make_copy(letter, Change(), REGISTRY)
+    again = parse_line(to_line(indexed(letter.body, **{PROPERTIES_HEADER: "AAA="})))
     assert (again.message, again.certificate.properties) == (None, "AAA=")
     assert again.id.startswith("raw-")

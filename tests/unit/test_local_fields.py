@@ -10,7 +10,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.backfill.files import FileSource
 from switchyard.services.engine.backfill.sources import Item, Source
 from switchyard.services.engine.backfill.spec import BackfillSpec, Plan
-from switchyard.services.engine.dead.changes import Change, InvalidRedrive, changed
+from switchyard.services.engine.dead.changes import Change, InvalidRedrive, make_copy
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.stored import StoredLetter
 from switchyard.services.engine.jobs.context import JobContext
@@ -256,23 +256,23 @@ def test_a_redrive_from_outside_leaves_local_fields_as_they_are(
     change: Change, passes: bool
 ) -> None:
     dead = letter("everything", {"marked": "/a", "plain": "b"})
-    changed(dead, change, REGISTRY)
+    make_copy(dead, change, REGISTRY)
     if passes:
-        changed(dead, change, REGISTRY, remote=True)
+        make_copy(dead, change, REGISTRY, remote=True)
         return
     with pytest.raises(InvalidRedrive, match="can't be set from outside"):
-        changed(dead, change, REGISTRY, remote=True)
+        make_copy(dead, change, REGISTRY, remote=True)
 
 
 def test_another_type_does_not_make_a_harmless_field_a_path() -> None:
     dead = letter("noop", {"file": "/etc/passwd"})
     with pytest.raises(InvalidRedrive, match="file can't be set from outside"):
-        changed(dead, Change(to="hot.other"), REGISTRY, remote=True)
+        make_copy(dead, Change(to="hot.other"), REGISTRY, remote=True)
 
 
 def test_a_payload_that_was_not_valid_is_mended_from_outside() -> None:
     dead = letter("ingest_document", {"path": "/a", "filename": 7})
-    message, _ = changed(dead, Change(merge={"filename": "a"}), REGISTRY, remote=True)
+    message, _ = make_copy(dead, Change(merge={"filename": "a"}), REGISTRY, remote=True)
     assert message.payload == {"path": "/a", "filename": "a"}
 
 

@@ -18,7 +18,7 @@ from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.services.engine.dead.changes import (
     Change,
     InvalidRedrive,
-    changed,
+    make_copy,
     parse_assignment,
 )
 from switchyard.services.engine.dead.letters import LetterFilter
@@ -154,7 +154,7 @@ def test_copy_starts_a_new_generation() -> None:
     dead = letter(
         attempts=3, redrives=4, not_before=NOW, sent_on=7, queued_at=NOW, payload={"n": 1}
     )
-    message, routing_key = changed(dead, Change(), REGISTRY)
+    message, routing_key = make_copy(dead, Change(), REGISTRY)
     assert routing_key == "hot.noop"
     assert message.generation == (5, 0)
     assert message.metadata.not_before is None
@@ -168,21 +168,23 @@ def test_copy_starts_a_new_generation() -> None:
 
 def test_expiry_that_has_passed_is_lifted_and_one_to_come_is_kept() -> None:
     past, future = (datetime.now(UTC) + timedelta(hours=hours) for hours in (-1, 1))
-    message, _ = changed(letter(expires_at=past), Change(), REGISTRY)
+    message, _ = make_copy(letter(expires_at=past), Change(), REGISTRY)
     assert message.metadata.expires_at is None
-    message, _ = changed(letter(expires_at=future), Change(), REGISTRY)
+    message, _ = make_copy(letter(expires_at=future), Change(), REGISTRY)
     assert message.metadata.expires_at == future
 
 
 def test_values_are_set_where_the_path_says() -> None:
     values = {"payload.n": 9, "payload.new.deep": [1], "priority": 2}
-    message, _ = changed(letter(payload={"n": 1, "text": "kept"}), Change(values=values), REGISTRY)
+    message, _ = make_copy(
+        letter(payload={"n": 1, "text": "kept"}), Change(values=values), REGISTRY
+    )
     assert message.payload == {"n": 9, "text": "kept", "new": {"deep": [1]}}
     assert message.priority == 2
 
 
 def test_another_key_names_lane_and_type() -> None:
-    message, routing_key = changed(letter(), Change(to="backfill.gated"), REGISTRY)
+    message, routing_key = make_copy(letter(), Change(to="backfill.gated"), REGISTRY)
     assert (routing_key, message.job_type) == ("backfill.gated", "gated")
 
 
@@ -202,19 +204,19 @@ def test_another_key_names_lane_and_type() -> None:
 )
 def test_change_that_makes_no_valid_job_is_refused(change: Change, complaint: str) -> None:
     with pytest.raises(InvalidRedrive) as refusal:
-        changed(letter(payload={"n": 1}), change, REGISTRY)
+        make_copy(letter(payload={"n": 1}), change, REGISTRY)
     assert complaint in str(refusal.value)
 
 
 def test_refusal_does_not_show_the_payload() -> None:
     with pytest.raises(InvalidRedrive) as refusal:
-        changed(letter(payload={"n": "secret"}), Change(), REGISTRY)
+        make_copy(letter(payload={"n": "secret"}), Change(), REGISTRY)
     assert "secret" not in str(refusal.value)
 
 
 def test_malformed_letter_can_not_be_copied() -> None:
     with pytest.raises(InvalidRedrive, match="no job message"):
-        changed(letter(body=b"{}"), Change(), REGISTRY)
+        make_copy(letter(body=b"{}"), Change(), REGISTRY)
 
 
 @given(
@@ -233,7 +235,7 @@ def test_malformed_letter_can_not_be_copied() -> None:
 def test_copy_keeps_whatever_it_does_not_know(payload: dict[str, Any]) -> None:
     body = {"job_id": "j", "job_type": "noop", "payload": payload, "extra": payload}
     body["metadata"] = {"own": payload}
-    message, _ = changed(letter(body=json.dumps(body).encode()), Change(), REGISTRY)
+    message, _ = make_copy(letter(body=json.dumps(body).encode()), Change(), REGISTRY)
     sent = json.loads(message.encode())
     assert (sent["payload"], sent["extra"]) == (payload, payload)
     assert sent["metadata"]["own"] == payload

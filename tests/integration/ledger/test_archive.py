@@ -16,7 +16,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.archive.archiver import ArchiveFileDamaged, JobArchiver
 from switchyard.services.engine.archive.contents import forget_missing, read_contents, remove_old
-from switchyard.services.engine.archive.parquet import hiding_secrets
+from switchyard.services.engine.archive.parquet import make_secrets_hider
 from switchyard.services.engine.archive.query import (
     ArchiveRange,
     InvalidQuery,
@@ -73,7 +73,7 @@ class Archive:
             sql,
             self.ledger,
             self.storage,
-            hiding_secrets(self.registry),
+            make_secrets_hider(self.registry),
             archive_range=ArchiveRange(**wanted),
             limit=limit,
             timeout=timeout,

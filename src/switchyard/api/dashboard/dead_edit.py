@@ -20,8 +20,8 @@ from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.dead.changes import (
     InvalidRedrive,
-    changed,
-    merged,
+    make_copy,
+    merge_patch,
     payload_difference,
     why_no_job,
 )
@@ -58,7 +58,7 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
         return await _form(state, letter, stored, before, values=form)
     try:
         after = read_fields(_schema(state, stored), before, form)
-        changed(stored, _change_of(before, after).change(), state.registry, remote=True)
+        make_copy(stored, _change_of(before, after).change(), state.registry, remote=True)
     except (Problem, InvalidRedrive) as error:
         reason = str(error.detail if isinstance(error, Problem) else error)
         return await _form(state, letter, stored, before, values=form, trouble=reason)
@@ -87,7 +87,7 @@ async def retry(
     if not isinstance(after, dict):
         raise Problem("invalid", "the payload must be a JSON object")
     change = _change_of(before, after)
-    changed(stored, change.change(), state.registry, remote=True)
+    make_copy(stored, change.change(), state.registry, remote=True)
     order = NewRedrive(
         filter=LetterFilter(ids=frozenset({letter.id}), job_type=letter.job_type),
         change=change,
@@ -156,7 +156,7 @@ def _change_of(before: dict[str, Any], after: dict[str, Any]) -> LetterChange:
     """Return the change from `before` to `after`: a merge patch if that can say all of it, so that
     local-only fields stay as they are; else the whole payload."""
     patch = _patch(before, after)
-    if json.dumps(merged(before, patch), sort_keys=True) == json.dumps(after, sort_keys=True):
+    if json.dumps(merge_patch(before, patch), sort_keys=True) == json.dumps(after, sort_keys=True):
         return LetterChange(merge=patch)
     return LetterChange(payload=after)
 

@@ -21,7 +21,7 @@ from switchyard.api.models.dead import (
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.purge import PurgeProgress
 from switchyard.services.engine.jobs.secret_fields import hidden_message
-from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, settled
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, with_outcomes
 
 if TYPE_CHECKING:
     from switchyard.services.engine.jobs.registry import Registry
@@ -92,7 +92,7 @@ def view_redrive(operation: BulkOperation) -> RedriveView:
 
 async def view_settled_redrive(ledger: Ledger, operation: BulkOperation) -> RedriveView:
     """Show a redrive with what has become of its letters by now. Raises LedgerUnavailable."""
-    return view_redrive(await settled(ledger, operation))
+    return view_redrive(await with_outcomes(ledger, operation))
 
 
 def view_redrive_plan(spec: RedriveSpec, counts: RedriveCounts) -> RedrivePlan:

@@ -207,7 +207,7 @@ async def _query(
     timeout: float,
 ) -> QueryAnswer:
     from switchyard.services.common.files.storage import Storage
-    from switchyard.services.engine.archive.parquet import hiding_secrets
+    from switchyard.services.engine.archive.parquet import make_secrets_hider
     from switchyard.services.engine.archive.query import ArchiveRange, run_query
 
     registry = load_registry(settings, include)
@@ -224,7 +224,7 @@ async def _query(
             sql,
             ledger,
             Storage(settings.files_url),
-            hiding_secrets(registry),
+            make_secrets_hider(registry),
             archive_range=archive_range,
             limit=limit,
             timeout=timeout,

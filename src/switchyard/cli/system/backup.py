@@ -34,7 +34,7 @@ from switchyard.cli.system.topology import declared_topology
 
 if TYPE_CHECKING:
     from switchyard.services.engine.backup.archive import Manifest
-    from switchyard.services.engine.backup.reconciling import QueueDifferences, Reconciled
+    from switchyard.services.engine.backup.reconciling import QueueDifferences, ReconcileResult
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -182,7 +182,7 @@ def reconcile(
         async with open_ledger(settings, registry) as ledger:
             return await compare_queues(settings, ledger, queues)
 
-    async def work() -> Reconciled:
+    async def work() -> ReconcileResult:
         async with open_ledger(settings, registry) as ledger:
             return await put_right(settings, ledger, registry, differences)
 

@@ -20,7 +20,7 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.files.errors import NotStored, StorageError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.backfill.files import pieces_of
+from switchyard.services.engine.backfill.files import read_pieces
 from switchyard.services.engine.backfill.sources import (
     Cursor,
     Item,
@@ -73,7 +73,7 @@ async def raw_lines(
     """Yield the lines of a file, None instead of one that is longer than MAX_LINE_BYTES, each with
     the byte offset of the next line. Raises StorageError."""
     rest, next_offset, is_long = bytearray(), start, False
-    async with aclosing(pieces_of(storage, key, start=start)) as pieces:
+    async with aclosing(read_pieces(storage, key, start=start)) as pieces:
         async for piece in pieces:
             first, *others = piece.split(b"\n")
             rest += first

@@ -108,7 +108,7 @@ def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, 
     from switchyard.services.engine.dead.changes import (
         Change,
         InvalidRedrive,
-        changed,
+        make_copy,
         payload_difference,
         why_no_job,
     )
@@ -127,7 +127,7 @@ def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, 
             payload = json.loads(text)
             if not isinstance(payload, dict):
                 raise InvalidRedrive("the payload must be a JSON object")
-            changed(stored, Change(payload=payload), registry)
+            make_copy(stored, Change(payload=payload), registry)
         except ValueError as error:  # InvalidRedrive is one, too
             if yes or not confirm(f"{error}\nEdit it again?", default=True):
                 raise CommandFailed(f"not redriven: {error}") from error

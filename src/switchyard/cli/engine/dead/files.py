@@ -34,7 +34,7 @@ from switchyard.cli.engine.dead.options import (
 from switchyard.services.common.file_errors import unreadable
 
 if TYPE_CHECKING:
-    from switchyard.services.engine.dead.files import Imported
+    from switchyard.services.engine.dead.files import ImportResult
     from switchyard.services.engine.dead.stored import StoredLetter
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.records.requests import NewJob
@@ -67,7 +67,7 @@ def export(
     jobctl dead export --group ab12cd34 --out letters.jsonl
     ```
     """
-    from switchyard.services.engine.dead.files import exported
+    from switchyard.services.engine.dead.files import export_letters
     from switchyard.services.engine.dead.groups import require_group, with_full_ids
 
     which = with_ids(which, ids, everything=everything)
@@ -82,7 +82,7 @@ def export(
             await require_group(ledger, which)
             full_filter = await with_full_ids(ledger, which)
             letter_filter = full_filter.for_index(wanted_state, ledger.clock.now())
-            async for line in exported(ledger, letter_filter, limit=limit):
+            async for line in export_letters(ledger, letter_filter, limit=limit):
                 output.write(line + "\n")
                 count += 1
         return count
@@ -128,7 +128,7 @@ def import_(
     registry = load_registry(settings, include)
     quiet_logs()
 
-    async def work() -> Imported:
+    async def work() -> ImportResult:
         from switchyard.broker.publish.publisher import Publisher
 
         async with (
@@ -211,7 +211,7 @@ def replay(
     quiet_logs()
 
     async def work() -> Attempt:
-        from switchyard.services.engine.dead.changes import changed
+        from switchyard.services.engine.dead.changes import make_copy
         from switchyard.services.engine.dead.replay import replay as run_handler
         from switchyard.services.engine.dead.stored import stored_letter
 
@@ -220,7 +220,7 @@ def replay(
                 await bring_up_to_date(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)
             letter = await ledger.dead_letters.require_dead(full_id)
-        message, routing_key = changed(stored_letter(letter), change, registry)
+        message, routing_key = make_copy(stored_letter(letter), change, registry)
         return await run_handler(settings, registry, message, routing_key)
 
     attempt = run(work())

@@ -181,7 +181,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     Use it after the ledger was restored to an older copy while the broker kept its messages.
     Nothing is removed from jobs.dead. Letters that are no longer there are listed as dropped.
     """
-    from switchyard.services.engine.dead.indexing import Reindexed, reindex
+    from switchyard.services.engine.dead.indexing import ReindexResult, reindex
     from switchyard.services.engine.identity.broker import require_same_system
 
     quiet_logs()
@@ -189,7 +189,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     require_broker(settings)
     registry = load_registry(settings, include)
 
-    async def work() -> Reindexed:
+    async def work() -> ReindexResult:
         async with open_ledger(settings, registry) as ledger:
             await require_same_system(settings, ledger)
             return await reindex(settings, ledger, registry, announced_wait())

@@ -33,9 +33,9 @@ class RedriveDisplay(RecordDisplay):
         return (KIND,)
 
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
-        from switchyard.services.engine.redrive.spec import settled
+        from switchyard.services.engine.redrive.spec import with_outcomes
 
-        return await settled(ledger, operation)
+        return await with_outcomes(ledger, operation)
 
     def to_model(self, operation: BulkOperation) -> RedriveView:
         """Return a redrive as `--json` prints it."""

@@ -33,8 +33,8 @@ from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkHandler, BulkSession
 from switchyard.services.engine.dead.changes import (
     InvalidRedrive,
-    altered,
-    versioned,
+    apply_change,
+    check_version,
     with_secrets,
 )
 from switchyard.services.engine.identity.broker import guard
@@ -438,12 +438,12 @@ class RerunRun(ActionRun):
         routing_key = self.spec.change.to or record.routing_key
         job_type = routing_key.partition(".")[2]
         message = await asyncio.to_thread(  # a jq expression may take seconds
-            altered, before, before.encode(), self.spec.change, job_type
+            apply_change, before, before.encode(), self.spec.change, job_type
         )
         await find_type(self.registry, self.ledger, job_type)
         await find_type(self.registry, self.ledger, record.job_type)
         message = with_secrets(message, before, self.registry)
-        message = versioned(self.registry.described(job_type), before, message)
+        message = check_version(self.registry.described(job_type), before, message)
         return await self._jobs.prepared(
             JobRequest(
                 routing_key,

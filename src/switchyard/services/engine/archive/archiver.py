@@ -1,10 +1,10 @@
-"""Writes ended jobs into the archive, before they are removed from the ledger.
+"""Write ended jobs into the archive, before they are removed from the ledger.
 
     write the file ── register it in the ledger ── remove its jobs in small steps ── settle it
 
-Whatever is killed in between, no job is lost and none counts twice. A file that is not registered
-is nobody's: its jobs are all in the ledger. Of a registered file that is not settled, the jobs that
-are still in the ledger count there; the next process goes on removing them.
+After a crash at any step, no job is lost and none counts twice. An unregistered file counts
+nowhere: all its jobs are in the ledger. The jobs of a registered but unsettled file that are still
+in the ledger count there; the next process continues to remove them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from switchyard.services.common.files.storage import PART_BYTES, Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.archive.parquet import (
     JobTable,
-    hiding_secrets,
     load_duckdb,
+    make_secrets_hider,
     read_versions,
 )
 from switchyard.services.engine.identity.storage_identity import FILE_STORAGE, claim_places
@@ -43,11 +43,11 @@ MAX_FILE_JOBS = 10_000
 MAX_CONTENT_BYTES = 32 * 1024 * 1024
 """Bytes of payloads, results and errors after which a file is full, before compression."""
 MAX_FILE_BYTES = 4 * 1024**3
-SETTLED_AT_ONCE = 1000
-"""Jobs that are looked up in the ledger at once."""
+SETTLE_BATCH_SIZE = 1000
+"""Jobs that are looked up in the ledger by one query."""
 
 ReadJobs = Callable[[Sequence[str]], Awaitable[JobsToArchive]]
-"""Reads jobs from the ledger, in its turn."""
+"""Reads jobs from the ledger."""
 
 
 class ArchiveFileDamaged(StorageError, Misconfigured):
@@ -55,9 +55,9 @@ class ArchiveFileDamaged(StorageError, Misconfigured):
     do."""
 
     def __init__(self, file: ArchiveFile, *, missing: bool) -> None:
-        wrong = "is not in the storage" if missing else "is not what was written"
+        problem = "is not in the storage" if missing else "is not what was written"
         super().__init__(
-            f"file {file.number} of the archive, {file.key}, {wrong}: is JOBS_STORAGE_URL right? "
+            f"file {file.number} of the archive, {file.key}, {problem}: is JOBS_STORAGE_URL right? "
             "Put it back from a backup of the storage; if it is lost for good, remove what is left "
             "of it, and then `jobctl archive forget`"
         )
@@ -70,48 +70,48 @@ class JobArchiver:
         load_duckdb()
         self._settings = settings
         self._ledger = ledger
-        self._hide = hiding_secrets(registry)
+        self._hide = make_secrets_hider(registry)
         self._storage = Storage(settings.files_url)
         self._is_claimed = False
 
     async def write(
         self, job_ids: Sequence[str], read_jobs: ReadJobs, *, step: Callable[[], int]
     ) -> tuple[WrittenFile | None, int]:
-        """Write a file of these jobs, in their order, and register it; as many as fit into one, of
-        which `step` are read at a time. Returns also how many ids are done with. None where none is
-        there any more, or another process archives: those are left for later. Raises LedgerError,
-        StorageError."""
+        """Write a file with the first of these jobs, as many as fit into one, and register it;
+        `step()` jobs are read at a time. Returns the file, and how many of the ids were handled.
+        Instead of a file, returns None where none of the jobs exists any more, or another process
+        has registered a file meanwhile. Raises LedgerError, StorageError."""
         number = 1 + await self._ledger.archive.get_last_number()
         with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder:
             table = await asyncio.to_thread(JobTable, Path(folder), self._hide)
             try:
-                done = 0
+                handled = 0
                 while (
-                    done < len(job_ids)
+                    handled < len(job_ids)
                     and len(table.versions) < MAX_FILE_JOBS
                     and table.content_bytes < MAX_CONTENT_BYTES
                 ):
-                    batch = job_ids[done : done + step()]
+                    batch = job_ids[handled : handled + step()]
                     await asyncio.to_thread(table.add, await read_jobs(batch))
-                    done += len(batch)
+                    handled += len(batch)
                 if not table.versions:
-                    return None, done
+                    return None, handled
                 path = await asyncio.to_thread(table.write)
-                file = await self._put(number, path, table)
+                file = await self._store_file(number, path, table)
             finally:
                 await asyncio.to_thread(table.close)
         if await self._ledger.archive.register(file):
-            return WrittenFile(file, table.versions), done
+            return WrittenFile(file, table.versions), handled
         await self._storage.delete_async(file.key)
-        return None, done
+        return None, handled
 
-    async def _put(self, number: int, path: Path, table: JobTable) -> ArchiveFile:
+    async def _store_file(self, number: int, path: Path, table: JobTable) -> ArchiveFile:
         now = self._ledger.clock.time()
         day = datetime.fromtimestamp(now, UTC).date()
-        # By a name of its own: a process that was overtaken must not write into another's file.
+        # A unique name: a process that lost the race must not overwrite another's file.
         key = f"{ARCHIVE_FOLDER}/{day}/{number:08d}-{token_hex(4)}.parquet"
         received = await self._storage.put_stream_async(
-            key, _parts(path), max_bytes=MAX_FILE_BYTES, durable=True
+            key, _read_parts(path), max_bytes=MAX_FILE_BYTES, durable=True
         )
         creation_times = [version.created_us / 1e6 for version in table.versions.values()]
         return ArchiveFile(
@@ -127,7 +127,7 @@ class JobArchiver:
         )
 
     async def find_interrupted(self) -> WrittenFile | None:
-        """Return the file whose jobs another process has not removed to the end. Raises
+        """Return the unsettled file, whose jobs a process had begun to remove. Raises
         ArchiveFileDamaged, LedgerError, StorageError, WrongStorage."""
         if not self._is_claimed:
             if FILE_STORAGE in await claim_places(self._settings, self._ledger):
@@ -140,21 +140,23 @@ class JobArchiver:
             return WrittenFile(file, await asyncio.to_thread(read_versions, path))
 
     async def settle(self, written: WrittenFile) -> None:
-        """Note which of the jobs have stayed in the ledger: there they count. Raises
-        LedgerError."""
-        archive, left = self._ledger.archive, set[str]()
+        """Settle a file: record which of its jobs have stayed in the ledger, and count there.
+        Raises LedgerError."""
+        archive, remaining = self._ledger.archive, set[str]()
         ids = list(written.versions)
-        for start in range(0, len(ids), SETTLED_AT_ONCE):
-            batch = ids[start : start + SETTLED_AT_ONCE]
-            left |= await archive.find_remaining({each: written.versions[each] for each in batch})
+        for start in range(0, len(ids), SETTLE_BATCH_SIZE):
+            batch = ids[start : start + SETTLE_BATCH_SIZE]
+            remaining |= await archive.find_remaining(
+                {each: written.versions[each] for each in batch}
+            )
         await archive.settle(
-            written.file.number, {each: written.versions[each] for each in sorted(left)}
+            written.file.number, {each: written.versions[each] for each in sorted(remaining)}
         )
 
 
 @asynccontextmanager
 async def local_copy(storage: Storage, file: ArchiveFile) -> AsyncIterator[Path]:
-    """Give a file of the archive on this host, its content checked. Raises ArchiveFileDamaged,
+    """Yield the path of a checked temporary copy of a file. Raises ArchiveFileDamaged,
     StorageUnavailable."""
     with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder:
         path = Path(folder) / "jobs.parquet"
@@ -180,7 +182,7 @@ async def copy_file(storage: Storage, file: ArchiveFile, path: Path) -> None:
         raise ArchiveFileDamaged(file, missing=False)
 
 
-async def _parts(path: Path) -> AsyncIterator[bytes]:
+async def _read_parts(path: Path) -> AsyncIterator[bytes]:
     with path.open("rb") as source:
         while part := await asyncio.to_thread(source.read, PART_BYTES):
             yield part

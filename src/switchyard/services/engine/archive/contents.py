@@ -12,36 +12,35 @@ from switchyard.services.engine.records.archive import ARCHIVE_FOLDER, ArchiveFi
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """The archive as it is."""
+    """The files of the archive, in the ledger and in the storage."""
 
     files: tuple[ArchiveFile, ...]
     """Files that the ledger knows, oldest first."""
     missing: tuple[ArchiveFile, ...]
     """Known files that are not in the storage, or have another size there."""
     leftovers: tuple[StoredFile, ...]
-    """Files that the ledger does not know: a process ended before it had registered them, and their
-    jobs are in the ledger. Nobody reads them."""
+    """Files that the ledger does not know, as a process ended before it registered them. Their jobs
+    are in the ledger, and nothing reads them."""
 
 
 async def read_contents(ledger: Ledger, storage: Storage) -> ArchiveContents:
     """Compare ledger and storage. Raises LedgerError, StorageUnavailable."""
-    before = await ledger.archive.list_files()
+    known_before = await ledger.archive.list_files()
     stored = {each.key: each async for each in storage.list_async(ARCHIVE_FOLDER)}
     files = await ledger.archive.list_files()
     missing = [
         file
-        for file in before
+        for file in known_before
         if (found := stored.get(file.key)) is None or found.size != file.bytes
     ]
-    known = {file.key for file in files}
-    leftovers = [each for key, each in sorted(stored.items()) if key not in known]
+    known_keys = {file.key for file in files}
+    leftovers = [each for key, each in sorted(stored.items()) if key not in known_keys]
     return ArchiveContents(tuple(files), tuple(missing), tuple(leftovers))
 
 
 async def remove_old(ledger: Ledger, storage: Storage, age: float) -> tuple[ArchiveFile, ...]:
-    """Remove the files that were written more than `age` seconds ago, and return them; but for one
-    whose jobs are not yet removed from the ledger. Whatever is killed in between, the next call
-    goes on. Raises LedgerError, StorageUnavailable."""
+    """Remove the files that were written more than `age` seconds ago, except an unsettled one, and
+    return them. After a crash, the next call continues. Raises LedgerError, StorageUnavailable."""
     oldest = ledger.clock.time() - age
     old = [
         file
@@ -55,8 +54,8 @@ async def remove_old(ledger: Ledger, storage: Storage, age: float) -> tuple[Arch
 
 
 async def forget_missing(ledger: Ledger, storage: Storage) -> tuple[ArchiveFile, ...]:
-    """Delete what the ledger knows of files that are not in the storage, and return them. Raises
-    LedgerError, StorageUnavailable."""
+    """Delete the ledger's records of files that are missing from the storage, and return them.
+    Raises LedgerError, StorageUnavailable."""
     missing = [
         file
         for file in (await read_contents(ledger, storage)).missing

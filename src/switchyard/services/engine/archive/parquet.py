@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WRITER_MEMORY = "128MB"
 """Memory that DuckDB may use while it writes a file; beyond it, data goes to the disk."""
 
-_MOMENTS = (
+_TIME_COLUMNS = (
     *("created_at", "queued_at", "started_at", "finished_at", "updated_at"),
     *("run_at", "expires_at"),
 )
@@ -45,7 +45,7 @@ _JOB_COLUMNS: Mapping[str, str] = {
     "redrives": "INTEGER",
     "crashes": "INTEGER",
     "worker_id": "VARCHAR",
-    **dict.fromkeys(_MOMENTS, "TIMESTAMP"),
+    **dict.fromkeys(_TIME_COLUMNS, "TIMESTAMP"),
     "reason": "VARCHAR",
     "error_type": "VARCHAR",
     "error_message": "VARCHAR",
@@ -54,7 +54,7 @@ _JOB_COLUMNS: Mapping[str, str] = {
     "result": "VARCHAR",
 }
 """Columns of `jobs` in the ledger and in a file."""
-_TAGS = {"tags": "MAP(VARCHAR, VARCHAR)"}
+_TAG_COLUMN = {"tags": "MAP(VARCHAR, VARCHAR)"}
 _ATTEMPT_COLUMNS: Mapping[str, str] = {
     "redrive": "INTEGER",
     "attempt": "INTEGER",
@@ -65,12 +65,12 @@ _ATTEMPT_COLUMNS: Mapping[str, str] = {
     "error_type": "VARCHAR",
     "error_message": "VARCHAR",
 }
-_TRIED_COLUMNS = {"place": "BIGINT", "job_id": "VARCHAR", **_ATTEMPT_COLUMNS}
+_ATTEMPT_TABLE_COLUMNS = {"place": "BIGINT", "job_id": "VARCHAR", **_ATTEMPT_COLUMNS}
 """Columns of the table in which attempts are collected for a file."""
 ATTEMPT_LIST = "attempt_list"
 """The column of a file that has the attempts of a job."""
 NO_EXTENSIONS = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-"""DuckDB would fetch what it lacks from the network."""
+"""Options that keep DuckDB from downloading extensions."""
 
 
 def load_duckdb() -> None:
@@ -80,11 +80,12 @@ def load_duckdb() -> None:
 
 
 class JobTable:
-    """Collects the jobs for one file, in a database of their own on the disk. Threads wait for each
-    other: one whose caller was cancelled may still be at work."""
+    """Collects the jobs for one file in a temporary database on the disk. Methods of several
+    threads wait for each other: that of a cancelled caller may still run."""
 
     def __init__(self, folder: Path, hide: Callable[[str, str], str]) -> None:
-        """`hide` gives the payload of a job type, as JSON, as people may see it."""
+        """`hide` takes a job type and a payload, and returns the payload without its secrets; both
+        JSON."""
         with naming_extra():
             import duckdb
 
@@ -100,32 +101,32 @@ class JobTable:
                 **NO_EXTENSIONS,
             },
         )
-        self._create("job", {**_JOB_COLUMNS, **_TAGS})
-        self._create("attempt", _TRIED_COLUMNS)
+        self._create("job", {**_JOB_COLUMNS, **_TAG_COLUMN})
+        self._create("attempt", _ATTEMPT_TABLE_COLUMNS)
         self.versions: dict[str, JobVersion] = {}
         self.attempts = 0
         self.content_bytes = 0
         """Bytes of payloads, results, metadata and errors, before compression."""
 
-    def add(self, found: JobsToArchive) -> None:
+    def add(self, batch: JobsToArchive) -> None:
         """Add jobs, with their attempts."""
         with self._lock:
-            self._add(found)
+            self._add(batch)
 
-    def _add(self, found: JobsToArchive) -> None:
+    def _add(self, batch: JobsToArchive) -> None:
         jobs = [
-            {**row, "payload": self._hide(row["job_type"], row["payload"])} for row in found.jobs
+            {**row, "payload": self._hide(row["job_type"], row["payload"])} for row in batch.jobs
         ]
         columns = {name: [row[name] for row in jobs] for name in _JOB_COLUMNS}
-        names = [list(found.tags.get(row["id"], {})) for row in jobs]
-        values = [list(found.tags.get(row["id"], {}).values()) for row in jobs]
+        names = [list(batch.tags.get(row["id"], {})) for row in jobs]
+        values = [list(batch.tags.get(row["id"], {}).values()) for row in jobs]
         self._insert("job", _JOB_COLUMNS, columns, tags=(names, values))
-        tried: dict[str, list[Any]] = {
-            "place": [row["id"] for row in found.attempts],
-            "job_id": [row["job_id"] for row in found.attempts],
-            **{name: [row[name] for row in found.attempts] for name in _ATTEMPT_COLUMNS},
+        attempt_values: dict[str, list[Any]] = {
+            "place": [row["id"] for row in batch.attempts],
+            "job_id": [row["job_id"] for row in batch.attempts],
+            **{name: [row[name] for row in batch.attempts] for name in _ATTEMPT_COLUMNS},
         }
-        self._insert("attempt", _TRIED_COLUMNS, tried)
+        self._insert("attempt", _ATTEMPT_TABLE_COLUMNS, attempt_values)
         for row in jobs:
             self.versions[row["id"]] = JobVersion(
                 microseconds(row["created_at"]), microseconds(row["updated_at"])
@@ -133,7 +134,7 @@ class JobTable:
             self.content_bytes += sum(
                 len(row[name] or "") for name in ("payload", "result", "metadata", "error_message")
             )
-        self.attempts += len(found.attempts)
+        self.attempts += len(batch.attempts)
 
     def write(self) -> Path:
         """Write the file, oldest job first, and return its path."""
@@ -153,7 +154,7 @@ class JobTable:
         )
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         with self._lock:
             self._connection.close()
 
@@ -189,7 +190,7 @@ class JobTable:
 
 
 def read_versions(path: Path) -> dict[str, JobVersion]:
-    """Return which jobs are in a file, by id. Raises ExtraNotInstalled."""
+    """Return the versions of the jobs in a file, by id. Raises ExtraNotInstalled."""
     with naming_extra():
         import duckdb
 
@@ -202,8 +203,8 @@ def read_versions(path: Path) -> dict[str, JobVersion]:
 
 
 def parquet_source(paths: Iterable[Path], *, with_name: bool = False) -> str:
-    """Return a FROM item of these files; with the column `filename`, if that is wanted. An older
-    file may lack columns that newer ones have."""
+    """Return a FROM item of these files; `with_name` adds the column `filename`. An older file may
+    lack columns that newer ones have."""
     path_list = ", ".join(f"'{_quote(path)}'" for path in paths)
     name = ", filename = true" if with_name else ""
     return f"read_parquet([{path_list}], union_by_name = true{name})"
@@ -212,19 +213,20 @@ def parquet_source(paths: Iterable[Path], *, with_name: bool = False) -> str:
 def empty_source() -> str:
     """Return a FROM item without rows that has all columns of a file."""
     attempt = ", ".join(f"{name} {kind}" for name, kind in _ATTEMPT_COLUMNS.items())
-    kinds = {**_JOB_COLUMNS, **_TAGS, ATTEMPT_LIST: f"STRUCT({attempt})[]"}
+    kinds = {**_JOB_COLUMNS, **_TAG_COLUMN, ATTEMPT_LIST: f"STRUCT({attempt})[]"}
     column_list = ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in kinds.items())
     return f"(SELECT {column_list} WHERE false)"
 
 
-def hiding_secrets(registry: Registry) -> Callable[[str, str], str]:
-    """Return a function that gives the payload of a job type, as JSON, as people may see it."""
+def make_secrets_hider(registry: Registry) -> Callable[[str, str], str]:
+    """Return a function that takes a job type and a payload, and returns the payload without its
+    secrets; both JSON."""
 
     def hide(job_type: str, payload: str) -> str:
         if registry.secrets_of(job_type) is None:
             return payload
-        shown = registry.shown_payload(job_type, json.loads(payload))
-        return json.dumps(shown, ensure_ascii=True, separators=(",", ":"))
+        visible = registry.shown_payload(job_type, json.loads(payload))
+        return json.dumps(visible, ensure_ascii=True, separators=(",", ":"))
 
     return hide
 

@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 QUERY_MEMORY = "512MB"
-QUERY_ROOM = "8GB"
+QUERY_DISK = "8GB"
 """Size of temporary files, at most."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of all values of an answer together, as text."""
-READ_AT_ONCE = 100
+READ_BATCH_SIZE = 100
 """Jobs that are read from the ledger at once."""
-_FETCHED_AT_ONCE = 50
-_LIMITS = {
+_FETCH_BATCH_SIZE = 50
+_DATABASE_OPTIONS = {
     "memory_limit": QUERY_MEMORY,
-    "max_temp_directory_size": QUERY_ROOM,
+    "max_temp_directory_size": QUERY_DISK,
     "threads": "2",
     **NO_EXTENSIONS,
 }
 
 
 class InvalidQuery(InvalidInput):
-    """A query is no single SELECT, or DuckDB does not understand it; the text says what is
+    """A query is not a single SELECT, or DuckDB does not understand it; the text says what is
     wrong."""
 
 
 class QueryTooCostly(PermanentFailure):
-    """A query took too long or needed too much room; the text says what to do."""
+    """A query took too long, or needed too much memory or disk; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class QueryAnswer:
     rows: tuple[tuple[Any, ...], ...]
     """Values that JSON has; moments as ISO 8601 in UTC."""
     more: bool
-    """There are more rows than were asked for or fit into an answer."""
+    """Whether there are more rows than the limit, or than fit into an answer."""
 
 
 async def run_query(
@@ -92,16 +92,16 @@ async def run_query(
     limit: int,
     timeout: float,
 ) -> QueryAnswer:
-    """Run one SELECT over `jobs` and `attempts`, for at most `timeout` seconds. `hide` gives the
-    payload of a job type as people may see it. Raises InvalidQuery, QueryTooCostly,
-    ArchiveFileDamaged, ExtraNotInstalled, LedgerError, StorageError."""
+    """Run one SELECT over `jobs` and `attempts`, for at most `timeout` seconds. `hide`: see
+    `parquet.make_secrets_hider`. Raises InvalidQuery, QueryTooCostly, ArchiveFileDamaged,
+    ExtraNotInstalled, LedgerError, StorageError."""
     await asyncio.to_thread(load_duckdb)
     check_is_select(sql)
     with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder_name:
         folder = Path(folder_name)
-        # Before the list of files is read: what is archived meanwhile is in both, and counts once.
+        # Before the list of files is read: a job archived meanwhile is in both, and counted once.
         current = (
-            await _ledger_jobs(ledger, folder, hide, archive_range)
+            await _copy_ledger_jobs(ledger, folder, hide, archive_range)
             if archive_range.with_ledger
             else None
         )
@@ -110,18 +110,18 @@ async def run_query(
             for file in await ledger.archive.list_files()
             if file.oldest_at <= archive_range.until and file.newest_at >= archive_range.since
         ]
-        paths = [await _path_of(file, storage, folder) for file in files]
+        paths = [await _local_path(file, storage, folder) for file in files]
         hidden = [
             (str(path), job_id)
             for file, path in zip(files, paths, strict=True)
-            for job_id in await _in_ledger(file, path, ledger)
+            for job_id in await _ids_in_ledger(file, path, ledger)
         ]
         with _open_database(folder, paths, current, hidden, archive_range) as connection:
             return await _fetch(connection, sql, limit, timeout)
 
 
 def check_is_select(sql: str) -> None:
-    """Raises InvalidQuery for anything but one SELECT."""
+    """Raise InvalidQuery for anything but one SELECT."""
     import duckdb
 
     try:
@@ -132,7 +132,7 @@ def check_is_select(sql: str) -> None:
         raise InvalidQuery("a query of the archive is one SELECT over `jobs` and `attempts`")
 
 
-async def _ledger_jobs(
+async def _copy_ledger_jobs(
     ledger: Ledger, folder: Path, hide: Callable[[str, str], str], archive_range: ArchiveRange
 ) -> Path:
     table = await asyncio.to_thread(JobTable, folder, hide)
@@ -140,32 +140,35 @@ async def _ledger_jobs(
         after: tuple[float, str] | None = None
         while True:
             page = await ledger.archive.list_ids_between(
-                archive_range.since, min(archive_range.until, 1e15), after=after, limit=READ_AT_ONCE
+                archive_range.since,
+                min(archive_range.until, 1e15),
+                after=after,
+                limit=READ_BATCH_SIZE,
             )
             if page:
-                found = await ledger.archive.read_jobs([job_id for _, job_id in page])
-                await asyncio.to_thread(table.add, found)
-            if len(page) < READ_AT_ONCE:
+                batch = await ledger.archive.read_jobs([job_id for _, job_id in page])
+                await asyncio.to_thread(table.add, batch)
+            if len(page) < READ_BATCH_SIZE:
                 return await asyncio.to_thread(table.write)
             after = page[-1]
     finally:
         await asyncio.to_thread(table.close)
 
 
-async def _path_of(file: ArchiveFile, storage: Storage, folder: Path) -> Path:
-    """Return where a file lies on this host. One of an object store is copied."""
+async def _local_path(file: ArchiveFile, storage: Storage, folder: Path) -> Path:
+    """Return the path of a file on this host; a file in an object store is copied first."""
     if (directory := directory_of(storage.url)) is None:
         path = folder / f"{file.number}.parquet"
         await copy_file(storage, file, path)
         return path
-    found = await storage.stat_async(file.key)
-    if found is None or found.size != file.bytes:
-        raise ArchiveFileDamaged(file, missing=found is None)
+    stored = await storage.stat_async(file.key)
+    if stored is None or stored.size != file.bytes:
+        raise ArchiveFileDamaged(file, missing=stored is None)
     return directory / file.key
 
 
-async def _in_ledger(file: ArchiveFile, path: Path, ledger: Ledger) -> Iterable[str]:
-    """Return the jobs of a file that count in the ledger."""
+async def _ids_in_ledger(file: ArchiveFile, path: Path, ledger: Ledger) -> Iterable[str]:
+    """Return the ids of a file's jobs that are still in the ledger, and count there."""
     if file.settled_at is not None:
         return file.kept
     versions = await asyncio.to_thread(read_versions, path)
@@ -182,7 +185,9 @@ def _open_database(
     """Open a database that has the two tables and can read nothing else."""
     import duckdb
 
-    connection = duckdb.connect(config={**_LIMITS, "temp_directory": str(folder / "temporary")})
+    connection = duckdb.connect(
+        config={**_DATABASE_OPTIONS, "temp_directory": str(folder / "temporary")}
+    )
     connection.execute("CREATE TABLE hidden (path VARCHAR, id VARCHAR)")
     if hidden:
         connection.execute(
@@ -191,15 +196,17 @@ def _open_database(
         )
     parts = [f"SELECT *, true AS archived FROM {empty_source()}"]
     if paths:
-        once = "NOT EXISTS (FROM hidden WHERE hidden.path = job.filename AND hidden.id = job.id)"
+        is_counted = (
+            "NOT EXISTS (FROM hidden WHERE hidden.path = job.filename AND hidden.id = job.id)"
+        )
         if current is not None:
-            once += (
+            is_counted += (
                 f" AND NOT EXISTS (FROM {parquet_source([current])} AS mine "
                 "WHERE mine.id = job.id AND mine.created_at = job.created_at)"
             )
         parts.append(
             "SELECT * EXCLUDE (filename), true AS archived "
-            f"FROM {parquet_source(paths, with_name=True)} AS job WHERE {once}"
+            f"FROM {parquet_source(paths, with_name=True)} AS job WHERE {is_counted}"
         )
     if current is not None:
         parts.append(f"SELECT *, false AS archived FROM {parquet_source([current])}")
@@ -227,26 +234,26 @@ async def _fetch(
 ) -> QueryAnswer:
     import duckdb
 
-    work = asyncio.create_task(asyncio.to_thread(_fetch_answer, connection, sql, limit))
+    task = asyncio.create_task(asyncio.to_thread(_fetch_answer, connection, sql, limit))
     try:
-        done, _ = await asyncio.wait((work,), timeout=timeout)
-        if not done:
+        finished, _ = await asyncio.wait((task,), timeout=timeout)
+        if not finished:
             raise QueryTooCostly(
                 f"the query took more than {timeout:g} s: ask for less time with --since and "
                 "--until, or raise --timeout"
             )
-        return work.result()
+        return task.result()
     except duckdb.OutOfMemoryException as error:
         raise QueryTooCostly(
-            f"the query needs more than {QUERY_MEMORY} of memory, or {QUERY_ROOM} of temporary "
+            f"the query needs more than {QUERY_MEMORY} of memory, or {QUERY_DISK} of temporary "
             "files: ask for less time with --since and --until, or for fewer columns"
         ) from error
     except duckdb.Error as error:
         raise InvalidQuery(f"DuckDB can't run this query: {_first_lines(error)}") from error
     finally:
-        while not work.done():
+        while not task.done():
             connection.interrupt()
-            await asyncio.wait((work,), timeout=0.1)
+            await asyncio.wait((task,), timeout=0.1)
 
 
 def _fetch_answer(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryAnswer:
@@ -261,16 +268,16 @@ def _fetch_answer(connection: DuckDBPyConnection, sql: str, limit: int) -> Query
     rows: list[tuple[Any, ...]] = []
     size = 0
     while len(rows) <= limit and size <= MAX_ANSWER_BYTES:
-        batch = answer.fetchmany(min(_FETCHED_AT_ONCE, limit + 1 - len(rows)))
+        batch = answer.fetchmany(min(_FETCH_BATCH_SIZE, limit + 1 - len(rows)))
         if not batch:
             return QueryAnswer(tuple(names), tuple(rows), more=False)
-        rows += [tuple(map(_plain, row)) for row in batch]
+        rows += [tuple(map(_to_json_value, row)) for row in batch]
         size += sum(len(str(value)) for row in batch for value in row)
     return QueryAnswer(tuple(names), tuple(rows[:limit]), more=True)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+def _to_json_value(value: Any) -> Any:
+    """Return a value as one that JSON can express."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -285,9 +292,9 @@ def _plain(value: Any) -> Any:
         case Decimal():
             return int(value) if value == value.to_integral_value() else float(value)
         case dict():
-            return {str(key): _plain(each) for key, each in value.items()}
+            return {str(key): _to_json_value(each) for key, each in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_to_json_value(each) for each in value]
         case bytes():
             return value.hex()
         case _:

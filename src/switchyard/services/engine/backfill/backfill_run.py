@@ -1,8 +1,8 @@
 """Run a backfill: read items, publish their jobs, record the progress, wait for the jobs' end.
 
-A batch is recorded, published and confirmed before the cursor passes it, and a job's id follows
-from its item. So a crash at any moment repeats at most the batches under way, and the repeat finds
-its jobs recorded.
+A batch is recorded, published and confirmed before the cursor passes it, and a job's id is derived
+from its item. So after a crash, at most the open batches are repeated, and their jobs are found
+recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.costs import find_short_budget
-from switchyard.services.engine.backfill.counts import NOTES, Counts
+from switchyard.services.engine.backfill.counts import MAX_NOTES, Counts
 from switchyard.services.engine.backfill.gate import Gate
 from switchyard.services.engine.backfill.queue_quota import QueueQuota, Target, queue_quota
 from switchyard.services.engine.backfill.reader import ReadAhead
@@ -40,17 +40,18 @@ from switchyard.services.engine.records.states import FINISHED, State
 
 BATCH = 500
 """Jobs that are recorded and published together."""
-IN_FLIGHT = 3
+MAX_BATCHES = 3
 """Batches under way at once."""
-WINDOW = 2_000
+READ_AHEAD_ITEMS = 2_000
 """Items that are read ahead."""
 CLOSED_PAUSE = 0.1
 """Seconds between checks whether the gate is open; the gate reads depths less often."""
 REFUSED_PAUSE = 0.5
 """Seconds until jobs that a full lane refused are published again."""
 SAMPLE_INTERVAL = 5.0
+"""Seconds between samples of the progress, at least."""
 SAMPLE_SHARE = 0.05
-"""Share of the time that counting the jobs' states may take: a million jobs take seconds."""
+"""Fraction of the time that counting the jobs' states may take: a million jobs take seconds."""
 DRAIN_PAUSE = 1.0
 """Seconds between checks whether all jobs have ended."""
 PAST_END = "its end date came before the end of the source"
@@ -93,7 +94,7 @@ class BackfillRun:
         self._plan = plan
         self._source = source
         self._counts = Counts.from_json(session.operation.counts)
-        self._under_way: deque[_Batch] = deque()
+        self._open_batches: deque[_Batch] = deque()
         self._next_sample = float("-inf")
         queue = queue_name(plan.spec.lane, plan.job_type.worker)
         self._gate = Gate(
@@ -109,25 +110,26 @@ class BackfillRun:
         )
 
     async def run(self) -> None:
+        """Publish the rest of the source, and wait for the end of all jobs."""
         note = None
         if not self._counts.exhausted:
             if self._plan.then is not None:
                 await self._ledger.joins.record_joined([self._plan.then])
             note = await self._publish_all()
-            own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
-            self._counts.conclude(sum(own.values()))
+            own_counts, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
+            self._counts.conclude(sum(own_counts.values()))
             await self._session.checkpoint(counts=self._counts.to_json())
         await self._release()
         await self._drain(note)
 
     async def _release(self) -> None:
-        """Release the job that follows: no more jobs will come, so it waits for no more than
-        these."""
+        """Seal the join of the job that follows, as no more jobs are added; publish it if all have
+        ended."""
         if self._plan.then is None:
             return
         ledger, then_id = self._ledger, self._plan.then.message.job_id
         if await ledger.joins.seal(then_id, ledger.clock.time()):
-            # All had ended before. If the publish fails here, the scheduler repeats it.
+            # All jobs had ended already. If this publish fails, the scheduler repeats it.
             then = await ledger.job_reads.get(then_id)
             await publish_recorded(self._publisher, ledger, [then] if then else [])
 
@@ -136,51 +138,53 @@ class BackfillRun:
     async def _publish_all(self) -> str | None:
         """Publish what is left of the source; return a note if it stops before the source's end."""
         items = self._source.items(self._session.operation.cursor)
-        async with ReadAhead(items, WINDOW) as reader:
+        async with ReadAhead(items, READ_AHEAD_ITEMS) as reader:
             try:
                 while True:
                     if self._is_past_end():
                         return PAST_END
-                    room = await self._room()
-                    if room > 0:
-                        room = await self._session.take_slots(room, until=self._until)
-                    if room == 0:
+                    allowed = await self._allowance()
+                    if allowed > 0:
+                        allowed = await self._session.take_slots(allowed, until=self._end_time)
+                    if allowed == 0:
                         continue
                     if reader.is_empty:
                         await self._settle_all()
-                    batch = await self._session.run_until_ended(reader.take(room))
+                    batch = await self._session.run_until_ended(reader.take(allowed))
                     self._session.check()
                     if not batch:
                         return None
                     async with self._gate.turn(self._session):
                         if self._is_past_end():
                             return PAST_END
-                        self._launch(batch)
+                        self._start_batch(batch)
                         if len(batch) < BATCH:
-                            # Only this belongs to the turn; the rest does not keep others waiting.
-                            await asyncio.wait([each.publishing for each in self._under_way])
+                            # Only small batches: awaiting a large one would block others.
+                            await asyncio.wait([each.publishing for each in self._open_batches])
                     if len(batch) < BATCH:
                         await self._settle_all()  # nothing is gained by overlap: show exact counts
-                    elif len(self._under_way) >= IN_FLIGHT:
+                    elif len(self._open_batches) >= MAX_BATCHES:
                         await self._settle_oldest()
             finally:
                 await self._settle_rest()
 
-    async def _room(self) -> int:
-        """Return the number of jobs that may be published now; 0, after a pause, when there is no
-        room."""
-        under_way = sum(each.published for each in self._under_way if not each.publishing.done())
-        room = await self._gate.allowance(BATCH, self._session.operation.max_open, under_way)
+    async def _allowance(self) -> int:
+        """Return the number of jobs that may be published now. If that is 0, wait CLOSED_PAUSE
+        seconds before."""
+        unconfirmed = sum(
+            each.published for each in self._open_batches if not each.publishing.done()
+        )
+        allowed = await self._gate.allowance(BATCH, self._session.operation.max_open, unconfirmed)
         await self._session.move(BulkState.RUNNING, self._gate.why)
-        if room == 0:
+        if allowed == 0:
             await self._settle_all()
             if self._is_sample_due:
                 await self._sample()
                 await self._session.save_progress(counts=self._counts.to_json())
             await self._session.sleep(CLOSED_PAUSE)
-        return room
+        return allowed
 
-    def _launch(self, items: Sequence[Item | Unusable]) -> None:
+    def _start_batch(self, items: Sequence[Item | Unusable]) -> None:
         jobs: list[NewJob] = []
         skipped: list[str] = []
         for item in items:
@@ -189,15 +193,15 @@ class BackfillRun:
                 skipped.append(job)
             else:
                 jobs.append(job)
-        self._gate.let_through(len(jobs))
+        self._gate.count_published(len(jobs))
         publishing = asyncio.create_task(
             self._publish(jobs, skipped), name=f"batch of {self._session.id}"
         )
-        self._under_way.append(_Batch(items, publishing, len(jobs), skipped))
+        self._open_batches.append(_Batch(items, publishing, len(jobs), skipped))
 
     async def _publish(self, jobs: Sequence[NewJob], skipped: list[str]) -> None:
-        """Publish until the broker has taken all jobs, but for those that it never takes: those are
-        skipped, as items that make no valid job are."""
+        """Publish until the broker has taken all jobs. A job that it can never take is skipped,
+        like an item that makes no valid job."""
         while jobs:
             outcomes = await self._jobs.publish_prepared(jobs)
             refused: list[NewJob] = []
@@ -212,39 +216,39 @@ class BackfillRun:
                     raise outcome
             jobs = refused
             if jobs:
-                self._gate.note_refusal()
+                self._gate.measure_again()
                 await self._session.sleep(REFUSED_PAUSE)
 
     async def _settle_oldest(self) -> None:
-        await self._settle(self._under_way[0])
+        await self._settle(self._open_batches[0])
         self._session.check()
 
     async def _settle_all(self) -> None:
-        while self._under_way:
+        while self._open_batches:
             await self._settle_oldest()
 
     async def _settle_rest(self) -> None:
         """Wait for the batches under way and record their results, up to the first batch that is
         not done."""
         try:
-            while self._under_way:
-                await self._settle(self._under_way[0])
+            while self._open_batches:
+                await self._settle(self._open_batches[0])
         finally:
-            left = [batch.publishing for batch in self._under_way]
-            for task in left:
+            unfinished = [batch.publishing for batch in self._open_batches]
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            self._under_way.clear()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+            self._open_batches.clear()
 
     async def _settle(self, batch: _Batch) -> None:
         """Wait for the batch, and let the cursor pass it."""
         await batch.publishing
-        self._under_way.popleft()
+        self._open_batches.popleft()
         counts = self._counts
         counts.read += len(batch.items)
         counts.published += len(batch.items) - len(batch.skipped)
         counts.skipped += len(batch.skipped)
-        counts.notes += batch.skipped[: NOTES - len(counts.notes)]
+        counts.notes += batch.skipped[: MAX_NOTES - len(counts.notes)]
         if self._is_sample_due:
             await self._sample()
         await self._session.save_progress(cursor=batch.cursor, counts=counts.to_json())
@@ -254,16 +258,16 @@ class BackfillRun:
         return time.monotonic() >= self._next_sample
 
     @property
-    def _until(self) -> float | None:
+    def _end_time(self) -> float | None:
         until = self._plan.spec.until
         return None if until is None else until.timestamp()
 
     def _is_past_end(self) -> bool:
-        return self._until is not None and self._ledger.clock.time() >= self._until
+        return self._end_time is not None and self._ledger.clock.time() >= self._end_time
 
     async def _share(self, target: Target) -> QueueQuota | None:
         spec = self._plan.spec
-        # As the record has it by now: somebody may have changed it.
+        # From the latest record: an operator may have changed it.
         weight = self._session.operation.spec.get(WEIGHT, spec.weight)
         return await queue_quota(
             self._ledger,
@@ -275,8 +279,8 @@ class BackfillRun:
         )
 
     async def _hindrance(self) -> str | None:
-        """Return the pause, or the budget, that more jobs would only wait for; None where there is
-        none."""
+        """Return a text of the pause or the budget that keeps more jobs from running; None where
+        there is none."""
         spec, job_type = self._plan.spec, self._plan.job_type
         pauses = await self._ledger.pauses.active()
         pause = pauses.holding(spec.lane, job_type.worker, job_type.name, self._plan.source.name)
@@ -286,10 +290,10 @@ class BackfillRun:
             self._settings, self._ledger, self._session.id, asks_models=self._plan.asks_models
         )
 
-    # --- what became of the jobs ------------------------------------------------------------
+    # --- outcomes of the jobs ------------------------------------------------------------
 
     async def _drain(self, note: str | None) -> None:
-        """Wait until all its jobs have ended, and those that followed from them."""
+        """Wait until all its jobs have ended, and the jobs that followed from them."""
         while True:
             is_done = await self._count_open(1) == 0
             if is_done or self._is_sample_due:
@@ -304,17 +308,17 @@ class BackfillRun:
     async def _sample(self) -> None:
         """Add a sample of the progress, and announce it."""
         began = time.monotonic()
-        own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
+        own_counts, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
         ended_at = time.monotonic()
         self._next_sample = ended_at + max(SAMPLE_INTERVAL, (ended_at - began) / SAMPLE_SHARE)
-        finished = sum(own.get(state, 0) for state in FINISHED)
+        finished = sum(own_counts.get(state, 0) for state in FINISHED)
         self._counts.add_sample(finished, self._ledger.clock.time())
-        self._announce(own)
+        self._announce(own_counts)
 
     async def _count_open(self, at_most: int) -> int:
         return await self._ledger.bulk_jobs.count_open_bulk_jobs(self._session.id, at_most=at_most)
 
-    def _announce(self, own: Mapping[State, int]) -> None:
+    def _announce(self, own_counts: Mapping[State, int]) -> None:
         """Publish a progress event; best effort, as all events."""
         body = {
             "event": "progress",
@@ -325,7 +329,7 @@ class BackfillRun:
             "total": self._counts.total,
             "published": self._counts.published,
             "skipped": self._counts.skipped,
-            "jobs": {state.value: number for state, number in own.items()},
+            "jobs": {state.value: number for state, number in own_counts.items()},
         }
         event = Envelope(body=to_json(body), message_id=self._session.id, type="progress")
         routing_key = f"progress.{self._plan.spec.lane}.{KIND}"

@@ -7,8 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-NOTES = 50
-SAMPLES = 60
+MAX_NOTES = 50
+"""Reasons for skipped items that are kept."""
+MAX_SAMPLES = 60
+"""Samples of the progress that are kept."""
 
 
 class ProgressPoint(BaseModel):
@@ -56,6 +58,6 @@ class Counts(BaseModel):
         """Keep a sample of now, by the ledger's clock: the next one may be another host's. The
         older ones get thinner, so that there are never many."""
         self.samples.append(ProgressPoint(at=now, published=self.published, finished=finished))
-        if len(self.samples) > SAMPLES:
+        if len(self.samples) > MAX_SAMPLES:
             half = len(self.samples) // 2
             self.samples = self.samples[:half:2] + self.samples[half:]

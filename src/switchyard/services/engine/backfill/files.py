@@ -1,4 +1,4 @@
-"""A file as a source: an item for each line of text, each row of CSV, each line of JSON."""
+"""Read a file as a source: each line of text, row of CSV or line of JSON is an item."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from switchyard.services.engine.backfill.sources import (
 )
 
 MAX_INPUT_BYTES = 10 * 1024**3
-TURN = 500
-"""Records between two turns of everything else in the event loop."""
+RECORDS_PER_TURN = 500
+"""Records after which other tasks of the event loop get a turn."""
 MAX_RECORD_BYTES = 1024 * 1024
 """Bytes of one line, or of one row of CSV with its line breaks, at most."""
 PIECE_BYTES = 16 * 1024
-"""Bytes of a file after which the event loop is let run: the file may consist of line ends, and a
-megabyte of them takes half a second."""
+"""Bytes of a file after which other tasks get a turn: a file of line ends takes half a second for
+each megabyte."""
 INPUT_PREFIX = "backfills"
 
 
 def format_of(name: str) -> FileFormat:
-    """Return the format that a file's name tells."""
+    """Return the format for the extension of a file's name."""
     if name.endswith((".jsonl", ".ndjson")):
         return FileFormat.JSONL
     return FileFormat.CSV if name.endswith(".csv") else FileFormat.LINES
@@ -52,10 +52,10 @@ async def store_input(
     file_format: FileFormat,
     charset: Callable[[], Charset | None] = lambda: None,
 ) -> str:
-    """Keep a file for backfills, in UTF-8: by its byte order mark, else by the charset that its
-    sender declares, known with its first part. Returns its key.
+    """Store a file for backfills, converted to UTF-8 by its byte order mark, or else from the
+    charset that the sender declares (`charset` is called after the first part). Returns its key.
 
-    Raises InvalidBackfill, FileTooLarge, and whatever `parts` raises: nothing is kept then.
+    Raises InvalidBackfill, FileTooLarge, and the errors of `parts`; then nothing is stored.
     """
     key = f"{INPUT_PREFIX}/{secrets.token_hex(8)}.{file_format}"
     text = as_utf8(parts, lambda head: bom_or_utf16_charset(head) or charset())
@@ -68,8 +68,8 @@ async def store_input(
     return key
 
 
-async def pieces_of(storage: Storage, key: str, *, start: int) -> AsyncGenerator[bytes, None]:
-    """Yield a file in pieces of PIECE_BYTES, from a place on. Raises StorageError."""
+async def read_pieces(storage: Storage, key: str, *, start: int) -> AsyncGenerator[bytes, None]:
+    """Yield a file in pieces of PIECE_BYTES, from the byte `start` on. Raises StorageError."""
     async with aclosing(storage.stream_async(key, start=start)) as parts:  # type: ignore[type-var]
         async for part in parts:
             for at in range(0, len(part), PIECE_BYTES):
@@ -90,7 +90,7 @@ class FileOptions(BaseModel):
 
 
 class FileSource(Source):
-    """Items of a file in the storage. The cursor is the place in it: `byte` and `line`."""
+    """Items of a file in the storage. The cursor is the position in it: `byte` and `line`."""
 
     name: ClassVar[str] = "file"
     Options = FileOptions
@@ -110,24 +110,24 @@ class FileSource(Source):
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         offset, line = (cursor["byte"], cursor["line"]) if cursor else (0, 0)
         header = await self._header() if self.options.format is FileFormat.CSV else []
-        header_comes = bool(header) and cursor is None
+        must_skip_header = bool(header) and cursor is None
         async for record, end in self._records(offset):
             line += 1
             if not record.strip():
                 continue
-            if header_comes:
-                header_comes = False
+            if must_skip_header:
+                must_skip_header = False
                 continue
-            place = {"byte": end, "line": line}
+            position = {"byte": end, "line": line}
             try:
                 values = self._parse(record, header)
             except ValueError as error:
-                yield Unusable(f"line {line}", str(error), place)
+                yield Unusable(f"line {line}", str(error), position)
             else:
-                yield Item(str(line), values, place)
+                yield Item(str(line), values, position)
 
     def _parse(self, record: bytes, header: list[str]) -> dict[str, Any]:
-        """Raises ValueError, saying what is wrong with the record."""
+        """Return the values of a record. Raises ValueError with the reason if it is invalid."""
         if len(record) > MAX_RECORD_BYTES:
             hint = ": is a quote not closed?" if self.options.format is FileFormat.CSV else ""
             raise ValueError(f"longer than {MAX_RECORD_BYTES:,} bytes{hint}")
@@ -151,7 +151,7 @@ class FileSource(Source):
                 continue
             try:
                 text = UTF_8.decode(record, "strict")
-                names = [name.strip() for name in _cells(text)]
+                names = [name.strip() for name in _split_row(text)]
             except (UnicodeDecodeError, csv.Error) as error:
                 raise SourceFailed(
                     f"the first row of {self.title} can't be read: {error}"
@@ -162,25 +162,28 @@ class FileSource(Source):
         return []
 
     async def _records(self, offset: int) -> AsyncIterator[tuple[bytes, int]]:
-        """Yield records with the place after each. A row of CSV goes on where a quote is open."""
-        quotes = self.options.format is FileFormat.CSV
-        rest = bytearray()
+        """Yield each record with the byte offset of its end. While a quote is open, a row of CSV
+        continues on the next line."""
+        is_csv = self.options.format is FileFormat.CSV
+        unfinished_line = bytearray()
         row = _Row()
         try:
-            async for piece in pieces_of(self.context.storage, self.options.key, start=offset):
+            async for piece in read_pieces(self.context.storage, self.options.key, start=offset):
                 first, *others = piece.split(b"\n")
-                rest += first
-                if len(rest) > 64 * MAX_RECORD_BYTES:
-                    raise SourceFailed(f"{self.title} has a line of {len(rest):,} bytes and more")
+                unfinished_line += first
+                if len(unfinished_line) > 64 * MAX_RECORD_BYTES:
+                    raise SourceFailed(
+                        f"{self.title} has a line of {len(unfinished_line):,} bytes and more"
+                    )
                 if not others:
                     continue
-                lines = [bytes(rest), *others]
-                rest = bytearray(lines.pop())
+                lines = [bytes(unfinished_line), *others]
+                unfinished_line = bytearray(lines.pop())
                 for number, line in enumerate(lines, 1):
-                    if number % TURN == 0:
+                    if number % RECORDS_PER_TURN == 0:
                         await asyncio.sleep(0)
                     offset += len(line) + 1
-                    if not quotes:
+                    if not is_csv:
                         yield line, offset
                     elif row.ends_with(line + b"\n"):
                         yield row.take(), offset
@@ -188,8 +191,8 @@ class FileSource(Source):
             raise SourceFailed(str(error)) from error
         except (StorageError, OSError) as error:
             raise SourceUnreachable(f"the storage does not answer: {error}") from error
-        if last := row.take() + rest:
-            yield last, offset + len(rest)
+        if last := row.take() + unfinished_line:
+            yield last, offset + len(unfinished_line)
 
 
 class _Row:
@@ -201,7 +204,7 @@ class _Row:
         self._is_open = False
 
     def ends_with(self, line: bytes) -> bool:
-        """Add a line; whether the row is whole now, or longer than any may be."""
+        """Add a line; return whether the row is complete now, or longer than MAX_RECORD_BYTES."""
         self._lines.append(line)
         self._size += len(line)
         self._is_open ^= line.count(b'"') % 2 == 1
@@ -214,14 +217,14 @@ class _Row:
         return row
 
 
-def _cells(text: str) -> list[str]:
+def _split_row(text: str) -> list[str]:
     csv.field_size_limit(MAX_RECORD_BYTES)
     return next(csv.reader(text.splitlines(keepends=True)), [])
 
 
 def _parse_row(text: str, header: list[str]) -> dict[str, Any]:
     try:
-        row = _cells(text)
+        row = _split_row(text)
     except csv.Error as error:
         raise ValueError(f"not CSV: {error}") from error
     if len(row) != len(header):

@@ -7,8 +7,8 @@ class FileFormat(StrEnum):
     """Format of a file."""
 
     JSONL = "jsonl"
-    """A JSON value a line; the fields of an object by their names, another value as `item`."""
+    """A JSON value on each line. An object has its fields as values; any other value is `item`."""
     CSV = "csv"
     """The first row names the fields."""
     LINES = "lines"
-    """Each line is `item`."""
+    """Each line is the value `item`."""

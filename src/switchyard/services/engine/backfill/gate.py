@@ -1,4 +1,5 @@
-"""Limit how much a backfill may publish now: it fills its queues no more than workers need."""
+"""Limit how much a backfill may publish now, so that it fills its queues no more than workers
+need."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from switchyard.services.engine.monitoring.lane_pressure import LanePressure, Qu
 HOT_BACKLOG = 20
 """Number of waiting hot jobs above which backfills slow down."""
 SLOW_BATCH = 10
+"""Jobs of one batch while hot jobs wait."""
 MAX_QUEUE_FILL = 0.75
 """Fraction of a queue's limit beyond which no backfill may publish, whatever its share."""
 SLOW_PAUSE = 0.2
@@ -27,9 +29,9 @@ DEPTHS_TTL = 0.5
 
 class Gate:
     """Closes when one of the lane's queues holds `high` messages, or when `max_open` jobs of the
-    backfill are not finished; opens again at `low`. Jobs let through since the last measurement,
-    and jobs under way then, are counted as if all still waited: no queue gets more than `high` from
-    here."""
+    backfill are not finished; opens again at `low`. Jobs published since the last measurement, and
+    those not confirmed then, count as if all still waited. So this backfill never fills a queue
+    above `high`."""
 
     def __init__(
         self,
@@ -48,20 +50,20 @@ class Gate:
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
         self._find_hindrance = hindrance
-        """Returns a text of what the backfill's jobs would wait for in any case; None where
-        nothing."""
+        """Returns a text of what keeps the backfill's jobs from running; None where nothing
+        does."""
         self._share = share
-        self._part = 1.0
-        """Fraction of the space between the watermarks that this backfill may use; less than 1
-        while other backfills use the queue, too."""
+        self._fraction = 1.0
+        """Fraction of the queue that this backfill may use; less than 1 while other backfills use
+        it, too."""
         self._lane = lane
         self._queue = queue
         self._low = low
         self._high = high
-        self._looked_at = self._taken_at = float("-inf")
+        self._measured_at = self._snapshot_at = float("-inf")
         self._slow_until = 0.0
         self._counted_at = float("-inf")
-        self._limit = self._depth = self._let_through = self._unsure = self._open_jobs = 0
+        self._limit = self._depth = self._published = self._unconfirmed = self._open_jobs = 0
         self._scale = 1.0
         """Factor from the fullest queue's own depth to the scale of the watermarks."""
         self._is_closed = False
@@ -71,28 +73,29 @@ class Gate:
         self.why: str | None = None
         """Text of what the gate waits for; None while it is open."""
 
-    def note_refusal(self) -> None:
-        """Measure again at the next call: the broker has refused a job, so others publish, too."""
-        self._looked_at = float("-inf")
+    def measure_again(self) -> None:
+        """Measure again at the next call, after the broker has refused a job: others publish,
+        too."""
+        self._measured_at = float("-inf")
 
-    def let_through(self, number: int) -> None:
+    def count_published(self, number: int) -> None:
         """Count jobs that are published now."""
-        self._let_through += number
+        self._published += number
         self._open_jobs += number
 
-    async def allowance(self, count: int, max_open: int | None, under_way: int = 0) -> int:
+    async def allowance(self, count: int, max_open: int | None, unconfirmed: int = 0) -> int:
         """Return how many jobs may be published now, 0 to `count`; report those that are published
-        with `let_through`. `under_way` earlier ones may not have reached the broker yet.
+        with `count_published`. `unconfirmed` earlier ones may not have reached the broker yet.
 
         Raises InvalidBackfill when the lane has no such queue, BrokerUnavailable,
         LedgerUnavailable.
         """
         now = time.monotonic()
-        if now - self._looked_at >= DEPTHS_TTL:
-            await self._measure(under_way)
+        if now - self._measured_at >= DEPTHS_TTL:
+            await self._measure(unconfirmed)
         low, high = self._watermarks
-        depth = self._depth + self._let_through / self._part
-        room = int((high - depth) * self._part) - self._unsure
+        depth = self._depth + self._published / self._fraction
+        room = int((high - depth) * self._fraction) - self._unconfirmed
         if depth >= high:
             self._is_closed = True
         elif self._depth <= low:
@@ -100,11 +103,11 @@ class Gate:
         if self._hindrance is not None:
             self.why = self._hindrance
             return 0
-        held, goes_on = (round(each / self._scale) for each in (self._depth, low))
-        self.why = f"{self._fullest} holds {held:,} jobs; goes on at {goes_on:,}"
+        waiting, resumes_at = (round(each / self._scale) for each in (self._depth, low))
+        self.why = f"{self._fullest} holds {waiting:,} jobs; goes on at {resumes_at:,}"
         if max_open is not None:
             if self._open_jobs >= max_open or now - self._counted_at >= DEPTHS_TTL:
-                self._open_jobs = under_way + await self._count_open(max_open)
+                self._open_jobs = unconfirmed + await self._count_open(max_open)
                 self._counted_at = now
             free = max_open - self._open_jobs
             if free < room and not self._is_closed:
@@ -135,20 +138,20 @@ class Gate:
         low = high // 2 if self._low is None else min(self._low, high - 1)
         return low, high
 
-    async def _measure(self, under_way: int) -> None:
+    async def _measure(self, unconfirmed: int) -> None:
         snapshot = await self._pressure.snapshot()
-        self._looked_at = snapshot.at
-        if snapshot.at == self._taken_at:
-            return  # the same snapshot as before, without the jobs that were let through since
-        self._taken_at = snapshot.at
-        self._let_through, self._unsure = 0, under_way
+        self._measured_at = snapshot.at
+        if snapshot.at == self._snapshot_at:
+            return  # the same snapshot as before, in which the jobs published since are missing
+        self._snapshot_at = snapshot.at
+        self._published, self._unconfirmed = 0, unconfirmed
         target = snapshot.queue(self._queue)
         if target is None or target.ready is None:
             raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
         self._limit = target.limit
-        # Also the lane's other queues: jobs that follow must find room there. A queue with
-        # half the limit counts twice: by default it may be half full, too.
-        lane = {queue.name: queue for queue in _lane(snapshot, self._lane)}
+        # The lane's other queues count, too, as jobs that follow must fit there. Depths are scaled
+        # by the queues' limits: by default, each may be half full.
+        lane = {queue.name: queue for queue in _lane_queues(snapshot, self._lane)}
         scales = {name: self._scale_of(queue, target) for name, queue in lane.items()}
         depths = {name: ceil(queue.waiting * scales[name]) for name, queue in lane.items()}
         depths[self._queue] = await self._effective_depth(depths[self._queue])
@@ -156,7 +159,7 @@ class Gate:
         self._depth, self._scale = depths[self._fullest], scales[self._fullest]
         if self._find_hindrance is not None:
             self._hindrance = await self._find_hindrance()
-        self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
+        self._hot_waits = sum(queue.ready or 0 for queue in _lane_queues(snapshot, HOT.name))
 
     def _scale_of(self, queue: QueueDepth, target: QueueDepth) -> float:
         return 1.0 if self._high is not None else target.limit / max(1, queue.limit)
@@ -166,9 +169,9 @@ class Gate:
         of the queue; the depth itself where it does not share the queue."""
         share = None if self._share is None else await self._share()
         part = 1.0 if share is None else share.part
-        if part > self._part:
-            self._is_closed = False  # the jobs in the queue are a smaller fraction of its share now
-        self._part = part
+        if part > self._fraction:
+            self._is_closed = False  # its share has grown, so its jobs fill less of it
+        self._fraction = part
         if share is None:
             return depth
         if depth >= MAX_QUEUE_FILL * self._limit:
@@ -176,5 +179,5 @@ class Gate:
         return ceil(share.waiting / share.part)
 
 
-def _lane(snapshot: Snapshot, name: str) -> list[QueueDepth]:
+def _lane_queues(snapshot: Snapshot, name: str) -> list[QueueDepth]:
     return [queue for lane in snapshot.lanes if lane.name == name for queue in lane.queues]

@@ -1,4 +1,5 @@
-"""Runs backfills: opens what one needs and sees its course through."""
+"""Run backfills for the `BulkRunner`: open the source and the connections, then start a
+`BackfillRun`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.backfill_run import BackfillRun
 from switchyard.services.engine.backfill.gate import DEPTHS_TTL
-from switchyard.services.engine.backfill.queue_quota import target_of
+from switchyard.services.engine.backfill.queue_quota import make_target
 from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     SourceFailed,
@@ -74,7 +75,7 @@ class BackfillHandler:
                 ) as publisher,
                 pressure,
             ):
-                course = BackfillRun(
+                backfill_run = BackfillRun(
                     self._settings,
                     session,
                     self._ledger,
@@ -83,10 +84,10 @@ class BackfillHandler:
                     source,
                     pressure,
                     self._traffic,
-                    target=target_of(self._sources, self._registry),
+                    target=make_target(self._sources, self._registry),
                     fair_from=self._settings.fair_from,
                 )
-                await course.run()
+                await backfill_run.run()
         except (InvalidBackfill, SourceFailed) as error:
             raise BulkFailed(str(error)) from error
         except SourceUnreachable as error:

@@ -12,10 +12,10 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkDeaths, BulkOperation, BulkState
 from switchyard.services.engine.records.states import FINISHED, State
 
-RECENT = (60.0, 600.0)
+RATE_SPANS = (60.0, 600.0)
 """Seconds over which rates are averaged, in addition to the rate since the start."""
-UNATTENDED = 5.0
-"""Seconds without a scheduler after which `note` says so."""
+UNATTENDED_SECONDS = 5.0
+"""Seconds without a scheduler after which `BackfillProgress.note` reports that."""
 MIN_SPAN = 5.0
 """Seconds that a backfill must have run before its end is estimated."""
 
@@ -26,7 +26,7 @@ class BackfillProgress:
 
     operation: BulkOperation
     now: float
-    """The moment, by the ledger's clock: this host's may be hours off."""
+    """Seconds since the epoch, by the ledger's clock: this host's may be wrong."""
     total: int | None
     """Items in all; None where the source does not know."""
     read: int
@@ -35,7 +35,7 @@ class BackfillProgress:
     repeated: int
     """Items with the key of an earlier item; known once all items are published."""
     exhausted: bool
-    """The source was read to its end: nothing more will be published."""
+    """Whether the source was read to its end: no more jobs will be published."""
     notes: tuple[str, ...]
     """Why items were skipped; the first 50."""
     jobs: Mapping[State, int]
@@ -45,11 +45,11 @@ class BackfillProgress:
     rate: float | None
     """Jobs per second that finished in the last minute; None at the start."""
     eta: tuple[float, float] | None
-    """Seconds to go, at the best and the worst of its rates so far; None where not known."""
+    """Remaining seconds, at the best and at the worst of its rates so far; None where unknown."""
     deaths: tuple[BulkDeaths, ...]
     """Dead jobs by cause, followers included."""
     then_id: str | None
-    """The job that follows its end; None where none does."""
+    """Id of the job that follows its end; None where there is none."""
 
     @property
     def done(self) -> int:
@@ -68,10 +68,10 @@ class BackfillProgress:
 
     @property
     def note(self) -> str | None:
-        """Reason for its present state, or that no process runs it."""
+        """Reason for its present state; or a hint that no process runs it."""
         operation = self.operation
         idle = self.now - (operation.lease_until or operation.updated_at)
-        if operation.state in ACTIVE and idle > UNATTENDED:
+        if operation.state in ACTIVE and idle > UNATTENDED_SECONDS:
             return (
                 f"no scheduler has had it for {idle:,.0f} s: is `jobctl scheduler` running? One "
                 f"runs {MAX_CONCURRENT} at once"
@@ -89,7 +89,7 @@ class BackfillProgress:
 
     @property
     def succeeded(self) -> bool:
-        """Over, with every item done."""
+        """Whether it has completed, without dead jobs or skipped items."""
         return self.operation.state is BulkState.COMPLETED and not (self.dead or self.skipped)
 
     @property
@@ -110,10 +110,10 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
     deaths = await ledger.bulk_jobs.bulk_deaths(operation.id) if is_dead else []
     samples = counts.samples
     ids = await ledger.system.job_ids()
-    left = None if counts.total is None else max(0, counts.total - counts.skipped - finished)
+    remaining = None if counts.total is None else max(0, counts.total - counts.skipped - finished)
     if counts.exhausted:
-        left = counts.published - finished
-    runs = operation.state in (BulkState.RUNNING, BulkState.DRAINING)
+        remaining = counts.published - finished
+    is_active = operation.state in (BulkState.RUNNING, BulkState.DRAINING)
     return BackfillProgress(
         operation=operation,
         now=ledger.clock.time(),
@@ -126,16 +126,16 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
         notes=tuple(counts.notes),
         jobs=own,
         followers=followers,
-        rate=_rate(samples, RECENT[0]) if runs else None,
-        eta=_eta(samples, left) if runs and left else None,
+        rate=_rate(samples, RATE_SPANS[0]) if is_active else None,
+        eta=_eta(samples, remaining) if is_active and remaining else None,
         deaths=tuple(deaths),
         then_id=then_id_of(ids, operation.id) if operation.spec.get("then") else None,
     )
 
 
 def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
-    """Finished jobs a second over the last `seconds` of the samples; None while there are too
-    few."""
+    """Return the finished jobs per second over the last `seconds` of the samples; None while there
+    are too few."""
     if len(samples) < 2:
         return None
     last = samples[-1]
@@ -146,7 +146,7 @@ def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
     return (last.finished - first.finished) / span if span >= MIN_SPAN else None
 
 
-def _eta(samples: list[ProgressPoint], left: int) -> tuple[float, float] | None:
-    rates = [_rate(samples, seconds) for seconds in (*RECENT, float("inf"))]
+def _eta(samples: list[ProgressPoint], remaining: int) -> tuple[float, float] | None:
+    rates = [_rate(samples, seconds) for seconds in (*RATE_SPANS, float("inf"))]
     known_rates = [rate for rate in rates if rate]
-    return (left / max(known_rates), left / min(known_rates)) if known_rates else None
+    return (remaining / max(known_rates), remaining / min(known_rates)) if known_rates else None

@@ -1,7 +1,7 @@
-"""Several backfills into one queue: each has a part of its room, by its weight.
+"""Divide a queue among several backfills by their weights.
 
-Each keeps as many jobs waiting as its part of its own watermarks, whatever the others do: none
-waits until the others leave the queue below its mark, as one with a lower mark would for ever.
+Each backfill compares its own waiting jobs with its fraction of its watermarks, whatever the others
+do. By the depth of the whole queue, a backfill with a lower watermark would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
 
-PEERS = 200
-"""Running backfills that are looked at."""
+MAX_PEERS = 200
+"""Running backfills that are taken into account, at most."""
 MAX_COUNTED = 100_000
+"""Waiting jobs of one backfill that are counted, at most."""
 
 Target = Callable[[Mapping[str, Any]], tuple[str, float] | None]
-"""The queue and the weight of a backfill's record; None where it can't be told."""
+"""Returns queue and weight of a backfill from its recorded spec; None where they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,15 @@ class QueueQuota:
     """A backfill's part of a queue that several backfills share."""
 
     part: float
-    """More than 0, less than 1."""
+    """Fraction of the queue, more than 0 and less than 1."""
     waiting: int
     """Jobs of this backfill in the queue."""
 
 
-def target_of(sources: Sources, registry: Registry) -> Target:
-    """Tell how a scheduler that knows these tells a backfill's queue."""
+def make_target(sources: Sources, registry: Registry) -> Target:
+    """Return a `Target` that knows these sources and job types."""
 
-    def target(record: Mapping[str, Any]) -> tuple[str, float] | None:
+    def find_target(record: Mapping[str, Any]) -> tuple[str, float] | None:
         try:
             spec = parse_spec(record)
             name = spec.job_type or sources.get(spec.source).job_type
@@ -48,7 +49,7 @@ def target_of(sources: Sources, registry: Registry) -> Target:
         except (InvalidBackfill, UnknownJobType):
             return None  # of another version, or of modules that are not here
 
-    return target
+    return find_target
 
 
 async def queue_quota(
@@ -56,13 +57,13 @@ async def queue_quota(
 ) -> QueueQuota | None:
     """Return the backfill's share of the queue; None where it has the queue for itself. Raises
     LedgerError."""
-    running = await ledger.bulk.list_bulk(KIND, states=[BulkState.RUNNING], limit=PEERS)
+    running = await ledger.bulk.list_bulk(KIND, states=[BulkState.RUNNING], limit=MAX_PEERS)
     queue = queue_name(lane, worker)
     targets = [target(each.spec) for each in running.items if each.id != operation_id]
-    others = sum(each[1] for each in targets if each is not None and each[0] == queue)
-    if not others:
+    other_weights = sum(each[1] for each in targets if each is not None and each[0] == queue)
+    if not other_weights:
         return None
     waiting = await ledger.bulk_jobs.count_queued_bulk_jobs(
         operation_id, lane, worker, at_most=MAX_COUNTED
     )
-    return QueueQuota(weight / (weight + others), waiting)
+    return QueueQuota(weight / (weight + other_weights), waiting)

@@ -1,4 +1,4 @@
-"""Reading ahead: a window of items, filled while others are published."""
+"""Read items ahead, while earlier ones are published."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ReadAhead(AsyncCloseable, Generic[T]):
         self._items = items
         self._window = window
         self._waiting: deque[T] = deque()
-        self._more = asyncio.Event()
-        self._room = asyncio.Event()
+        self._has_items = asyncio.Event()
+        self._has_space = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -29,23 +29,23 @@ class ReadAhead(AsyncCloseable, Generic[T]):
         """Whether nothing is read ahead: the next `take` waits, or returns none at the end."""
         return not self._waiting
 
-    async def take(self, most: int) -> list[T]:
-        """Return the next items, at least one; none at the end. Raises what the iterator raised,
-        once everything before that was taken."""
+    async def take(self, count: int) -> list[T]:
+        """Return the next items, at least one and at most `count`; none at the end. Raises the
+        iterator's error once all items before it were taken."""
         assert self._task is not None
         while not self._waiting:
             if self._task.done():
                 self._task.result()
                 return []
-            self._more.clear()
-            await self._more.wait()
-        items = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        self._room.set()
+            self._has_items.clear()
+            await self._has_items.wait()
+        items = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+        self._has_space.set()
         return items
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._read(), name="read ahead")
-        self._task.add_done_callback(lambda _: self._more.set())
+        self._task.add_done_callback(lambda _: self._has_items.set())
         return self
 
     async def close(self) -> None:
@@ -58,9 +58,9 @@ class ReadAhead(AsyncCloseable, Generic[T]):
     async def _read(self) -> None:
         async for item in self._items:
             while len(self._waiting) >= self._window:
-                self._room.clear()
-                await self._room.wait()
+                self._has_space.clear()
+                await self._has_space.wait()
             self._waiting.append(item)
-            self._more.set()
+            self._has_items.set()
             if not len(self._waiting) % 100:
-                await asyncio.sleep(0)  # a source that never waits must not keep others waiting
+                await asyncio.sleep(0)  # a source that never awaits must not block other tasks

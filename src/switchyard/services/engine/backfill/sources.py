@@ -1,7 +1,7 @@
 """Sources: where the items of a backfill come from.
 
-A source is a small class: an async iterator over items, each with a cursor from which another
-process can go on. Those in the modules of JOBS_MODULES are found like the built-in ones.
+A source is a small class that yields items, each with a cursor from which another process can
+continue. Sources in the modules of JOBS_MODULES are found like the built-in ones.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 SOURCE_TIMEOUT = 60.0
+"""Seconds to wait for a turn to send a request to a source's server."""
 
 Cursor = Mapping[str, Any]
-"""JSON that says how far a source was read; only the source knows its form."""
+"""Position in a source, as a JSON object whose form only the source knows."""
 
 
 class InvalidBackfill(InvalidInput):
@@ -41,11 +42,11 @@ class InvalidBackfill(InvalidInput):
 
 
 class SourceUnreachable(TemporarilyUnavailable):
-    """The source does not answer for the moment: the backfill tries again by itself."""
+    """The source does not answer at present: the backfill retries later."""
 
 
 class SourceFailed(PermanentFailure):
-    """The source can't be read on, and trying again would not help; the text says why."""
+    """The source can't be read any further, and a retry would not help; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,14 @@ class Item:
     """Item of a source, from which one job is made."""
 
     key: str
-    """Names the item within the source, the same on each reading: its job's id is made of it."""
+    """Key of the item within the source, the same on each reading: its job's id is derived from
+    it."""
     values: Mapping[str, Any]
     """Values for the payload's template; the payload itself where there is no template."""
     cursor: Cursor
     """Cursor from which to continue after this item."""
     source: str | None = None
-    """The source of its job, where that is not the backfill's: whoever has asked for it."""
+    """Source to record for its job, where that is not the backfill's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Source(ABC):
     Options: ClassVar[type[BaseModel]]
     """Model of its options."""
     job_type: ClassVar[str | None] = None
-    """The job type where none is asked for."""
+    """Job type for its items if the backfill names none."""
     vouches: ClassVar[bool] = False
     """Whether its items come from a server that the settings name, and not from the person who
     starts a backfill: then they may fill local-only fields of the same name, also in a backfill
@@ -106,8 +108,8 @@ class Source(ABC):
 
     @abstractmethod
     def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
-        """Yield the items after that cursor, all of them for None; the same in the same order each
-        time.
+        """Yield the items after that cursor, or all for None. Every reading must yield the same
+        items in the same order.
 
         Raises SourceUnreachable, SourceFailed.
         """
@@ -119,7 +121,7 @@ class Source(ABC):
 
     @property
     def title(self) -> str:
-        """Title for people: the records that are read."""
+        """Title for people: name and options."""
         options = self.options.model_dump(mode="json", exclude_none=True)
         return " ".join([self.name, *(f"{key}={value}" for key, value in options.items())])
 
@@ -132,9 +134,10 @@ class SourceContext:
     ledger: Ledger
     storage: Storage
     started_at: float
-    """When the backfill was started: later records are no items of it."""
+    """When the backfill was started, in seconds since the epoch: later records are not items of
+    it."""
     max_wait: float = SOURCE_TIMEOUT
-    """Seconds to wait for a turn, where a source lets everybody ask in turn."""
+    """Seconds to wait for a turn to send a request, where the source limits their rate."""
 
 
 class Sources:
@@ -177,7 +180,7 @@ class Sources:
         return iter(sorted(self._sources.values(), key=lambda source: source.name))
 
     def get(self, name: str) -> type[Source]:
-        """Raises InvalidBackfill, naming those there are."""
+        """Return the source of that name. Raises InvalidBackfill, which suggests similar names."""
         try:
             return self._sources[name]
         except KeyError:
@@ -186,8 +189,8 @@ class Sources:
     def open(
         self, name: str, options: Mapping[str, Any], context: SourceContext, *, remote: bool = True
     ) -> Source:
-        """Return the source of that name with these options; with `remote` they come from outside,
-        and none that is LocalOnly may be set. Raises InvalidBackfill."""
+        """Open the source of that name with these options. With `remote`, the options come from
+        outside, and LocalOnly ones are refused. Raises InvalidBackfill."""
         source = self.get(name)
         try:
             parsed = source.Options.model_validate(options)

@@ -39,14 +39,14 @@ from switchyard.services.engine.records.requests import NewJob
 
 KIND = "backfill"
 NOTE_LENGTH = 300
-"""Characters of what is noted about an item that can't be used."""
+"""Characters of a note on an unusable item, at most."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
 _THEN, _ITEM = "then", "item/"
 
 
 class BackfillSpec(BaseModel):
-    """A backfill: what is gone through, and what becomes of each item."""
+    """Specification of a backfill: its source, and the job for each item."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,7 +65,7 @@ class BackfillSpec(BaseModel):
     tags: Tags = Field(default_factory=dict)
     """Tags of each of its jobs."""
     low: int | None = Field(default=None, ge=0, le=MAX_WAITING)
-    """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
+    """Messages in a queue at or below which publishing resumes; half of `high` where unset."""
     high: int | None = Field(default=None, ge=1, le=MAX_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
     weight: float = Field(default=1.0, ge=1 / MAX_WEIGHT, le=MAX_WEIGHT)
@@ -80,14 +80,13 @@ class BackfillSpec(BaseModel):
     when_dead: WhenDead = "wait"
     """What happens to that job when some of the others are dead."""
     notify_url: str | None = None
-    """Is told when the backfill has ended, well or not."""
+    """Address that gets a notice when the backfill has ended, successfully or not."""
     payload_versions: dict[str, int] | None = None
-    """Versions of the payloads of its job types when it was started, where they were not the first:
-    what it says of payloads is of those, also when a newer release goes on with it. None before its
-    start."""
+    """Versions of its job types' payloads at its start, except first versions. Its payloads are
+    written for these versions, also when a newer release continues it. None before its start."""
     remote: bool = True
-    """Whether it was requested over HTTP: its payloads and options are held to the rules for that,
-    also later, when a scheduler runs it."""
+    """Whether it was requested over HTTP: the rules for remote payloads and options also hold
+    later, when a scheduler runs it."""
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:
@@ -96,7 +95,8 @@ class BackfillSpec(BaseModel):
         return self
 
     def version_of(self, job_type: JobType) -> int | None:
-        """Return the version of a type's payload that it was written for; None for the type's."""
+        """Return the version of a type's payload that the spec was written for; None for the type's
+        present version."""
         if self.payload_versions is None:
             return None
         return self.payload_versions.get(job_type.name, FIRST_PAYLOAD_VERSION)
@@ -107,8 +107,8 @@ class BackfillSpec(BaseModel):
         return parse_spec({"payload_versions": {}, **values})
 
     def as_record(self, registry: Registry, job_type: JobType) -> dict[str, Any]:
-        """Return it as it is recorded at its start, with what its payloads are written for. Where
-        that are first versions it says nothing, and an older release can go on with it."""
+        """Return the record of the spec at its start, with the payload versions that it was written
+        for. First versions are left out, so that an older release can continue it."""
         types = [job_type]
         if self.then is not None:
             types.append(registry.described(self.then.rpartition(".")[2]))
@@ -130,9 +130,9 @@ class Plan:
     ids: JobIds
     source: type[Source]
     then: NewJob | None = None
-    """Waits for all its jobs."""
+    """Job that waits for all jobs of the backfill."""
     notice: NewJob | None = None
-    """Tells of its end."""
+    """Job that sends the notice of the backfill's end."""
 
     @classmethod
     def from_spec(
@@ -143,7 +143,7 @@ class Plan:
         registry: Registry,
         ids: JobIds,
     ) -> Plan:
-        """Raises InvalidBackfill for a job type or lane that does not fit."""
+        """Make the plan of a spec. Raises InvalidBackfill for an unsuitable job type or lane."""
         name = spec.job_type or source.job_type
         if name is None:
             raise InvalidBackfill(f"source {source.name} needs a job type: name one with --type")
@@ -156,8 +156,8 @@ class Plan:
             raise InvalidBackfill(
                 f"{name} is not worked in lane {spec.lane}: use {' or '.join(job_type.lanes)}"
             )
-        then = _then(operation_id, spec, source, registry, ids)
-        notice = _notice(operation_id, spec, registry, ids)
+        then = _make_then(operation_id, spec, source, registry, ids)
+        notice = _make_notice(operation_id, spec, registry, ids)
         return cls(operation_id, spec, job_type, registry, ids, source, then, notice)
 
     @property
@@ -177,7 +177,7 @@ class Plan:
             priority=self.spec.priority,
             max_attempts=self.spec.max_attempts,
             source=item.source or self.source.name,
-            # An item without a template is what the source makes of it now.
+            # Without a template, the payload is made by the present source.
             payload_version=None if template is None else self.spec.version_of(self.job_type),
             job_id=item_job_id(self.ids, self.operation_id, item.key),
             operation_id=self.operation_id,
@@ -189,8 +189,8 @@ class Plan:
 
 
 def item_job_id(ids: JobIds, operation_id: str, key: str) -> str:
-    """Return the id of an item's job. No key, whoever has chosen it, makes that of the job which
-    follows at the end."""
+    """Return the id of an item's job. No key results in the id of the job that follows the
+    backfill."""
     if key == _THEN or key.startswith(_ITEM):
         key = f"{_ITEM}{key}"
     return ids.derive(_NAMESPACE, f"{operation_id}/{key}")
@@ -201,10 +201,10 @@ def then_id_of(ids: JobIds, operation_id: str) -> str:
     return ids.derive(_NAMESPACE, f"{operation_id}/{_THEN}")
 
 
-def _then(
+def _make_then(
     operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry, ids: JobIds
 ) -> NewJob | None:
-    """Make the job that follows; it is held until all others are published. Raises
+    """Make the job that follows the backfill; it is held until all others are published. Raises
     InvalidBackfill."""
     if spec.then is None:
         if spec.then_payload:
@@ -227,10 +227,10 @@ def _then(
     return replace(job, joins=Joining(spec.when_dead, held=True))
 
 
-def _notice(
+def _make_notice(
     operation_id: str, spec: BackfillSpec, registry: Registry, ids: JobIds
 ) -> NewJob | None:
-    """Raises InvalidBackfill."""
+    """Make the job that sends the notice of the end. Raises InvalidBackfill."""
     if spec.notify_url is None:
         return None
     try:
@@ -242,7 +242,7 @@ def _notice(
 
 
 def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:
-    """Raises InvalidBackfill, naming the fields."""
+    """Parse a spec. Raises InvalidBackfill, which names the invalid fields."""
     try:
         return BackfillSpec.model_validate(values)
     except ValidationError as error:
@@ -250,7 +250,7 @@ def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:
 
 
 def job_or_reason(plan: Plan, item: Item | Unusable) -> NewJob | str:
-    """Return the job of an item, or where and why there is none."""
+    """Return the job of an item, or a text that says where and why there is none."""
     if isinstance(item, Unusable):
         return f"{item.where}: {item.why}"[:NOTE_LENGTH]
     try:

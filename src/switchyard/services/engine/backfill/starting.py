@@ -1,4 +1,4 @@
-"""Starting backfills and ending them: the same checks at every door."""
+"""Check, preview, start and cancel backfills. API and command line both do it here."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from switchyard.services.engine.records.results import Cancelled
 from switchyard.services.engine.records.states import WAITING, State
 from switchyard.services.engine.wings import source_modules
 
-PEEK = 20
-"""Items that are made into jobs for trial before a backfill starts."""
+PREVIEW_ITEMS = 20
+"""Items that are made into jobs, as a trial, before a backfill starts."""
 CANCEL_BATCH_SIZE = 1_000
 
 
@@ -66,7 +66,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Backfills:
-    """Starts backfills. The same checks for everybody who starts one."""
+    """Starts and cancels backfills."""
 
     settings: Settings
     registry: Registry
@@ -96,8 +96,8 @@ class Backfills:
         context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.max_wait)
         return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
 
-    async def _plan(self, operation_id: str, spec: BackfillSpec) -> Plan:
-        """Raises InvalidBackfill, LedgerError."""
+    async def _make_plan(self, operation_id: str, spec: BackfillSpec) -> Plan:
+        """Make the plan of a spec. Raises InvalidBackfill, LedgerError."""
         for name in (spec.job_type, spec.then):
             if name is not None:
                 await find_type(self.registry, self.ledger, name.rpartition(".")[2])
@@ -106,13 +106,13 @@ class Backfills:
         return Plan.from_spec(operation_id, spec, source, self.registry, ids)
 
     async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:
-        """Read the first items and make their jobs, sending nothing.
+        """Read the first items and make their jobs, without publishing them.
 
         Raises InvalidBackfill, also when none of the first items can be made into a job, or there
         are none; SourceUnreachable.
         """
         source = self.open_source(spec, self.ledger.clock.time())
-        plan = await self._plan(operation_id, spec)
+        plan = await self._make_plan(operation_id, spec)
         if spec.until is not None and spec.until.timestamp() <= self.ledger.clock.time():
             raise InvalidBackfill("its end lies in the past")
         jobs: list[NewJob] = []
@@ -121,8 +121,8 @@ class Backfills:
             total = await source.total()
             async with aclosing(source.items(None)) as items:  # type: ignore[type-var]
                 async for each in items:
-                    _try(plan, each, jobs, unusable)
-                    if len(jobs) + len(unusable) >= PEEK:
+                    _add_job(plan, each, jobs, unusable)
+                    if len(jobs) + len(unusable) >= PREVIEW_ITEMS:
                         break
         except SourceFailed as error:
             raise InvalidBackfill(str(error)) from error
@@ -131,11 +131,15 @@ class Backfills:
         except Exception as error:
             if type(source).__module__ in source_modules():
                 raise
-            # It is not ours: whoever wrote it wants to know where it went wrong.
-            raise InvalidBackfill(f"source {spec.source} raised {_where(error)}") from error
+            # Not a built-in source: its author needs to know where the error is.
+            raise InvalidBackfill(
+                f"source {spec.source} raised {_describe_error(error)}"
+            ) from error
         if not jobs:
-            why = f"none of its first items can be used: {unusable[0]}" if unusable else "no items"
-            raise InvalidBackfill(f"{source.title}: {why}")
+            reason_text = (
+                f"none of its first items can be used: {unusable[0]}" if unusable else "no items"
+            )
+            raise InvalidBackfill(f"{source.title}: {reason_text}")
         cost = estimate_cost(self.settings, plan.job_type, jobs, total)
         return Preview(source.title, total, tuple(jobs), tuple(unusable), cost)
 
@@ -161,7 +165,7 @@ class Backfills:
                 raise InvalidBackfill(str(error)) from error
         preview = await self.preview(spec)
         operation_id = new_bulk_id(KIND)
-        plan = await self._plan(operation_id, spec)
+        plan = await self._make_plan(operation_id, spec)
         return await self.ledger.bulk.create_bulk(
             operation_id,
             kind=KIND,
@@ -177,16 +181,16 @@ class Backfills:
         )
 
     async def cancel(self, operation_id: str, *, jobs: bool) -> int:
-        """End a backfill; with `jobs` also those of its jobs that have not begun, and what
-        followed from them. Returns how many were cancelled. May be called again: what a crash
-        left is then done. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
+        """Cancel a backfill; with `jobs` also those of its jobs, and of the jobs that followed from
+        them, that have not begun. Returns how many jobs were cancelled. After a crash, it may be
+        called again. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
         operation = await cancel_bulk(self.ledger, operation_id, kinds=[KIND])
-        follows = operation.spec.get("then") is not None
-        if not (jobs or follows):
+        has_then = operation.spec.get("then") is not None
+        if not (jobs or has_then):
             return 0
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(LEASE_RENEW_INTERVAL)
-        if follows:  # a backfill that is cancelled is not followed by its `then` job
+        if has_then:  # a backfill that is cancelled is not followed by its `then` job
             then_id = then_id_of(await self.ledger.system.job_ids(), operation_id)
             await self.ledger.jobs.cancel(then_id, self.ledger.clock.time())
         if not jobs:
@@ -208,12 +212,12 @@ class Backfills:
         )
 
 
-def _where(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({PurePath(frame.filename).name}, line {frame.lineno})"
 
 
-def _try(plan: Plan, item: Item | Unusable, jobs: list[NewJob], unusable: list[str]) -> None:
+def _add_job(plan: Plan, item: Item | Unusable, jobs: list[NewJob], unusable: list[str]) -> None:
     job = job_or_reason(plan, item)
     if isinstance(job, str):
         unusable.append(job)

@@ -25,37 +25,38 @@ class MissingField(Unfillable):
     """The template names a field that the item does not have, or has a brace that names none."""
 
 
-class Overgrown(Unfillable):
-    """Filled in, the template is larger, or nested more deeply, than any job can be."""
+class PayloadTooLarge(Unfillable):
+    """The template with the item's values is larger, or nested more deeply, than a job's payload
+    may be."""
 
 
 def render(template: Any, values: Mapping[str, Any]) -> Any:
-    """Return the template with the item's values in it.
+    """Fill the item's values into the template.
 
     A text that is nothing but `{field}` becomes the value as it is, of whatever type; within a
     longer text it becomes text. `{a.b}` is field `b` of object `a`; `{{` and `}}` are braces.
-    Raises MissingField, Overgrown.
+    Raises MissingField, PayloadTooLarge.
     """
     try:
-        return _Filling(values).fill(template)
+        return _TemplateFiller(values).fill(template)
     except RecursionError as error:
-        raise Overgrown("the payload is nested too deeply") from error
+        raise PayloadTooLarge("the payload is nested too deeply") from error
 
 
 @dataclass(slots=True)
-class _Filling:
+class _TemplateFiller:
     """Fills a template with one item's values, and counts their characters: a small template may
     name a large field any number of times."""
 
     values: Mapping[str, Any]
-    room: int = MAX_BODY_BYTES
-    """Characters that may still be put in."""
+    remaining_characters: int = MAX_BODY_BYTES
+    """Characters of values that may still be added."""
 
     def fill(self, template: Any) -> Any:
         if isinstance(template, str):
             whole = _FIELD.fullmatch(template)
             if whole and whole[1]:
-                return self._as_it_is(whole[1])
+                return self._raw_value(whole[1])
             return _FIELD.sub(self._as_text, template)
         if isinstance(template, Mapping):
             return {key: self.fill(value) for key, value in template.items()}
@@ -63,12 +64,14 @@ class _Filling:
             return [self.fill(value) for value in template]
         return template
 
-    def _as_it_is(self, path: str) -> Any:
+    def _raw_value(self, path: str) -> Any:
         value = _look_up(path, self.values)
         if isinstance(value, str):
-            self._count(len(value))
+            self._count_characters(len(value))
         elif isinstance(value, Mapping | list):
-            self._count(len(json.dumps(value, separators=(",", ":"), ensure_ascii=False)))
+            self._count_characters(
+                len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+            )
         return value
 
     def _as_text(self, match: re.Match[str]) -> str:
@@ -83,13 +86,13 @@ class _Filling:
         if isinstance(value, bool):
             return "true" if value else "false"
         text = "" if value is None else str(value)
-        self._count(len(text))
+        self._count_characters(len(text))
         return text
 
-    def _count(self, characters: int) -> None:
-        self.room -= characters
-        if self.room < 0:
-            raise Overgrown(
+    def _count_characters(self, characters: int) -> None:
+        self.remaining_characters -= characters
+        if self.remaining_characters < 0:
+            raise PayloadTooLarge(
                 f"with the item's values the payload is larger than the {MAX_BODY_BYTES:,} bytes "
                 "that a job may have"
             )
@@ -99,12 +102,12 @@ def _look_up(path: str, values: Mapping[str, Any]) -> Any:
     if path in values:
         return values[path]
     path = path.strip()
-    at: Any = values
+    value: Any = values
     for step in path.split("."):
-        if not isinstance(at, Mapping) or step not in at:
+        if not isinstance(value, Mapping) or step not in value:
             raise MissingField(f"the item has no field {path!r}; it has: {_names(values)}")
-        at = at[step]
-    return at
+        value = value[step]
+    return value
 
 
 def _names(values: Mapping[str, Any]) -> str:

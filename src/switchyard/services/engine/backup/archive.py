@@ -1,9 +1,9 @@
 """The archive of a backup: a plain tar file, so that `tar` reads it where nothing else is left.
 
 It has `ledger.db`, `definitions.json`, the stored files below `files/`, the search index below
-`index/`, and at its end `manifest.json`, which lists all others with their SHA-256. What is read
-may come from anybody: only plain files with these names are taken, so none can lie outside the
-directory that they are written to, and none takes more room than the archive itself.
+`index/`, and at its end `manifest.json`, which lists all others with their SHA-256. An archive may
+come from anybody: only plain files with these names are read, so none is written outside of its
+directory, and none is larger than the archive itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InvalidBackup(InvalidInput):
 
 
 class BackupMissing(NotFoundError):
-    """There is no archive at that place."""
+    """There is no archive at that path."""
 
 
 class Member(BaseModel):
@@ -73,14 +73,13 @@ class Manifest(BaseModel):
     system_id: str
     system_name: str
     generation: int
-    """Generation on which ledger and broker agreed last before it was made:
-    docs/adr/0011-system-ids.md."""
+    """Generation of ledger and broker when the archive was made: docs/adr/0011-system-ids.md."""
     revision: str
     """Version of the ledger's tables."""
     tables: dict[str, _Size]
     """Rows of each table of the ledger."""
     settings: list[str]
-    """Names of the variables that were set; their values are in no backup."""
+    """Names of the environment variables that were set, without their values."""
     elsewhere: dict[str, str]
     """Parts that are not in the archive, each with what to do about it."""
     missing: list[str]
@@ -110,7 +109,7 @@ class LedgerFacts:
 
 
 class ArchiveWriter:
-    """Writes the members of one archive, and at the end the list of them."""
+    """Writes the members of one archive, and the manifest at its end."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._tar = tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT)
@@ -131,18 +130,18 @@ class ArchiveWriter:
         """Write the manifest and the end of the archive."""
         text = manifest.model_dump_json()
         if len(text) > MAX_MANIFEST_BYTES:
-            raise _too_many()
+            raise _too_many_files()
         self.add_text(MANIFEST, text)
         self._tar.close()
 
     def _add(self, name: str, file: IO[bytes], size: int, modified: float) -> None:
         if len(self.members) >= MAX_MEMBERS:
-            raise _too_many()
+            raise _too_many_files()
         entry = tarfile.TarInfo(name)
         entry.size, entry.mtime, entry.mode = size, int(modified), 0o600
-        hashing = _HashingReader(file)
-        self._tar.addfile(entry, hashing)
-        self.members[name] = Member(size=size, sha256=hashing.hexdigest())
+        reader = _HashingReader(file)
+        self._tar.addfile(entry, reader)
+        self.members[name] = Member(size=size, sha256=reader.hexdigest())
 
 
 class _HashingReader(io.RawIOBase):
@@ -162,7 +161,7 @@ class _HashingReader(io.RawIOBase):
 
 
 class _BoundedReader(io.RawIOBase):
-    """Refuses to read much in one step: the length of a header is its writer's word."""
+    """Refuses to read more than MAX_READ_BYTES in one step: a header may claim any length."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -185,17 +184,17 @@ class _BoundedReader(io.RawIOBase):
         return True
 
 
-def read_archive(archive: Path, place: Callable[[str], Path | None]) -> Manifest:
-    """Read every member once, compare it with the manifest, and write it where `place` says for its
-    name; None writes it nowhere. Raises BackupMissing, InvalidBackup, OSError; what was written by
-    then stays."""
-    seen: dict[str, Member] = {}
+def read_archive(archive: Path, target_of: Callable[[str], Path | None]) -> Manifest:
+    """Read every member, compare it with the manifest, and write it to the path that `target_of`
+    returns for its name; None: nowhere. Raises BackupMissing, InvalidBackup, OSError; files written
+    before an error stay."""
+    members: dict[str, Member] = {}
     text = b""
     with _open_archive(archive) as (tar, size):
         while (entry := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-            name = _checked_name(entry, seen, size)
-            if MANIFEST in seen:
+            name = _check_name(entry, members, size)
+            if MANIFEST in members:
                 raise InvalidBackup(f"it goes on behind {MANIFEST}")
             data = tar.extractfile(entry)
             if data is None:
@@ -204,28 +203,28 @@ def read_archive(archive: Path, place: Callable[[str], Path | None]) -> Manifest
                 if entry.size > MAX_MANIFEST_BYTES:
                     raise InvalidBackup(f"{MANIFEST} is too long")
                 text = _read_all(data)
-                seen[name] = Member(size=entry.size, sha256=hashlib.sha256(text).hexdigest())
+                members[name] = Member(size=entry.size, sha256=hashlib.sha256(text).hexdigest())
             else:
-                seen[name] = _copy(data, entry, place(name))
-    if MANIFEST not in seen:
+                members[name] = _copy_member(data, entry, target_of(name))
+    if MANIFEST not in members:
         raise InvalidBackup(f"{archive} ends before its {MANIFEST}: it is incomplete")
-    del seen[MANIFEST]
-    manifest = _manifest(text)
-    for name in sorted(seen.keys() | manifest.members.keys()):
-        if name not in seen:
+    del members[MANIFEST]
+    manifest = _parse_manifest(text)
+    for name in sorted(members.keys() | manifest.members.keys()):
+        if name not in members:
             raise InvalidBackup(f"{name!r} is missing from {archive}")
         if name not in manifest.members:
             raise InvalidBackup(f"{name!r} is not listed in the {MANIFEST} of {archive}")
-        if seen[name] != manifest.members[name]:
+        if members[name] != manifest.members[name]:
             raise InvalidBackup(f"{name!r} is damaged: its SHA-256 is not that of the {MANIFEST}")
-    if LEDGER not in seen:
+    if LEDGER not in members:
         raise InvalidBackup(f"{archive} has no {LEDGER}")
     return manifest
 
 
 @contextmanager
 def _open_archive(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
-    """Open an archive: with its size in bytes. What tarfile makes of nonsense is InvalidBackup."""
+    """Open an archive; yield it with its size in bytes. Errors of tarfile become InvalidBackup."""
     try:
         file = archive.open("rb")
     except FileNotFoundError as error:
@@ -246,8 +245,8 @@ def _open_archive(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
             raise InvalidBackup(f"{archive} can't be read as a backup: {error}") from error
 
 
-def _checked_name(entry: tarfile.TarInfo, seen: Mapping[str, Member], size: int) -> str:
-    """Return the name of a member that may be taken. Raises InvalidBackup."""
+def _check_name(entry: tarfile.TarInfo, members: Mapping[str, Member], size: int) -> str:
+    """Return the name of a member. Raises InvalidBackup for a member that no backup has."""
     name = entry.name
     shown = repr(name[:100])
     if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse is not None:
@@ -256,22 +255,22 @@ def _checked_name(entry: tarfile.TarInfo, seen: Mapping[str, Member], size: int)
         raise InvalidBackup(f"{shown} claims {entry.size:,} bytes, more than the archive has")
     folder, slash, key = name.partition("/")
     try:
-        is_known = folder in FOLDERS and check_key(key) if slash else name in _SINGLE
+        is_known = folder in FOLDERS and check_key(key) if slash else name in _TOP_LEVEL_NAMES
     except InvalidKey:
         is_known = False
     if not is_known:
         raise InvalidBackup(f"{shown} is no name of a file in a backup")
-    if name in seen:
+    if name in members:
         raise InvalidBackup(f"{shown} is in it twice")
-    if len(seen) > MAX_MEMBERS:
+    if len(members) > MAX_MEMBERS:
         raise InvalidBackup(f"it has more than {MAX_MEMBERS:,} files")
     return name
 
 
-_SINGLE = frozenset({LEDGER, DEFINITIONS, MANIFEST})
+_TOP_LEVEL_NAMES = frozenset({LEDGER, DEFINITIONS, MANIFEST})
 
 
-def _copy(data: IO[bytes], entry: tarfile.TarInfo, target: Path | None) -> Member:
+def _copy_member(data: IO[bytes], entry: tarfile.TarInfo, target: Path | None) -> Member:
     digest = hashlib.sha256()
     left = entry.size
     with nullcontext() if target is None else target.open("xb") as file:
@@ -283,7 +282,7 @@ def _copy(data: IO[bytes], entry: tarfile.TarInfo, target: Path | None) -> Membe
     if left:
         raise InvalidBackup(f"{entry.name!r} is cut off")
     if target is not None:
-        modified = min(max(0.0, float(entry.mtime)), time.time())  # by which files grow old
+        modified = min(max(0.0, float(entry.mtime)), time.time())  # files are removed by this age
         os.utime(target, (modified, modified))
     return Member(size=entry.size, sha256=digest.hexdigest())
 
@@ -295,7 +294,7 @@ def _read_all(data: IO[bytes]) -> bytes:
     return text.getvalue()
 
 
-def _manifest(text: bytes) -> Manifest:
+def _parse_manifest(text: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -314,10 +313,10 @@ def _manifest(text: bytes) -> Manifest:
 
 
 def check_ledger(file: Path, manifest: Manifest) -> None:
-    """Check the file of a ledger that lies beside nothing else: that SQLite finds no fault in it,
-    and that it is the one of the manifest. Raises InvalidBackup."""
+    """Check that a copy of a ledger is undamaged, and the one that the manifest describes. Raises
+    InvalidBackup."""
     try:
-        facts = read_facts(file, thoroughly=True)
+        facts = read_facts(file, with_indexes=True)
     except sqlite3.DatabaseError as error:
         raise InvalidBackup(f"its {LEDGER} can't be read: {error}") from error
     if facts != LedgerFacts(
@@ -330,21 +329,21 @@ def check_ledger(file: Path, manifest: Manifest) -> None:
         raise InvalidBackup(f"its {LEDGER} is not the one that its {MANIFEST} describes")
 
 
-def read_facts(file: Path, *, thoroughly: bool) -> LedgerFacts:
-    """Read what a copy of a ledger says of itself, after SQLite's check of the whole file; less
-    `thoroughly`, without its indexes. Raises InvalidBackup, sqlite3.DatabaseError."""
+def read_facts(file: Path, *, with_indexes: bool) -> LedgerFacts:
+    """Read the facts of a copy of a ledger, after SQLite's check of the file and, `with_indexes`,
+    of its indexes. Raises InvalidBackup, sqlite3.DatabaseError."""
     address = f"file:{quote(str(file))}?mode=ro&immutable=1"
     with closing(sqlite3.connect(address, uri=True)) as ledger:
-        # Whoever made the file may have put code of SQL into its schema.
+        # The schema of a file from outside may contain hostile SQL.
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             ledger.execute(f"PRAGMA {pragma}")
-        check = "integrity_check" if thoroughly else "quick_check"
+        check = "integrity_check" if with_indexes else "quick_check"
         complaints = [str(row[0]) for row in ledger.execute(f"PRAGMA {check}(5)")]
         if complaints != ["ok"]:
             raise InvalidBackup(f"{LEDGER} is damaged: {'; '.join(complaints)[:500]}")
         schema = ledger.execute("SELECT type, name FROM sqlite_master").fetchall()
-        if strange := [name for kind, name in schema if kind not in ("table", "index")]:
-            raise InvalidBackup(f"{LEDGER} has a view or trigger: {strange[0]!r}")
+        if unexpected := [name for kind, name in schema if kind not in ("table", "index")]:
+            raise InvalidBackup(f"{LEDGER} has a view or trigger: {unexpected[0]!r}")
         names = sorted(name for kind, name in schema if kind == "table")
         tables = {}
         for name in names:
@@ -357,7 +356,7 @@ def read_facts(file: Path, *, thoroughly: bool) -> LedgerFacts:
         return LedgerFacts(str(system[0]), str(system[1]), int(system[2]), str(revision[0]), tables)
 
 
-def _too_many() -> InvalidBackup:
+def _too_many_files() -> InvalidBackup:
     return InvalidBackup(
         f"the system has more than {MAX_MEMBERS:,} files: back up its ledger and its files each by "
         "itself, as docs/backup.md shows"

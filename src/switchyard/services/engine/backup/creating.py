@@ -1,8 +1,8 @@
-"""Copying a system that runs into one archive.
+"""Copy a running system into one archive.
 
-The stored files are linked before the ledger is copied and once more after it, so whatever a job
-of the copy needs is there: files that a job has removed meanwhile, and those that came in between.
-Files that the copy of the ledger does not know do no harm.
+The stored files are linked before the ledger is copied, and again after it. So the archive has all
+files that a job of the copied ledger needs: those that were removed meanwhile, and those that were
+added. Files that the copied ledger does not know do no harm.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from switchyard.services.engine.ledger import Ledger
 
 STAGING = "#backup-"
 """Prefix of the directories into which a backup links files; no listing shows them."""
-STAGING_KEPT = 24 * 3600.0
-"""Seconds after which such a directory was left by a backup that was killed."""
+STAGING_TTL = 24 * 3600.0
+"""Seconds after which such a directory counts as left over from a killed backup."""
 MAX_TRIES = 3
-"""Tries to copy ledger and files so that no file is missing that a waiting job names."""
+"""Attempts to copy ledger and files without missing a file that a waiting job names."""
 MAX_MISSING = 100
 """Missing files that are listed."""
-_STORED = re.compile(r"(uploads|intermediate|results|sources)/.+")
+_STORED_KEY = re.compile(r"(uploads|intermediate|results|sources)/.+")
 
 
 class LedgerOnServer(ConflictError):
@@ -56,11 +56,11 @@ class LedgerOnServer(ConflictError):
 
 
 class BackupExists(ConflictError):
-    """There is something at the place of the new archive."""
+    """There is already a file at the path of the new archive."""
 
 
 class NoSuchFolder(InvalidInput):
-    """The folder for the archive is not there."""
+    """The folder for the archive does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ def ledger_file(settings: Settings) -> Path:
     return Path(make_url(settings.ledger_url).database or "").absolute()
 
 
-def folders(settings: Settings) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the directories of this host that belong to the system, by their name in an archive,
-    and what is kept elsewhere, with what to do about it."""
-    here: dict[str, Path] = {}
+def data_folders(settings: Settings) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the system's directories on this host by their names in an archive; and the parts that
+    are stored elsewhere, with advice on copying these."""
+    local_folders: dict[str, Path] = {}
     elsewhere: dict[str, str] = {}
     for name, url, remedy in (
         ("files", settings.files_url, "copy the bucket after the ledger"),
@@ -96,12 +96,13 @@ def folders(settings: Settings) -> tuple[dict[str, Path], dict[str, str]]:
         if directory is None:
             elsewhere[name] = f"at {without_credentials(url)}: {remedy} (docs/backup.md)"
         else:
-            here[name] = directory.absolute()
-    return here, elsewhere
+            local_folders[name] = directory.absolute()
+    return local_folders, elsewhere
 
 
 async def create_backup(settings: Settings, target: Path, definitions: str) -> CreatedBackup:
-    """Write an archive of the system to a new file, or to one of its own name in a directory.
+    """Write an archive of the system to a new file; if `target` is a directory, to a new file in
+    it.
 
     Raises LedgerOnServer, BackupExists, NoSuchFolder, InvalidBackup, DiskFull, LedgerError.
     """
@@ -109,21 +110,25 @@ async def create_backup(settings: Settings, target: Path, definitions: str) -> C
     async with await Ledger.open(settings.ledger_url, check=True) as ledger:
         system = await ledger.system.system()
     archive = _archive_path(target, system.name)
-    here, elsewhere = folders(settings)
-    with mapping_disk_full(), _staging_folder(file.parent) as room, _link_files(here) as links:
-        copy = room / LEDGER
+    local_folders, elsewhere = data_folders(settings)
+    with (
+        mapping_disk_full(),
+        _staging_folder(file.parent) as staging,
+        _link_files(local_folders) as links,
+    ):
+        copy = staging / LEDGER
         missing: list[str] | None = None
         for _ in range(MAX_TRIES):
-            before = missing
+            missing_before = missing
             await asyncio.to_thread(links.link)
             await asyncio.to_thread(_copy_ledger, file, copy)
             await asyncio.to_thread(links.link)
-            missing = await _missing_files(copy, links) if "files" in here else []
-            if not missing or missing == before:
+            missing = await _missing_files(copy, links) if "files" in local_folders else []
+            if not missing or missing == missing_before:
                 break
-        facts = await asyncio.to_thread(read_facts, copy, thoroughly=False)
+        facts = await asyncio.to_thread(read_facts, copy, with_indexes=False)
         names = sorted(f"JOBS_{name.upper()}" for name in settings.model_fields_set)
-        about = {
+        manifest_fields = {
             "format": FORMAT,
             "made_at": time.time(),
             "program": version("switchyard"),
@@ -136,7 +141,9 @@ async def create_backup(settings: Settings, target: Path, definitions: str) -> C
             "elsewhere": elsewhere,
             "missing": missing or [],
         }
-        manifest = await asyncio.to_thread(_write, archive, copy, links, definitions, about)
+        manifest = await asyncio.to_thread(
+            _write_archive, archive, copy, links, definitions, manifest_fields
+        )
     return CreatedBackup(archive, archive.stat().st_size, manifest)
 
 
@@ -152,44 +159,44 @@ def _archive_path(target: Path, system: str) -> Path:
 
 
 def _copy_ledger(source: Path, target: Path) -> None:
-    """Copy a ledger in use, as it is at one moment. Writers go on meanwhile."""
+    """Copy a ledger in use, as it is at one moment, without blocking writers."""
     target.unlink(missing_ok=True)
     address = f"{source.as_uri()}?mode=rw"
     with (
         closing(sqlite3.connect(address, uri=True)) as ledger,
         closing(sqlite3.connect(target)) as copy,
     ):
-        ledger.backup(copy)  # in one step: it would begin anew whenever somebody has written
+        ledger.backup(copy)  # in one step: in several, each write of another process restarts it
 
 
-async def _missing_files(copy: Path, links: _Links) -> list[str]:
+async def _missing_files(copy: Path, links: _LinkedFiles) -> list[str]:
     """Return the stored files that waiting jobs and letters of a ledger name, and that were not
     linked."""
     async with await Ledger.open(f"sqlite+aiosqlite:///{copy}") as ledger:
         names = await ledger.references.names_needed()
-    keys = (name for name in names if _STORED.fullmatch(name) and _is_key(name))
+    keys = (name for name in names if _STORED_KEY.fullmatch(name) and _is_valid_key(name))
     return sorted(key for key in keys if key not in links.keys("files"))[:MAX_MISSING]
 
 
-def _is_key(name: str) -> bool:
+def _is_valid_key(name: str) -> bool:
     try:
         return bool(check_key(name))
     except InvalidKey:
         return False
 
 
-class _Links:
-    """A second name for each file of some directories: what is removed later is still there."""
+class _LinkedFiles:
+    """Hard links to the files of some directories, so that files removed later are still there."""
 
-    def __init__(self, places: dict[str, tuple[Path, Path]]) -> None:
-        self._places = places
-        self._keys: dict[str, dict[str, None]] = {name: {} for name in places}
+    def __init__(self, directories: dict[str, tuple[Path, Path]]) -> None:
+        self._directories = directories
+        self._keys: dict[str, dict[str, None]] = {name: {} for name in directories}
 
     def link(self) -> None:
-        """Link what is there now and was not linked before."""
-        for name, (root, staging) in self._places.items():
-            # The versions of an index's tables before all that they name, and listed before it:
-            # whoever writes one has written its files before, and none of them ever changes.
+        """Link the files that were not linked before."""
+        for name, (root, staging) in self._directories.items():
+            # Versions of an index's tables are listed and linked before their data files: a version
+            # is written after its files, which never change, so these are there.
             for versions in (True, False):
                 for key in _keys_below(root):
                     if ("/_versions/" in key) is versions and _link(root / key, staging / key):
@@ -199,11 +206,11 @@ class _Links:
         """Return the keys of the files of a directory."""
         return self._keys.get(name, {})
 
-    def all(self) -> Iterator[tuple[str, Path]]:
+    def list_files(self) -> Iterator[tuple[str, Path]]:
         """Yield every file with its name in the archive."""
         for name, keys in self._keys.items():
             for key in keys:
-                yield f"{name}/{key}", self._places[name][1] / key
+                yield f"{name}/{key}", self._directories[name][1] / key
 
 
 def _keys_below(root: Path) -> list[str]:
@@ -212,18 +219,21 @@ def _keys_below(root: Path) -> list[str]:
         stored.key
         for batch in FileDirectory(root).list()
         for stored in batch
-        if _is_key(stored.key)
+        if _is_valid_key(stored.key)
     ]
     return sorted(keys, key=lambda key: ("/" not in key, key))
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Link a file, or copy it where that can't be; False if it is gone."""
+    """Link a file, or copy it where links are impossible; return False if it is gone."""
     try:
         status = source.stat()
         if target.exists():
-            linked = target.stat()
-            if (linked.st_size, linked.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
+            linked_status = target.stat()
+            if (linked_status.st_size, linked_status.st_mtime_ns) == (
+                status.st_size,
+                status.st_mtime_ns,
+            ):
                 return True
             target.unlink()
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -242,30 +252,33 @@ def _link(source: Path, target: Path) -> bool:
 
 
 @contextmanager
-def _link_files(here: dict[str, Path]) -> Iterator[_Links]:
-    places: dict[str, tuple[Path, Path]] = {}
-    with _all_staging([root for root in here.values() if root.is_dir()]) as rooms:
-        for name, root in here.items():
-            if root in rooms:
-                places[name] = (root, rooms[root])
-        yield _Links(places)
+def _link_files(local_folders: dict[str, Path]) -> Iterator[_LinkedFiles]:
+    directories: dict[str, tuple[Path, Path]] = {}
+    with _staging_folders(
+        [root for root in local_folders.values() if root.is_dir()]
+    ) as staging_folders:
+        for name, root in local_folders.items():
+            if root in staging_folders:
+                directories[name] = (root, staging_folders[root])
+        yield _LinkedFiles(directories)
 
 
 @contextmanager
-def _all_staging(roots: list[Path]) -> Iterator[dict[Path, Path]]:
+def _staging_folders(roots: list[Path]) -> Iterator[dict[Path, Path]]:
     if not roots:
         yield {}
         return
-    with _staging_folder(roots[0]) as first, _all_staging(roots[1:]) as others:
+    with _staging_folder(roots[0]) as first, _staging_folders(roots[1:]) as others:
         yield {roots[0]: first, **others}
 
 
 @contextmanager
 def _staging_folder(root: Path) -> Iterator[Path]:
-    """Make a directory in another one, and remove it at the end, and those that were left there."""
-    for old in root.glob(f"{STAGING}*"):
-        if time.time() - old.stat().st_mtime > STAGING_KEPT:
-            shutil.rmtree(old, ignore_errors=True)
+    """Make a temporary directory in another one, remove it at the end, and remove old ones at the
+    start."""
+    for old_folder in root.glob(f"{STAGING}*"):
+        if time.time() - old_folder.stat().st_mtime > STAGING_TTL:
+            shutil.rmtree(old_folder, ignore_errors=True)
     folder = Path(mkdtemp(prefix=STAGING, dir=root))
     try:
         yield folder
@@ -273,11 +286,15 @@ def _staging_folder(root: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(
-    archive: Path, copy: Path, links: _Links, definitions: str, about: dict[str, object]
+def _write_archive(
+    archive: Path,
+    copy: Path,
+    links: _LinkedFiles,
+    definitions: str,
+    manifest_fields: dict[str, object],
 ) -> Manifest:
-    """Write the archive beside its place, and give it its name when it is whole and on disk."""
-    needed = copy.stat().st_size + sum(path.stat().st_size for _, path in links.all())
+    """Write the archive under a temporary name, and rename it when it is complete and on disk."""
+    needed = copy.stat().st_size + sum(path.stat().st_size for _, path in links.list_files())
     if shutil.disk_usage(archive.parent).free < needed:
         raise DiskFull(f"the archive needs {needed:,} bytes, more than {archive.parent} has free")
     part = archive.with_name(f"{archive.name}#{os.getpid()}")
@@ -286,9 +303,9 @@ def _write(
             writer = ArchiveWriter(file)
             writer.add_file(LEDGER, copy)
             writer.add_text(DEFINITIONS, definitions)
-            for name, path in links.all():
+            for name, path in links.list_files():
                 writer.add_file(name, path)
-            manifest = Manifest.model_validate({**about, "members": writer.members})
+            manifest = Manifest.model_validate({**manifest_fields, "members": writer.members})
             writer.close(manifest)
             file.flush()
             os.fsync(file.fileno())

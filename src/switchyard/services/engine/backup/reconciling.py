@@ -1,4 +1,4 @@
-"""Comparing a ledger that was restored with its broker, job by job, and putting both right."""
+"""Compare a restored ledger with its broker, job by job, and repair the differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.services.common.errors import ConflictError
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.dead.indexing import Reindexed, reindex
+from switchyard.services.engine.dead.indexing import ReindexResult, reindex
 from switchyard.services.engine.identity.broker import mark_broker
 from switchyard.services.engine.identity.storage_identity import claim_places
 from switchyard.services.engine.jobs.registry import Registry
@@ -22,7 +22,7 @@ BATCH_SIZE = 1_000
 
 
 class QueuesInUse(ConflictError):
-    """Workers take jobs from the queues meanwhile, so nothing could be compared."""
+    """Workers are consuming the queues, so they can't be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +36,26 @@ class QueueDifferences:
     ended: int
     """Jobs among them that have ended according to the ledger, each once: they are skipped."""
     unreadable: int
-    """Messages that are no job: they become dead letters."""
+    """Messages that are no jobs: they become dead letters when a worker gets them."""
     lost: tuple[str, ...]
     """Jobs that wait according to the ledger and that the broker lacks. Those that ran after
     the backup run once more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
+class ReconcileResult:
     """Result of a reconciliation."""
 
     republished: int
     """Jobs that the scheduler will publish again."""
-    letters: Reindexed
+    letters: ReindexResult
 
 
 async def compare_queues(
     settings: Settings, ledger: Ledger, queues: Sequence[str]
 ) -> QueueDifferences:
-    """Compare the messages of these queues with the ledger, and leave them as they are. Costs what
-    it costs to read them all.
+    """Compare the messages of these queues with the ledger, without changing anything. Reads all
+    messages.
 
     Raises QueuesInUse, BrokerUnavailable, LedgerUnavailable.
     """
@@ -89,10 +89,10 @@ async def compare_queues(
 
 async def reconcile(
     settings: Settings, ledger: Ledger, registry: Registry, differences: QueueDifferences
-) -> Reconciled:
-    """Give broker, files and index to the ledger's system, list the dead letters that are there and
-    no others, and have the jobs published that the broker has not. Safe to repeat. Waits while a
-    redrive or purge goes through the dead letters.
+) -> ReconcileResult:
+    """Mark broker, files and index as the ledger's, rebuild the index of dead letters, and have the
+    jobs published that the broker lacks. Safe to repeat. Waits while a redrive or purge scans the
+    dead letters.
 
     Raises BrokerUnavailable, LedgerError, MarkHidden.
     """
@@ -102,7 +102,7 @@ async def reconcile(
     republished = 0
     for ids in _batches(differences.lost):
         republished += await ledger.jobs.requeue(ids)
-    return Reconciled(republished, letters)
+    return ReconcileResult(republished, letters)
 
 
 def _batches(ids: Sequence[str]) -> Iterable[Sequence[str]]:

@@ -1,9 +1,9 @@
-"""Checking an archive, and putting it in the place of a system that does not run.
+"""Check an archive, and restore a stopped system from it.
 
-Everything is unpacked and checked beside its place first. Then the ledger is moved away, files and
-index are exchanged, and the new ledger comes last: without a ledger no process runs, so none sees
-half of both. A journal beside the ledger says that this is under way; where it was interrupted, the
-next restore puts the old state back first.
+Everything is unpacked beside its destination and checked. Then the old ledger is moved away, files
+and index are exchanged, and the new ledger is moved in last. Without a ledger no process runs, so
+none sees a mixture. A journal beside the ledger marks a restore under way; after an interruption,
+the next restore puts the old state back first.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from switchyard.services.engine.backup.archive import (
     check_ledger,
     read_archive,
 )
-from switchyard.services.engine.backup.creating import folders, ledger_file
+from switchyard.services.engine.backup.creating import data_folders, ledger_file
 from switchyard.services.engine.ledger.sql.database import JOURNAL_SUFFIX
 
-KEPT, LEAVING, NEW = "#before-restore-", "#leaving-", "#restore-"
+OLD_PREFIX, LEAVING_PREFIX, NEW_PREFIX = "#before-restore-", "#leaving-", "#restore-"
 """Prefixes of the directories for old files, for those being moved there, and for new ones. No
 listing shows them."""
 
@@ -44,7 +44,7 @@ class SystemRuns(ConflictError):
 
 
 class PlaceTaken(ConflictError):
-    """There is data in the place of what is to be restored."""
+    """There is data at the path of a part that is to be restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,17 @@ class RestoredBackup:
     kept: tuple[Path, ...]
     """Paths of the earlier data."""
     undid: bool
-    """An earlier restore was interrupted: what it had moved was put back first."""
+    """Whether an earlier restore was interrupted, and its changes were undone first."""
 
 
 def verify_backup(archive: Path) -> Manifest:
-    """Check every byte of an archive, and its ledger by SQLite's own check, without touching any
+    """Check every byte of an archive, and its ledger by SQLite's own check, without changing a
     system. Raises BackupMissing, InvalidBackup, DiskFull."""
     if not archive.exists():
         raise BackupMissing(f"there is no backup at {archive}")
     beside = archive.absolute().parent
-    room = beside if os.access(beside, os.W_OK) else None
-    with mapping_disk_full(), TemporaryDirectory(prefix="#verify-", dir=room) as folder:
+    directory = beside if os.access(beside, os.W_OK) else None
+    with mapping_disk_full(), TemporaryDirectory(prefix="#verify-", dir=directory) as folder:
         ledger = Path(folder) / LEDGER
         manifest = read_archive(archive, lambda name: ledger if name == LEDGER else None)
         check_ledger(ledger, manifest)
@@ -79,53 +79,55 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool) -> Resto
 
     Raises LedgerOnServer, SystemRuns, PlaceTaken, BackupMissing, InvalidBackup, DiskFull.
     """
-    place = _Place(ledger_file(settings), folders(settings)[0])
+    location = _SystemLocation(ledger_file(settings), data_folders(settings)[0])
     if not archive.exists():
         raise BackupMissing(f"there is no backup at {archive}")
-    place.make_folders()
-    with place.alone():
-        return _restore(place, archive, replace=replace)
+    location.make_folders()
+    with location.locked():
+        return _restore(location, archive, replace=replace)
 
 
-def _restore(place: _Place, archive: Path, *, replace: bool) -> RestoredBackup:
-    undid = place.undo()
-    _require_free(place, replace=replace)
+def _restore(location: _SystemLocation, archive: Path, *, replace: bool) -> RestoredBackup:
+    undid = location.undo()
+    _require_unoccupied(location, replace=replace)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     size = archive.stat().st_size
-    for room in (place.ledger.parent, *place.folders.values()):
-        if shutil.disk_usage(room).free < size:
-            raise DiskFull(f"{room} has less than the {size:,} bytes free that the archive has")
+    for directory in (location.ledger.parent, *location.folders.values()):
+        if shutil.disk_usage(directory).free < size:
+            raise DiskFull(
+                f"{directory} has less than the {size:,} bytes free that the archive has"
+            )
     try:
         with mapping_disk_full():
-            manifest = read_archive(archive, lambda name: place.staged(stamp, name))
-        check_ledger(place.new_ledger(stamp), manifest)
+            manifest = read_archive(archive, lambda name: location.staged_path(stamp, name))
+        check_ledger(location.new_ledger(stamp), manifest)
         os.sync()
-        _require_stopped(place.ledger)
+        _require_stopped(location.ledger)
     except BaseException:
-        place.drop_staged(stamp)
+        location.drop_staged(stamp)
         raise
     try:
-        place.exchange(stamp)
+        location.exchange(stamp)
     except BaseException:
-        place.undo()
-        place.drop_staged(stamp)
+        location.undo()
+        location.drop_staged(stamp)
         raise
-    return RestoredBackup(manifest, place.ledger, tuple(place.kept(stamp)), undid)
+    return RestoredBackup(manifest, location.ledger, tuple(location.list_old(stamp)), undid)
 
 
-def _require_free(place: _Place, *, replace: bool) -> None:
-    taken = list(place.taken())
-    if taken and not replace:
+def _require_unoccupied(location: _SystemLocation, *, replace: bool) -> None:
+    occupied = list(location.occupied())
+    if occupied and not replace:
         raise PlaceTaken(
-            f"there is data at {taken[0]}: with --replace it is kept beside the restored one; or "
-            "set JOBS_DATA_DIR to a new directory"
+            f"there is data at {occupied[0]}: with --replace it is kept beside the restored one; "
+            "or set JOBS_DATA_DIR to a new directory"
         )
-    _require_stopped(place.ledger)
+    _require_stopped(location.ledger)
 
 
 def _require_stopped(ledger: Path) -> None:
-    """Raise SystemRuns while any process has the ledger open: each keeps a lock on the file of a
-    write-ahead log, which SQLite would have to remove."""
+    """Raise SystemRuns while a process has the ledger open. Leaving WAL mode needs an exclusive
+    lock, which SQLite refuses as long as another connection is open."""
     if not ledger.exists():
         return
     try:
@@ -139,10 +141,10 @@ def _require_stopped(ledger: Path) -> None:
             ) from error
         raise
     except sqlite3.DatabaseError:
-        return  # it is damaged, and nobody can work with it
+        return  # it is damaged: no process can use it
 
 
-class _Place:
+class _SystemLocation:
     """Locations of a system: its ledger's file and its directories on this host."""
 
     def __init__(self, ledger: Path, folders: dict[str, Path]) -> None:
@@ -150,7 +152,7 @@ class _Place:
         self.folders = folders
         self._journal = ledger.with_name(ledger.name + JOURNAL_SUFFIX)
 
-    def taken(self) -> Iterable[Path]:
+    def occupied(self) -> Iterable[Path]:
         """Yield the parts that have data."""
         if self.ledger.exists():
             yield self.ledger
@@ -159,13 +161,13 @@ class _Place:
                 yield folder
 
     def make_folders(self) -> None:
-        """Make the directories that are not there."""
+        """Make the missing directories."""
         self.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in self.folders.values():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other restores out. Raises SystemRuns."""
         descriptor = os.open(self.ledger.parent, os.O_RDONLY)
         try:
@@ -177,78 +179,83 @@ class _Place:
             os.close(descriptor)
 
     def new_ledger(self, stamp: str) -> Path:
-        """Return where the new ledger waits."""
-        return self.ledger.with_name(f"{self.ledger.name}{NEW}{stamp}")
+        """Return the temporary path of the new ledger."""
+        return self.ledger.with_name(f"{self.ledger.name}{NEW_PREFIX}{stamp}")
 
-    def staged(self, stamp: str, name: str) -> Path | None:
-        """Return where a member of the archive waits; None for what has no place on this host."""
+    def staged_path(self, stamp: str, name: str) -> Path | None:
+        """Return the temporary path of a member of the archive; None for a member that is not
+        restored here."""
         if name == LEDGER:
             return self.new_ledger(stamp)
         folder, slash, key = name.partition("/")
         if not slash or folder not in self.folders:
             return None
-        target = self.folders[folder] / f"{NEW}{stamp}" / key
+        target = self.folders[folder] / f"{NEW_PREFIX}{stamp}" / key
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
     def drop_staged(self, stamp: str) -> None:
-        """Remove what waits."""
+        """Remove the unpacked members."""
         self.new_ledger(stamp).unlink(missing_ok=True)
         for folder in self.folders.values():
-            shutil.rmtree(folder / f"{NEW}{stamp}", ignore_errors=True)
+            shutil.rmtree(folder / f"{NEW_PREFIX}{stamp}", ignore_errors=True)
 
-    def kept(self, stamp: str) -> Iterable[Path]:
-        """Yield where the old data is; where there was none, nothing is left."""
+    def list_old(self, stamp: str) -> Iterable[Path]:
+        """Yield the paths of the old data; remove the empty directories of parts that had none."""
         if (old := self._old_ledger(stamp)).exists():
             yield old
         for folder in self.folders.values():
-            aside = folder / f"{KEPT}{stamp}"
-            if any(_entries(aside)):
-                yield aside
+            old_folder = folder / f"{OLD_PREFIX}{stamp}"
+            if any(_entries(old_folder)):
+                yield old_folder
             else:
                 with suppress(FileNotFoundError):
-                    aside.rmdir()
+                    old_folder.rmdir()
 
     def exchange(self, stamp: str) -> None:
-        """Move the old data aside, and the new data into its place, the ledger first and last."""
+        """Move the old data aside and the new data in: first the old ledger out, last the new
+        ledger in."""
         _write_durably(self._journal, json.dumps({"stamp": stamp}))
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 Path(f"{self.ledger}{suffix}").rename(f"{self._old_ledger(stamp)}{suffix}")
         for folder in self.folders.values():
-            leaving = folder / f"{LEAVING}{stamp}"
+            leaving = folder / f"{LEAVING_PREFIX}{stamp}"
             leaving.mkdir(mode=0o700)
             _move(_entries(folder), leaving)
-            leaving.rename(folder / f"{KEPT}{stamp}")
-            new = folder / f"{NEW}{stamp}"
-            if new.is_dir():
-                _move(_entries(new), folder)
-                new.rmdir()
+            leaving.rename(folder / f"{OLD_PREFIX}{stamp}")
+            new_folder = folder / f"{NEW_PREFIX}{stamp}"
+            if new_folder.is_dir():
+                _move(_entries(new_folder), folder)
+                new_folder.rmdir()
         os.sync()
         self.new_ledger(stamp).rename(self.ledger)
         sync_folder(self.ledger.parent)
         self._journal.unlink()
 
     def undo(self) -> bool:
-        """Put back what an exchange that was interrupted had moved, and remove what restores that
-        were killed had unpacked. False if nothing had been moved."""
+        """Undo an interrupted exchange, and remove the unpacked members of killed restores. Return
+        False if nothing was moved."""
         try:
             stamp = str(json.loads(self._journal.read_text())["stamp"])
         except FileNotFoundError:
-            for left in self.ledger.parent.glob(f"{self.ledger.name}{NEW}*"):
-                left.unlink()
+            for leftover in self.ledger.parent.glob(f"{self.ledger.name}{NEW_PREFIX}*"):
+                leftover.unlink()
             for folder in self.folders.values():
-                for left in folder.glob(f"{NEW}*"):
-                    shutil.rmtree(left)
+                for leftover in folder.glob(f"{NEW_PREFIX}*"):
+                    shutil.rmtree(leftover)
             return False
         if self.new_ledger(stamp).exists():
             for folder in self.folders.values():
-                leaving, aside = folder / f"{LEAVING}{stamp}", folder / f"{KEPT}{stamp}"
-                if aside.is_dir():  # all old files had left, so what is there is new
-                    new = folder / f"{NEW}{stamp}"
-                    new.mkdir(exist_ok=True)
-                    _move(_entries(folder), new)
-                    aside.rename(leaving)
+                leaving, old_folder = (
+                    folder / f"{LEAVING_PREFIX}{stamp}",
+                    folder / f"{OLD_PREFIX}{stamp}",
+                )
+                if old_folder.is_dir():  # all old files were moved out, so the present ones are new
+                    new_folder = folder / f"{NEW_PREFIX}{stamp}"
+                    new_folder.mkdir(exist_ok=True)
+                    _move(_entries(folder), new_folder)
+                    old_folder.rename(leaving)
                 if leaving.is_dir():
                     _move(_entries(leaving), folder)
                     leaving.rmdir()
@@ -260,7 +267,7 @@ class _Place:
         return True
 
     def _old_ledger(self, stamp: str) -> Path:
-        return self.ledger.with_name(f"{self.ledger.name}{KEPT}{stamp}")
+        return self.ledger.with_name(f"{self.ledger.name}{OLD_PREFIX}{stamp}")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -277,10 +284,10 @@ def _move(entries: Iterable[Path], folder: Path) -> None:
 
 
 def _write_durably(file: Path, text: str) -> None:
-    new = file.with_name(f"{file.name}#")
-    with new.open("w") as writing:
-        writing.write(text)
-        writing.flush()
-        os.fsync(writing.fileno())
-    new.rename(file)
+    temporary = file.with_name(f"{file.name}#")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(file)
     sync_folder(file.parent)

@@ -1,8 +1,8 @@
 """Group dead letters by their cause of death.
 
-Ten thousand letters of one broken server differ in ids, times and addresses only. What varies is
-replaced by placeholders; what is left, with where in the code it happened, is the cause. The same
-function serves the index and a scan of `jobs.dead`.
+Ten thousand letters caused by one broken server differ only in ids, times and addresses. These are
+replaced by placeholders; the rest of the error, with its location in the code, is the cause. The
+index and scans of `jobs.dead` use the same function.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FINGERPRINT_LENGTH = 10
 MESSAGE_LENGTH = 300
 """Characters of a normalised message that count: the end of a long one is a dump of data."""
 
-# The order matters: what contains others comes first.
+# The order matters: a pattern comes before those that match parts of its matches.
 _PLACEHOLDERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), placeholder)
     for pattern, placeholder in (
@@ -35,19 +35,19 @@ _PLACEHOLDERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[0-9a-fA-F]{8,}\b", "<hex>"),
         # Ids such as job-17, doc_2024a or 01HV…: letters with a number in them.
         (r"\b[A-Za-z]+(?:[-_:.][A-Za-z]+)*[-_:.]?\d[\w:.-]*\b", "<id>"),
-        # A status is what one wants to know: `HTTP 503` is another cause than `HTTP 404`.
+        # A status code stays: `HTTP 503` is another cause than `HTTP 404`.
         (r"(?<!HTTP )(?<!status )(?<!code )(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?", "<n>"),
     )
 )
 _FRAME = re.compile(
-    # Within one line: what is no traceback must not be read again from each of its lines on.
+    # Matches within one line, so that text without a traceback takes linear time.
     r'^[ \t]*+File "(?P<file>[^"\n]+)", line \d+, in (?P<function>.+)$',
     re.MULTILINE,
 )
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|^<")
-"""Files of other people's code: the standard library, what pip installed, `<frozen …>`."""
+"""Files of libraries: the standard library, installed packages, `<frozen …>`."""
 _OWN_MACHINERY = re.compile(r"services[/\\]engine[/\\]runtime[/\\]\w+\.py$")
-"""Frames that call every handler, and so do not tell causes apart."""
+"""Files whose frames call every handler, and so do not distinguish causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Cause:
     reason: str
     error_type: str
     message: str
-    """The error's message with placeholders for what varies."""
+    """The error's message with placeholders for its variable parts."""
     location: str
-    """`file.py:function` of the innermost frame that is no library's; empty where unknown."""
+    """`file.py:function` of the innermost frame outside of libraries; empty where unknown."""
     job_type: str
 
     @property
@@ -81,13 +81,13 @@ def cause_of(
     return Cause(
         reason=reason,
         error_type=error_type or "",
-        message=normalised(message or ""),
+        message=normalise(message or ""),
         location=location_of(traceback or ""),
         job_type=job_type or "",
     )
 
 
-def normalised(message: str) -> str:
+def normalise(message: str) -> str:
     """Return a message with placeholders for numbers, ids, paths, times and quoted text, in one
     line."""
     text = message[: MESSAGE_LENGTH * 4]
@@ -97,8 +97,8 @@ def normalised(message: str) -> str:
 
 
 def location_of(traceback: str) -> str:
-    """Return where it happened: the innermost frame of the job's own code, without its line number,
-    which every edit of the file moves."""
+    """Return the location of the error: the innermost frame of the job's own code, without its line
+    number, which each edit of the file changes."""
     frames = [(each["file"], each["function"].strip()) for each in _FRAME.finditer(traceback)]
     own = [
         frame

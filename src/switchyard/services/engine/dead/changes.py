@@ -72,22 +72,19 @@ class Change:
         return cls(**fields)
 
     def check(self) -> None:
-        """Raises InvalidRedrive for what could be right for no letter."""
+        """Raise InvalidRedrive for a change that is invalid for every letter."""
         if self.to is not None:
             try:
                 split_routing_key(self.to)
             except ValueError as error:
                 raise InvalidRedrive(str(error)) from error
         if self.jq is not None:
-            _program(self.jq)
+            _compile(self.jq)
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Parse `payload.x=1` into path and value; the value is JSON, or else plain text. Raises
-    InvalidRedrive when the text has no such form or names another part of the message.
-
-    Raises InvalidRedrive when it has no such form or names another part of the message.
-    """
+    InvalidRedrive when the text has no such form or names another part of the message."""
     path, equals, raw = text.partition("=")
     head = path.split(".")[0]
     targets = ("payload", "priority", "metadata.max_attempts", "metadata.expires_at")
@@ -101,7 +98,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return path, raw
 
 
-def changed(
+def make_copy(
     letter: DeadLetterLike,
     change: Change,
     registry: Registry,
@@ -111,10 +108,10 @@ def changed(
 ) -> tuple[JobMessage, str]:
     """Return the copy that goes back, and its routing key.
 
-    With `remote` somebody outside has asked for the change: local-only fields must be as they
-    were, in a job of the same type. `moment` is now by the ledger's clock; the
-    host's where it is not given. With a jq expression it may block for seconds. Raises
-    InvalidRedrive when it would not be a valid job, ExpressionStopped.
+    With `remote`, the change comes from outside: local-only fields must stay as they were, in a job
+    of the same type. `moment` is now by the ledger's clock; the host's where it is not given. With
+    a jq expression it may block for seconds. Raises InvalidRedrive when it would not be a valid
+    job, ExpressionStopped.
     """
     if letter.message is None:
         raise InvalidRedrive(why_no_job(letter))
@@ -123,9 +120,9 @@ def changed(
         lane, job_type_name = split_routing_key(routing_key)
         lane_named(lane, LANES)
         job_type = registry.described(job_type_name)
-        message = altered(letter.message, letter.body, change, job_type_name)
+        message = apply_change(letter.message, letter.body, change, job_type_name)
         message = with_secrets(message, letter.message, registry)
-        message = versioned(job_type, letter.message, message, remote=remote)
+        message = check_version(job_type, letter.message, message, remote=remote)
     except ValidationError as error:
         raise InvalidRedrive(describe(error)) from error
     except (ValueError, UnknownJobType, NewerPayload) as error:
@@ -134,7 +131,9 @@ def changed(
         raise InvalidRedrive(f"{job_type_name} is not worked in lane {lane}")
     moment = moment or now()
     expires_at = message.metadata.expires_at
-    more = {} if change.is_empty else {"edited_from": edit_name(letter.id, letter.redrives)}
+    extra_metadata = (
+        {} if change.is_empty else {"edited_from": edit_name(letter.id, letter.redrives)}
+    )
     return (
         message.with_metadata(
             attempts=0,
@@ -142,18 +141,18 @@ def changed(
             queued_at=moment,
             not_before=None,
             sent_on=0,
-            # An expiry that has passed would only kill it again.
+            # With an expiry in the past, the job would die again at once.
             expires_at=expires_at if expires_at is None or expires_at > moment else None,
-            **more,
+            **extra_metadata,
         ),
         routing_key,
     )
 
 
 def with_secrets(message: JobMessage, before: JobMessage, registry: Registry) -> JobMessage:
-    """Return a changed copy with the secrets of the message before, where the change has them only
-    as they are shown. Raises InvalidRedrive where it would show one: in a field or job type that
-    does not hide it."""
+    """Return a changed copy with the secrets of the message before, where the change has only their
+    masks. Raises InvalidRedrive if a secret would be visible, as in a field or job type that does
+    not hide it."""
     secrets = registry.secrets_of(before.job_type)
     payload = revealed(message.payload, secrets, before.payload)
     if moved_secrets(before.payload, secrets, payload, registry.secrets_of(message.job_type)):
@@ -166,19 +165,18 @@ def with_secrets(message: JobMessage, before: JobMessage, registry: Registry) ->
     )
 
 
-def versioned(
+def check_version(
     job_type: JobType, before: JobMessage, message: JobMessage, *, remote: bool = False
 ) -> JobMessage:
-    """Check the payload of a changed copy, and return it with the version that this is of: an older
-    one may have been changed in its own terms, or written anew in those of the type's version.
-    Raises InvalidPayload, NewerPayload."""
+    """Check the payload of a changed copy, and return the copy with the payload's version: that of
+    the message before, or the type's, whichever fits. Raises InvalidPayload, NewerPayload."""
     vouched: Mapping[str, Any] = before.payload
     if message.job_type != before.job_type:
         message, vouched = message.with_metadata(payload_version=job_type.version), {}
     version = message.metadata.payload_version
     is_changed = message.payload != before.payload
     if not is_changed and not job_type.can_read(version):
-        return message  # its worker can
+        return message  # its worker, of another release, can read it
     try:
         if remote:
             job_type.validate_remote(message.payload, vouched, version=version)
@@ -198,7 +196,7 @@ def versioned(
 
 
 def why_no_job(letter: DeadLetterLike) -> str:
-    """Say why there is no job in a letter that has none, and what to do."""
+    """Return the reason why a letter has no job, and what to do."""
     if letter.certificate.properties:
         return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
     if letter.certificate.is_foreign:
@@ -207,23 +205,23 @@ def why_no_job(letter: DeadLetterLike) -> str:
 
 
 def edit_name(letter_id: str, redrives: int) -> str:
-    """Return what `edited_from` in a message's metadata says: the letter, and which death of it."""
+    """Return the value of `edited_from` in a message's metadata: the letter's id, and the number of
+    its redrives."""
     return f"{letter_id}/{redrives}"
 
 
-def altered(message: JobMessage, body: bytes, change: Change, job_type: str) -> JobMessage:
-    """Return what a change makes of a message with that body, as a job of that type. Raises
-    InvalidRedrive."""
+def apply_change(message: JobMessage, body: bytes, change: Change, job_type: str) -> JobMessage:
+    """Apply a change to a message with that body, as a job of that type. Raises InvalidRedrive."""
     if change == Change(to=change.to):
-        # Unknown fields survive in the message as it was decoded; most redrives change nothing.
-        same = message.job_type == job_type
-        return message if same else message.model_copy(update={"job_type": job_type})
+        # Without changes, keep the decoded message, with its unknown fields.
+        is_same_type = message.job_type == job_type
+        return message if is_same_type else message.model_copy(update={"job_type": job_type})
     values = json.loads(body)
     values["job_type"] = job_type
     if change.payload is not None:
         values["payload"] = dict(change.payload)
     if change.merge is not None:
-        values["payload"] = merged(values["payload"], change.merge)
+        values["payload"] = merge_patch(values["payload"], change.merge)
     if change.jq is not None:
         values["payload"] = _compute(change.jq, values["payload"])
     for path, value in change.values.items():
@@ -235,7 +233,7 @@ def altered(message: JobMessage, body: bytes, change: Change, job_type: str) -> 
     return JobMessage.model_validate_json(json.dumps(values))
 
 
-def merged(target: Any, patch: Any) -> Any:
+def merge_patch(target: Any, patch: Any) -> Any:
     """Return the target with a JSON merge patch (RFC 7396): null removes, objects are merged,
     anything else replaces."""
     if not isinstance(patch, Mapping):
@@ -245,12 +243,12 @@ def merged(target: Any, patch: Any) -> Any:
         if value is None:
             result.pop(name, None)
         else:
-            result[name] = merged(result.get(name), value)
+            result[name] = merge_patch(result.get(name), value)
     return result
 
 
 @lru_cache(maxsize=1)
-def _program(expression: str) -> JqProgram:
+def _compile(expression: str) -> JqProgram:
     if len(expression) > MAX_EXPRESSION:
         raise InvalidRedrive(f"the jq expression has more than {MAX_EXPRESSION} characters")
     try:
@@ -260,7 +258,7 @@ def _program(expression: str) -> JqProgram:
 
 
 def _compute(expression: str, payload: Any) -> dict[str, Any]:
-    program = _program(expression)
+    program = _compile(expression)
     try:
         results = program.results(payload)
     except ValueError as error:
@@ -272,26 +270,28 @@ def _compute(expression: str, payload: Any) -> dict[str, Any]:
 
 
 def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    at = values
+    target = values
     for step in path[:-1]:
-        inner = at.setdefault(step, {})
+        inner = target.setdefault(step, {})
         if not isinstance(inner, dict):
             raise InvalidRedrive(f"{'.'.join(path)}: {step} is not an object")
-        at = inner
-    at[path[-1]] = value
+        target = inner
+    target[path[-1]] = value
 
 
 def payload_difference(before: Any, after: Any, secrets: SecretSchema | None) -> list[str]:
     """Return the difference between two payloads without their secrets. `secrets` is the schema of
-    a payload that has some; `after` may have them as they are shown."""
-    meant = revealed(after, secrets, before)
-    return difference(hidden(before, secrets), hidden(meant, secrets, before))
+    a payload with secrets; `after` may have masks in their place."""
+    after_with_secrets = revealed(after, secrets, before)
+    return difference(hidden(before, secrets), hidden(after_with_secrets, secrets, before))
 
 
 def difference(before: Any, after: Any) -> list[str]:
-    """Return the lines of a unified diff between two JSON values; none where they are the same."""
-    old, new = (
+    """Return the lines of a unified diff between two JSON values; none if they are equal."""
+    lines_before, lines_after = (
         json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
         for value in (before, after)
     )
-    return list(difflib.unified_diff(old, new, "dead letter", "edited", lineterm=""))
+    return list(
+        difflib.unified_diff(lines_before, lines_after, "dead letter", "edited", lineterm="")
+    )

@@ -1,18 +1,18 @@
-"""Recognise displaced jobs, wherever letters are read: the broker had accepted them, and they are
-no longer in their lane. They differ from jobs that a lane refused or that were sent astray.
+"""Recognise displaced jobs among letters: jobs that the broker had accepted, and that are no longer
+in their lane. Jobs that a lane refused, or that were never recorded, are not displaced.
 
-**Thrown out.** A classic queue holds more than its length while workers hold some of it
-unacknowledged. When the broker restarts, these are back, and it cuts the queue to its length before
-it knows that a full queue refuses new messages and drops nothing: the most urgent go first
-(measured on 3.10 and 4.3). The letter says `maxlen`, as does that of a new job that a full hot lane
+**Dropped.** A classic queue can hold more messages than its length while workers hold some of them
+unacknowledged. After a restart of the broker these are back, and it cuts the queue to its length
+before it knows the policy to refuse new messages and drop none: it drops the most urgent ones first
+(measured on 3.10 and 4.3). The letter says `maxlen`, like that of a new job that a full hot lane
 refuses.
 
-**Unbound.** A job whose key no queue is bound to goes from `jobs.topic` to the dead letters, and is
-confirmed. Where the ledger has the job, and it has not ended, it was accepted and must run. A job
-without a record waits for an operator: its publisher would send it astray again.
+**Unbound.** A job to whose key no queue is bound goes from `jobs.topic` to the dead letters, and is
+confirmed. If the ledger has the job, and it has not ended, it was accepted and must run. A job
+without a record waits for an operator.
 
-**Paused.** A paused job that no worker has taken out of its queue meanwhile grows too old there.
-But no job expires while it is paused.
+**Paused.** A paused job stays in its queue until a worker takes it out, and may expire there; but a
+job must not expire while it is paused.
 """
 
 from __future__ import annotations
@@ -34,54 +34,58 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, State
 
 PAUSED = "Paused"
-"""The error type of letters of jobs that were paused when they grew too old for their lane."""
+"""The error type of letters of jobs that expired in their lane while they were paused."""
 _LANES = frozenset(lane.name for lane in LANES)
-_ENDS_UNROUTABLE = FINISHED | {None, State.JOINING}
-"""States in which a letter without a queue is not that of an accepted job that must run; None
-for a job without a record."""
+_NOT_TO_RUN = FINISHED | {None, State.JOINING}
+"""States of jobs that need not run after their letter found no queue; None: a job without a
+record."""
 
 
 async def classify_displaced(
     ledger: Ledger, letters: Sequence[QueuedDeadLetter]
 ) -> list[QueuedDeadLetter]:
-    """Return the letters, displaced and foreign ones with their proper reason: see also
-    `reclassify_collisions`. Raises LedgerUnavailable."""
+    """Return the letters, with the reasons of displaced and foreign ones corrected
+    (`reclassify_collisions`). Raises LedgerUnavailable."""
     classified = await reclassify_collisions(ledger, letters)
-    thrown_out = {place for place, letter in enumerate(classified) if _may_be_thrown_out(letter)}
-    astray = {place for place, letter in enumerate(classified) if _went_astray(letter)}
-    aged = {place for place, letter in enumerate(classified) if _grew_too_old(letter)}
-    held = await ledger.pauses.held([classified[place].id for place in aged])
-    aged = {place for place in aged if classified[place].id in held}
-    doubted = sorted(thrown_out | astray | aged)
-    if not doubted:
+    dropped = {index for index, letter in enumerate(classified) if _may_be_dropped(letter)}
+    unbound_candidates = {
+        index for index, letter in enumerate(classified) if _may_be_unbound(letter)
+    }
+    expired = {index for index, letter in enumerate(classified) if _has_expired(letter)}
+    held = await ledger.pauses.held([classified[index].id for index in expired])
+    expired = {index for index in expired if classified[index].id in held}
+    candidates = sorted(dropped | unbound_candidates | expired)
+    if not candidates:
         return classified
-    generations = await ledger.redrives.job_generations([classified[place].id for place in doubted])
+    generations = await ledger.redrives.job_generations(
+        [classified[index].id for index in candidates]
+    )
     unbound = []
-    for place in doubted:
-        letter = classified[place]
+    for index in candidates:
+        letter = classified[index]
         state, redrives = generations.get(letter.id, (None, letter.redrives))
         if redrives > letter.redrives:
             continue
-        if place in thrown_out and _was_confirmed(letter, state):
-            classified[place] = _as_thrown_out(letter)
-        elif place in aged and state not in FINISHED:
-            classified[place] = _as_paused(letter)
-        elif place in astray and state not in _ENDS_UNROUTABLE:
-            unbound.append(place)
+        if index in dropped and _was_confirmed(letter, state):
+            classified[index] = _as_dropped(letter)
+        elif index in expired and state not in FINISHED:
+            classified[index] = _as_paused(letter)
+        elif index in unbound_candidates and state not in _NOT_TO_RUN:
+            unbound.append(index)
     if unbound:
-        queues = await ledger.redrives.job_queues([classified[place].id for place in unbound])
-        for place in unbound:
-            classified[place] = _as_unbound(classified[place], queues.get(classified[place].id, ""))
+        queues = await ledger.redrives.job_queues([classified[index].id for index in unbound])
+        for index in unbound:
+            classified[index] = _as_unbound(classified[index], queues.get(classified[index].id, ""))
     return classified
 
 
-def _went_astray(letter: QueuedDeadLetter) -> bool:
-    """Tell whether no queue was bound to its key, and its message may be a job of ours."""
+def _may_be_unbound(letter: QueuedDeadLetter) -> bool:
+    """Tell whether no queue was bound to the letter's key, and its message may be a job of ours."""
     is_unroutable = letter.certificate.reason is Reason.UNROUTABLE
     return is_unroutable and letter.message is not None and not letter.is_ours
 
 
-def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
+def _may_be_dropped(letter: QueuedDeadLetter) -> bool:
     certificate = letter.certificate
     from_broker = certificate.error_type == BROKER and certificate.reason is Reason.OVERFLOWED
     # Anybody may have written the letter.
@@ -90,8 +94,8 @@ def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
     return from_broker and is_lane and letter.message is not None
 
 
-def _grew_too_old(letter: QueuedDeadLetter) -> bool:
-    """Tell whether the broker has dead-lettered the job as it was too old for its lane."""
+def _has_expired(letter: QueuedDeadLetter) -> bool:
+    """Tell whether the broker has dead-lettered the job as expired in its lane."""
     certificate = letter.certificate
     return (
         certificate.error_type == BROKER
@@ -107,12 +111,12 @@ def _was_confirmed(letter: QueuedDeadLetter, state: State | None) -> bool:
         return False
     if state is not None and state not in UNCONFIRMED:
         return True
-    # Such a lane dead-letters no job that it refuses: so this one was in it.
+    # A lane that does not dead-letter refused jobs must have accepted this one.
     return not lane_named(lane_of(letter.certificate.queue)).dead_letters_overflow
 
 
 def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
-    """Return a displaced letter as one that its lane has refused, or that no queue took."""
+    """Return a displaced letter as an ordinary one: overflowed, unroutable or expired."""
     if letter.certificate.reason is Reason.EXPIRED or letter.certificate.error_type == PAUSED:
         certificate = replace(letter.certificate, reason=Reason.EXPIRED, error_type=BROKER)
         return replace(letter, certificate=certificate)
@@ -124,15 +128,15 @@ def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
             dead_at=letter.certificate.dead_at,
         )
         return replace(letter, certificate=certificate)
-    why = "dead-lettered by the broker: maxlen"
-    certificate = replace(letter.certificate, reason=Reason.OVERFLOWED, message=why)
+    reason_text = "dead-lettered by the broker: maxlen"
+    certificate = replace(letter.certificate, reason=Reason.OVERFLOWED, message=reason_text)
     return replace(letter, certificate=certificate)
 
 
 def _as_paused(letter: QueuedDeadLetter) -> QueuedDeadLetter:
-    why = "it grew too old for its lane while it was paused"
+    reason_text = "it grew too old for its lane while it was paused"
     certificate = replace(
-        letter.certificate, reason=Reason.DISPLACED, error_type=PAUSED, message=why
+        letter.certificate, reason=Reason.DISPLACED, error_type=PAUSED, message=reason_text
     )
     return replace(letter, certificate=certificate)
 
@@ -148,7 +152,7 @@ def _as_unbound(letter: QueuedDeadLetter, queue: str) -> QueuedDeadLetter:
     return replace(letter, certificate=certificate)
 
 
-def _as_thrown_out(letter: QueuedDeadLetter) -> QueuedDeadLetter:
-    why = "the broker threw it out of its full lane, although it had taken it"
-    certificate = replace(letter.certificate, reason=Reason.DISPLACED, message=why)
+def _as_dropped(letter: QueuedDeadLetter) -> QueuedDeadLetter:
+    reason_text = "the broker threw it out of its full lane, although it had taken it"
+    certificate = replace(letter.certificate, reason=Reason.DISPLACED, message=reason_text)
     return replace(letter, certificate=certificate)

@@ -1,4 +1,4 @@
-"""Dead letters as JSON Lines: out of one system, into another. docs/redrive.md has the fields."""
+"""Export and import dead letters as JSON Lines. docs/redrive.md has the fields."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ BATCH_SIZE = 200
 
 
 class InvalidLine(InvalidInput):
-    """A line that is no dead letter; the text says why."""
+    """A line is not a dead letter; the text says why."""
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportResult:
     """Result of an import."""
 
     imported: int = 0
@@ -64,7 +64,7 @@ class Imported:
     """Id of each letter that the broker refused, with the reason."""
 
 
-def line_of(letter: DeadLetter) -> str:
+def to_line(letter: DeadLetter) -> str:
     """Return a letter as one line, without a line break."""
     certificate = certificate_of(letter)
     line: dict[str, Any] = {
@@ -98,7 +98,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
         raise InvalidLine(f"not JSON: {error}") from error
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise InvalidLine(f'not a line of `jobctl dead export` ("format": {FORMAT})')
-    body = _body(line)
+    body = _parse_body(line)
     values: dict[str, Any] = {}
     for name, default in (
         ("routing_key", None), ("queue", ""), ("error_type", ""), ("message", ""),
@@ -121,7 +121,8 @@ def parse_line(text: str | bytes) -> StoredLetter:
 
 
 def _check_fits(name: str, value: int | str) -> None:
-    """Check that what is published as a routing key or header is text, and fits into a frame."""
+    """Check that a value can be published as a routing key or header: that it is text, and fits
+    into a frame."""
     if isinstance(value, int):
         if not 0 <= value <= MAX_ATTEMPTS:
             raise InvalidLine(f"{name} must be 0 to {MAX_ATTEMPTS:,}")
@@ -130,18 +131,18 @@ def _check_fits(name: str, value: int | str) -> None:
         size = len(value.encode())
     except UnicodeEncodeError as error:
         raise InvalidLine(f"{name} can't be written as UTF-8") from error
-    most = MAX_LENGTHS.get(name, MAX_NAME_LENGTH)
-    if most is not None and size > most:
-        raise InvalidLine(f"{name} has {size:,} bytes, more than {most:,}")
+    max_length = MAX_LENGTHS.get(name, MAX_NAME_LENGTH)
+    if max_length is not None and size > max_length:
+        raise InvalidLine(f"{name} has {size:,} bytes, more than {max_length:,}")
 
 
-def _body(line: dict[str, Any]) -> bytes:
-    text, coded = line.get("body"), line.get("body_base64")
+def _parse_body(line: dict[str, Any]) -> bytes:
+    text, base64_text = line.get("body"), line.get("body_base64")
     try:
-        if isinstance(text, str) and coded is None:
+        if isinstance(text, str) and base64_text is None:
             body = text.encode()
-        elif isinstance(coded, str) and text is None:
-            body = base64.b64decode(coded, validate=True)
+        elif isinstance(base64_text, str) and text is None:
+            body = base64.b64decode(base64_text, validate=True)
         else:
             raise InvalidLine("give either body or body_base64")
     except (UnicodeEncodeError, binascii.Error) as error:
@@ -151,26 +152,26 @@ def _body(line: dict[str, Any]) -> bytes:
     return body
 
 
-async def exported(
+async def export_letters(
     ledger: Ledger, letter_filter: DeadLetterFilter, *, limit: int | None = None
 ) -> AsyncIterator[str]:
-    """Lines of the letters that fit, oldest first. Raises LedgerUnavailable."""
+    """Yield the lines of the letters that match, oldest first. Raises LedgerUnavailable."""
     after: tuple[float, str] | None = None
     states = (letter_filter.state,) if letter_filter.state is not None else ALL_STATES
-    left = limit
-    while left is None or left > 0:
+    remaining = limit
+    while remaining is None or remaining > 0:
         page = await ledger.dead_letters.letters_in(
             replace(letter_filter, state=None),
             states=states,
             after=after,
-            limit=PAGE if left is None else min(PAGE, left),
+            limit=PAGE if remaining is None else min(PAGE, remaining),
         )
         if not page:
             return
         for letter in page:
-            yield line_of(letter)
+            yield to_line(letter)
         after = (page[-1].dead_at, page[-1].id)
-        left = None if left is None else left - len(page)
+        remaining = None if remaining is None else remaining - len(page)
 
 
 ALL_STATES = ("waiting", "redriven", "purged", "dropped")
@@ -178,30 +179,30 @@ ALL_STATES = ("waiting", "redriven", "purged", "dropped")
 
 async def import_letters(
     ledger: Ledger, publisher: Publisher, letters: Iterable[StoredLetter]
-) -> Imported:
-    """Put letters into `jobs.dead`, confirmed, but for those that wait there already and those that
-    the broker never takes. The index learns of them as of any other. Raises PublishError,
+) -> ImportResult:
+    """Publish letters to `jobs.dead`, without those that wait there already; letters that the
+    broker can never take are reported. They are indexed like all others. Raises PublishError,
     LedgerUnavailable."""
-    done = Imported()
-    for group in _groups(letters):
-        group_filter = DeadLetterFilter(ids=frozenset(each.id for each in group))
-        known = {
+    result = ImportResult()
+    for batch in _batches(letters):
+        group_filter = DeadLetterFilter(ids=frozenset(each.id for each in batch))
+        waiting = {
             letter.id: letter.redrives
             for letter in await ledger.dead_letters.letters_in(
-                group_filter, states=("waiting",), limit=len(group)
+                group_filter, states=("waiting",), limit=len(batch)
             )
         }
-        new = [each for each in group if known.get(each.id, -1) < each.redrives]
-        answers = await asyncio.gather(*(_put(publisher, each) for each in new))
-        refused = [each for each in answers if each is not None]
-        done.refused += refused
-        done.imported += len(new) - len(refused)
-        done.skipped += len(group) - len(new)
-    return done
+        new = [each for each in batch if waiting.get(each.id, -1) < each.redrives]
+        refusals = await asyncio.gather(*(_publish(publisher, each) for each in new))
+        refused = [each for each in refusals if each is not None]
+        result.refused += refused
+        result.imported += len(new) - len(refused)
+        result.skipped += len(batch) - len(new)
+    return result
 
 
-async def _put(publisher: Publisher, letter: StoredLetter) -> str | None:
-    """Publish the letter; return why the broker never takes it, None where it has taken it. Raises
+async def _publish(publisher: Publisher, letter: StoredLetter) -> str | None:
+    """Publish a letter; return the reason if the broker can never take it, else None. Raises
     PublishError."""
     try:
         key = letter.certificate.routing_key
@@ -211,15 +212,15 @@ async def _put(publisher: Publisher, letter: StoredLetter) -> str | None:
     return None
 
 
-def _groups(letters: Iterable[StoredLetter]) -> Iterator[list[StoredLetter]]:
-    group: list[StoredLetter] = []
+def _batches(letters: Iterable[StoredLetter]) -> Iterator[list[StoredLetter]]:
+    batch: list[StoredLetter] = []
     for letter in letters:
-        group.append(letter)
-        if len(group) >= BATCH_SIZE:
-            yield group
-            group = []
-    if group:
-        yield group
+        batch.append(letter)
+        if len(batch) >= BATCH_SIZE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _envelope(letter: StoredLetter) -> Envelope:

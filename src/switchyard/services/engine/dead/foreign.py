@@ -1,8 +1,7 @@
-"""Recognise foreign letters, which carry the id of a job that they are not, wherever letters are
-read.
+"""Recognise foreign letters: messages that have the id of a job, but are not copies of it.
 
-Anybody who may publish can cause one, past every worker: it expired, had no queue, or
-was published to `jobs.dlx`. Such a letter must not stand for the job whose id it carries.
+Anybody who may publish can cause one without any worker: by a message that expires or has no queue,
+or by publishing to `jobs.dlx`. Such a letter must not count as one of the job.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from switchyard.services.engine.records.requests import FoundLetter
 async def reclassify_collisions(
     ledger: Ledger, letters: Sequence[QueuedDeadLetter]
 ) -> list[QueuedDeadLetter]:
-    """Return the letters; those that are not the job whose id they carry as `malformed`, under an
-    id of their own. Raises LedgerUnavailable."""
-    jobs = [
-        (place, _collisions(each, each.message))
-        for place, each in enumerate(letters)
+    """Return the letters, foreign ones as `malformed` and with an id of their own. Raises
+    LedgerUnavailable."""
+    found_letters = [
+        (index, _to_found_letter(each, each.message))
+        for index, each in enumerate(letters)
         if each.message
     ]
-    foreign = await ledger.dead_letters.find_foreign([letter for _, letter in jobs])
+    foreign = await ledger.dead_letters.find_foreign([letter for _, letter in found_letters])
     classified = list(letters)
     for number in foreign:
-        place, letter = jobs[number]
-        classified[place] = _as_foreign(letters[place], letter.message)
+        index, letter = found_letters[number]
+        classified[index] = _as_foreign(letters[index], letter.message)
     return classified
 
 
-def _collisions(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:
+def _to_found_letter(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:
     certificate = letter.certificate
     is_unroutable = certificate.reason is Reason.UNROUTABLE
     return FoundLetter(

@@ -1,4 +1,4 @@
-"""Whether what a filter names is there: a group of dead letters, and the ids of some."""
+"""Check the group that a filter names, and complete its shortened ids."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from switchyard.services.engine.records.requests import DeadLetterFilter
 
 
 class UnknownGroup(InvalidRedrive):
-    """No dead letter was ever of this group; the text says how to see those that there are."""
+    """No dead letter was ever in this group; the text says how to list the groups."""
 
 
 async def require_group(ledger: Ledger, which: LetterFilter) -> None:
-    """Before anything is done to a group: a name that is mistyped is no empty group. One whose
-    letters have all gone is known still. Raises UnknownGroup, LedgerUnavailable."""
+    """Check the group of a filter before anything is done, so that a mistyped name does not count
+    as an empty group. A group without remaining letters is still known. Raises UnknownGroup,
+    LedgerUnavailable."""
     if which.group is None:
         return
     page = await ledger.dead_letters.list_dead(DeadLetterFilter(group=which.group), limit=1)
@@ -29,7 +30,6 @@ async def require_group(ledger: Ledger, which: LetterFilter) -> None:
 
 
 async def with_full_ids(ledger: Ledger, which: LetterFilter) -> LetterFilter:
-    """Return the filter with whole ids, where it has the first characters of some. Raises
-    AmbiguousId."""
+    """Return the filter with full ids in place of shortened ones. Raises AmbiguousId."""
     ids = [await ledger.short_ids.full_id(IdTable.DEAD_LETTERS, each) for each in which.ids]
     return replace(which, ids=frozenset(ids))

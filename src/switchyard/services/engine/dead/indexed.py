@@ -1,9 +1,9 @@
 """Read dead letters of `jobs.dead` from the index, where few of a long queue are wanted.
 
-Finding them in the queue means scanning all of it. The index has their bodies, so it serves as
-well, where it surely lists what the queue has. A letter that is taken from the index stays in the
-queue as a leftover, recorded in the ledger: the next scan of the queue removes it (`LetterScan`),
-and the scheduler does so soon (`LeftoverRemover`).
+Finding them in the queue means scanning all of it. The index has their bodies, too, and is used if
+it certainly lists all of the queue. A letter that is taken from the index stays in the queue as a
+leftover, recorded in the ledger: the next scan of the queue removes it (`LetterScan`), and the
+scheduler scans soon (`LeftoverRemover`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MIN_QUEUE = 5_000
 """Messages in `jobs.dead`, at least, for which the index is used: fewer are scanned within a
 second."""
 MAX_SHARE = 0.25
-"""Largest fraction of the letters that is read from the index: beyond it, scanning the queue costs
-little for each, and leaves nothing to remove."""
+"""Fraction of the letters up to which they are read from the index. Beyond it, scanning the queue
+costs little per letter, and leaves no leftovers."""
 PAGE = 200
 """Letters read from the index at a time."""
 REMOVAL_INTERVAL = 60.0
 """Seconds between checks for leftovers."""
 PAUSE_RATIO = 20.0
-"""Length of the pause after a removal, at least, as a multiple of the removal's duration: scanning
-a long queue costs the broker something."""
+"""Length of the pause after a removal, as a multiple of its duration: scanning a long queue is work
+for the broker."""
 
 IndexedLetters = AsyncGenerator[StoredLetter, None]
 
@@ -67,8 +67,8 @@ async def indexed_in_turn(
 
 
 async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) -> bool:
-    """Tell whether `count` letters are a small part of the queue, and the index lists all of it: as
-    many messages, and none on its way to the index."""
+    """Tell whether `count` letters are a small part of the queue, and the index lists all of the
+    queue: it has as many messages, and no letter still waits to be indexed."""
     if count == 0:
         return False
     sizes = await ask_queues(settings.require_amqp_url(), (DEAD_QUEUE, DEAD_LOG_QUEUE))
@@ -83,7 +83,7 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
 
 async def _open_indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
     letter_filter = which.for_index("waiting", moment)
-    # The group is that of the index, which people see.
+    # The group is matched by the index: those of its records are the ones that people see.
     others = replace(which, group=None)
     after: tuple[float, str] | None = None
     while page := await ledger.dead_letters.letters_in(

@@ -1,4 +1,4 @@
-"""The index of dead letters in the ledger: it follows the copies in `jobs.dead.log`."""
+"""Maintain the index of dead letters in the ledger, from their copies in `jobs.dead.log`."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import DeadLetter
 
 BATCH = 200
-"""Letters written to the ledger in one go."""
-TIDY_INTERVAL = 600.0
-"""Between looks for letters whose time on the broker is over."""
+"""Letters written to the ledger together."""
+CLEAN_UP_INTERVAL = 600.0
+"""Seconds between clean-ups of letters whose time on the broker is over."""
 GRACE_SECONDS = 3600.0
-"""Seconds after its expiry for which a letter still counts as present: the index runs a little
-behind."""
+"""Seconds after its expiry for which a letter still counts as present, as the index is a little
+late."""
 
 _log = structlog.get_logger("dead letter index")
 
 
 def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
-    """Return what the index keeps of a letter."""
+    """Return the index record of a letter."""
     certificate, message = letter.certificate, letter.message
     try:
         lane, job_type = split_routing_key(certificate.routing_key)
@@ -62,7 +62,7 @@ def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
     try:
         worker = registry.described(job_type).worker
     except UnknownJobType:
-        # Whoever has recorded a job that goes back knew its type.
+        # The queue of an unbound job is known from its record.
         is_unbound = certificate.error_type == UNBOUND and certificate.reason is Reason.DISPLACED
         worker = certificate.queue.partition(".")[2] or None if is_unbound else None
     job = None
@@ -90,14 +90,15 @@ def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
 
 
 def group_of(letter: DeadLetter) -> str:
-    """Return the group of a letter that is indexed already."""
+    """Return the fingerprint of an indexed letter."""
     return cause_of(
         letter.reason, letter.job_type, letter.error_type, letter.error_message, letter.traceback
     ).fingerprint
 
 
-async def tidy(ledger: Ledger) -> None:
-    """Give groups to letters of before there were any, and note whose time is over.
+async def clean_up(ledger: Ledger) -> None:
+    """Set missing fingerprints of letters, and mark letters as dropped whose time on the broker is
+    over.
 
     Raises LedgerUnavailable.
     """
@@ -108,10 +109,10 @@ async def tidy(ledger: Ledger) -> None:
 
 
 async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:
-    """Index what waits in `jobs.dead.log` now; how many letters that were.
+    """Index the letters that are in `jobs.dead.log` now; return their number.
 
-    For a command that wants the index to be current whether a scheduler runs or not. Raises
-    BrokerUnavailable, LedgerUnavailable; nothing is lost then.
+    For commands that need a current index without a scheduler. Raises BrokerUnavailable,
+    LedgerUnavailable; no letter is lost then.
     """
     count = 0
     async with scanning(
@@ -121,14 +122,14 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
         async for letter in scan.letters():
             batch.append(letter)
             if len(batch) >= BATCH:
-                count += await _index(batch, ledger, registry)
-        count += await _index(batch, ledger, registry)
-    await tidy(ledger)
+                count += await _index_batch(batch, ledger, registry)
+        count += await _index_batch(batch, ledger, registry)
+    await clean_up(ledger)
     return count
 
 
 @dataclass(frozen=True, slots=True)
-class Reindexed:
+class ReindexResult:
     """Result of `reindex`."""
 
     messages: int
@@ -136,16 +137,16 @@ class Reindexed:
     letters: int
     """Distinct letters: identical messages count once."""
     dropped: int
-    """Letters that the index had, and that the broker has no longer."""
+    """Indexed letters that the broker no longer has."""
 
 
 async def reindex(
     settings: BrokerSettings, ledger: Ledger, registry: Registry, wait: Sleep = asyncio.sleep
-) -> Reindexed:
-    """Make the index say what `jobs.dead` has, whatever it said: for a ledger that was set back.
-    Jobs of letters that it did not know are dead by then.
+) -> ReindexResult:
+    """Rebuild the index from `jobs.dead`, for a ledger that was restored from an older copy. Jobs
+    of letters that it did not know become dead.
 
-    Waits and raises as `scanning_in_turn` does; nothing is taken out of the queue.
+    Waits and raises as `scanning_in_turn` does; no letter is removed from the queue.
     """
     await index_waiting(settings, ledger, registry)
     until = ledger.clock.time()
@@ -157,32 +158,32 @@ async def reindex(
         for start in range(0, len(deaths), BATCH):
             await _recount(deaths[start : start + BATCH], ledger, registry)
         dropped = await ledger.dead_letters.drop_absent(letters, until)
-        return Reindexed(scan.scanned, len(letters), dropped)
+        return ReindexResult(scan.scanned, len(letters), dropped)
 
 
 async def _recount(
     deaths: Sequence[Sequence[QueuedDeadLetter]], ledger: Ledger, registry: Registry
 ) -> None:
-    """Index the latest death of each of these ids, with the number of all its messages."""
+    """Index the latest death of each id, with the number of all its messages."""
     records = []
     for letters in deaths:
         latest = max(letters, key=lambda letter: letter.death)
         copies = sum(1 + len(letter.duplicates) for letter in letters)
         records.append(replace(record_of(latest, registry), copies=copies))
-    await _write(records, ledger, recount=True)
+    await _write_records(records, ledger, recount=True)
 
 
-async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Registry) -> int:
+async def _index_batch(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Registry) -> int:
     letters = await classify_displaced(ledger, batch)
-    await _write([record_of(letter, registry) for letter in letters], ledger)
+    await _write_records([record_of(letter, registry) for letter in letters], ledger)
     displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
     unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
     paused = [letter for letter in displaced if letter.certificate.error_type == PAUSED]
-    thrown_out = [letter for letter in displaced if letter not in (*unbound, *paused)]
-    for event, found_letters in (
+    dropped = [letter for letter in displaced if letter not in (*unbound, *paused)]
+    for event, affected in (
         (
             "the broker dropped accepted jobs from full lanes: they are returned automatically",
-            thrown_out,
+            dropped,
         ),
         (
             "no queue was bound for accepted jobs: they are put into their queues automatically",
@@ -190,9 +191,9 @@ async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Regist
         ),
         ("paused jobs grew too old for their lanes: they are kept until the pause ends", paused),
     ):
-        if found_letters:
-            queues = sorted({letter.certificate.queue for letter in found_letters})
-            _log.error(event, jobs=len(found_letters), queues=queues)
+        if affected:
+            queues = sorted({letter.certificate.queue for letter in affected})
+            _log.error(event, jobs=len(affected), queues=queues)
     for letter in batch:
         letter.delivery.ack()
     indexed = len(batch)
@@ -200,18 +201,18 @@ async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Regist
     return indexed
 
 
-async def _write(
+async def _write_records(
     records: Sequence[DeadLetterRecord], ledger: Ledger, *, recount: bool = False
 ) -> None:
     try:
         await ledger.dead_letters.index_dead(records, recount=recount)
     except RowRejected as error:
         if len(records) == 1:
-            # It stays in jobs.dead; here it would only hold up the others.
+            # It stays in jobs.dead; retrying it here would block the others.
             _log.error("dead letter not indexed", letter=records[0].id, error=str(error))
             return
         for record in records:
-            await _write([record], ledger, recount=recount)
+            await _write_records([record], ledger, recount=recount)
 
 
 class DeadLetterIndexer:
@@ -221,12 +222,12 @@ class DeadLetterIndexer:
         self._ledger = ledger
         self._registry = registry
         self._reconnector = Reconnector(settings.require_amqp_url(), "dead letter index", _log)
-        self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def run(self) -> None:
         """Index letters as they come, until cancelled; again after each loss of the broker."""
         background = TaskSupervisor(_log)
-        background.start("tidy dead letters", self._tidy)
+        background.start("tidy dead letters", self._clean_up_regularly)
         try:
             await keep_listening(
                 self._reconnector,
@@ -239,54 +240,53 @@ class DeadLetterIndexer:
             await background.close()
             await self._reconnector.close()
 
-    async def _tidy(self) -> None:
+    async def _clean_up_regularly(self) -> None:
         while True:
             try:
-                await tidy(self._ledger)
+                await clean_up(self._ledger)
             except LedgerError as error:
                 _log.warning("dead letter clean-up failed", error=str(error))
-            await asyncio.sleep(TIDY_INTERVAL)
+            await asyncio.sleep(CLEAN_UP_INTERVAL)
 
     async def _follow(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         channel = await open_channel(connection, confirms=False)
-        over = event_at_end(channel)
+        channel_ended = event_at_end(channel)
         try:
             await channel.basic_qos(prefetch_count=BATCH)
-            self._arrived = asyncio.Queue()
-            arrived = self._arrived
+            self._deliveries = asyncio.Queue()
+            deliveries = self._deliveries
             await channel.consume(
                 DEAD_LOG_QUEUE,
                 "dead letter index",
-                lambda message: arrived.put_nowait(
+                lambda message: deliveries.put_nowait(
                     Delivery.from_incoming(message, DEAD_LOG_QUEUE, channel)
                 ),
             )
-            while (first := await run_until_event(over, arrived.get())) is not None:
+            while (first := await run_until_event(channel_ended, deliveries.get())) is not None:
                 batch = [QueuedDeadLetter.from_delivery(first)]
-                while not arrived.empty() and len(batch) < BATCH:
-                    batch.append(QueuedDeadLetter.from_delivery(arrived.get_nowait()))
-                await _index(batch, self._ledger, self._registry)
-                reset_backoff()  # only now: with the ledger away, pauses grow
+                while not deliveries.empty() and len(batch) < BATCH:
+                    batch.append(QueuedDeadLetter.from_delivery(deliveries.get_nowait()))
+                await _index_batch(batch, self._ledger, self._registry)
+                reset_backoff()  # only after a write: without a ledger, pauses must grow
             reset_backoff()
         finally:
             await close_quietly(channel)
 
 
 def _headers(letter: QueuedDeadLetter) -> dict[str, Any]:
-    """Return those that it came with; of properties that can't be read, what its certificate
-    has."""
+    """Return the headers of a letter; if its properties can't be read, those of its certificate."""
     headers = (
         letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
     )
-    return {key: _plain(value) for key, value in headers.items()}
+    return {key: _to_json_value(value) for key, value in headers.items()}
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """Return a header's value as JSON can hold it."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_json_value(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_to_json_value(each) for each in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, float) and not isfinite(value):

@@ -1,7 +1,7 @@
-"""jq expressions, each in a process of its own.
+"""Run jq expressions, each in a process of its own.
 
-An expression may run for ever, take all memory, and read the environment; the library holds the
-interpreter's lock meanwhile. What applies it is the scheduler, which everything else waits for.
+An expression may run for ever, use all memory, and read the environment, and the library holds the
+interpreter's lock meanwhile. That would block the scheduler, which applies it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ APPLY_TIMEOUT = 2.0
 MAX_MEMORY = 512 * 1024 * 1024
 """Bytes of address space."""
 IDLE_TIMEOUT = 10.0
-"""Seconds after which the process ends that is given nothing to do."""
+"""Seconds without work after which the process ends."""
 _CHILD = """
 import itertools, json, resource, select, signal, sys
 where, expression, seconds, memory, idle = sys.argv[1:]
@@ -42,41 +42,41 @@ while select.select([sys.stdin], [], [], float(idle))[0]:
         break
     signal.setitimer(signal.ITIMER_PROF, float(seconds))
     try:
-        said = {"results": list(itertools.islice(iter(program.input_text(line)), 2))}
+        answer = {"results": list(itertools.islice(iter(program.input_text(line)), 2))}
     except ValueError as error:
-        said = {"error": str(error)}
-    text = json.dumps(said)
+        answer = {"error": str(error)}
+    text = json.dumps(answer)
     signal.setitimer(signal.ITIMER_PROF, 0)
     print(text, flush=True)
 """
 
 
 class ExpressionStopped(PermanentFailure):
-    """An expression took too long or too much; with another payload it would do so again."""
+    """An expression took too much time or memory, as it would with other payloads."""
 
 
 class JqProgram:
-    """A compiled expression, for one payload after another. Used by threads in turn."""
+    """A compiled expression, applied to one payload after another. Thread-safe."""
 
     def __init__(self, expression: str) -> None:
-        """Raises ValueError for what is no expression, MissingExtra."""
+        """Raise ValueError for an invalid expression, MissingExtra."""
         with naming_extra():
             import jq
         jq.compile(expression)
         self._library = str(Path(jq.__file__).parent)
         self._expression = expression
         self._process: subprocess.Popen[str] | None = None
-        self._end: Callable[[], object] = lambda: None
-        self._turn = threading.Lock()
+        self._end_process: Callable[[], object] = lambda: None
+        self._lock = threading.Lock()
 
     def results(self, payload: Any) -> list[Any]:
-        """Return what the expression makes of a payload, of more than two values the first two.
-        Blocks for about APPLY_TIMEOUT at most. Raises ValueError, ExpressionStopped."""
+        """Return the expression's results for a payload, the first two at most. Blocks for about
+        APPLY_TIMEOUT at most. Raises ValueError, ExpressionStopped."""
         line = json.dumps(payload) + "\n"
-        with self._turn:
-            answer = self._exchange(line)
-            if answer is None:  # it had just ended, with nothing to do
-                answer = self._exchange(line)
+        with self._lock:
+            answer = self._send_line(line)
+            if answer is None:  # it had just ended after IDLE_TIMEOUT
+                answer = self._send_line(line)
         if answer is None:
             raise self._stopped_error()
         value = json.loads(answer)
@@ -85,9 +85,10 @@ class JqProgram:
         results: list[Any] = value["results"]
         return results
 
-    def _exchange(self, line: str) -> str | None:
-        """Return the process's answer; None where it ended by itself. Raises ExpressionStopped."""
-        process = self._running_process()
+    def _send_line(self, line: str) -> str | None:
+        """Send a line to the process, and return its answer; None where it had ended for want of
+        work. Raises ExpressionStopped."""
+        process = self._ensure_process()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = ""
@@ -103,9 +104,9 @@ class JqProgram:
             return None
         raise self._stopped_error()
 
-    def _running_process(self) -> subprocess.Popen[str]:
+    def _ensure_process(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
-            self._end()
+            self._end_process()
             options = (APPLY_TIMEOUT, MAX_MEMORY, IDLE_TIMEOUT)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD, self._library, self._expression, *map(str, options)],
@@ -116,21 +117,21 @@ class JqProgram:
                 cwd=os.sep,
                 env={},
             )
-            self._end = weakref.finalize(self, _end, self._process)
+            self._end_process = weakref.finalize(self, _end_process, self._process)
         return self._process
 
     def _stopped_error(self) -> ExpressionStopped:
-        ended = self._process.returncode if self._process is not None else None
-        why = (
+        exit_code = self._process.returncode if self._process is not None else None
+        reason = (
             f"took more than {APPLY_TIMEOUT:g} s for one payload"
-            if ended == -signal.SIGPROF
+            if exit_code == -signal.SIGPROF
             else f"took more than {MAX_MEMORY // 2**20} MiB, or broke down"
         )
-        return ExpressionStopped(f"jq {self._expression!r} {why}: it was ended")
+        return ExpressionStopped(f"jq {self._expression!r} {reason}: it was ended")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Let a process end, and keep none of it."""
+def _end_process(process: subprocess.Popen[str]) -> None:
+    """End a process, and free its resources."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -1,4 +1,4 @@
-"""Dead letters to choose from: in `jobs.dead`, or in the ledger where the broker's are gone."""
+"""Filter dead letters, whether they are in `jobs.dead` or only in the ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from switchyard.services.engine.records.requests import DeadLetterFilter, Letter
 
 
 class DeadLetterLike(Protocol):
-    """A dead letter, wherever it lies."""
+    """A dead letter, from the broker or from the ledger."""
 
     @property
     def id(self) -> str: ...
@@ -43,7 +43,7 @@ class DeadLetterLike(Protocol):
 
 
 def job_type_of(letter: DeadLetterLike) -> str:
-    """Return what the letter's job is; of a body that is no job, what its routing key says."""
+    """Return the job type of a letter; without a readable job, the one in its routing key."""
     if letter.message is not None:
         return letter.message.job_type
     try:
@@ -53,7 +53,7 @@ def job_type_of(letter: DeadLetterLike) -> str:
 
 
 def cause_of_letter(letter: DeadLetterLike) -> Cause:
-    """Return why the letter died: the group that it belongs to."""
+    """Return the cause of a letter's death, which is its group."""
     certificate = letter.certificate
     return cause_of(
         str(certificate.reason),
@@ -73,10 +73,10 @@ CLOCK_TOLERANCE = 5.0
 
 
 def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
-    """Tell whether it had died by then, as far as clocks can be trusted; also when its time of
+    """Tell whether a letter's job had died by a moment, within CLOCK_TOLERANCE. True if its time of
     death can't be read."""
-    died = moment_of(letter.certificate.dead_at)
-    return died is None or (died - moment).total_seconds() <= CLOCK_TOLERANCE
+    dead_at = moment_of(letter.certificate.dead_at)
+    return dead_at is None or (dead_at - moment).total_seconds() <= CLOCK_TOLERANCE
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -96,6 +96,7 @@ class LetterFilter(LetterFields):
         return self == LetterFilter()
 
     def matches(self, letter: DeadLetterLike, moment: datetime) -> bool:
+        """Tell whether a letter matches at a moment, from which its age is counted."""
         certificate = letter.certificate
         job_type = letter.message.job_type if letter.message else ""
         return (
@@ -105,33 +106,34 @@ class LetterFilter(LetterFields):
             and (self.reason is None or str(certificate.reason) == self.reason)
             and (self.error_type is None or certificate.error_type == self.error_type)
             and (self.operation is None or _operation_of(letter) == self.operation)
-            and self._fits_age(certificate.dead_at, moment)
-            # The last, for it is the dearest.
+            and self._matches_age(certificate.dead_at, moment)
+            # Last, as it is the most expensive condition.
             and (self.group is None or cause_of_letter(letter).fingerprint.startswith(self.group))
         )
 
     def overlaps(self, other: LetterFilter) -> bool:
-        """Tell whether a letter could fit both. Ages do not count: they move on."""
+        """Tell whether a letter could match both. Ages are ignored, as they change."""
         if self.ids and other.ids and not self.ids & other.ids:
             return False
         if self.group and other.group:
-            shorter, another = sorted((self.group, other.group), key=len)
-            if not another.startswith(shorter):
+            shorter, longer = sorted((self.group, other.group), key=len)
+            if not longer.startswith(shorter):
                 return False
         return all(
-            None in (own_value := getattr(self, name), theirs := getattr(other, name))
-            or own_value == theirs
+            None in (own_value := getattr(self, name), other_value := getattr(other, name))
+            or own_value == other_value
             for name in ("job_type", "lane", "reason", "error_type", "operation")
         )
 
     def for_index(self, state: str | None, moment: datetime) -> DeadLetterFilter:
-        """Return the same letters in the ledger's index, of those in that state; None for any."""
-        at = moment.timestamp()
+        """Return a filter of the ledger's index for the same letters, in that state; None for any
+        state."""
+        timestamp = moment.timestamp()
         return DeadLetterFilter(
             **{each.name: getattr(self, each.name) for each in fields(LetterFields)},
             state=state,
-            since=None if self.younger_than is None else at - self.younger_than,
-            until=None if self.older_than is None else at - self.older_than,
+            since=None if self.younger_than is None else timestamp - self.younger_than,
+            until=None if self.older_than is None else timestamp - self.older_than,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -156,13 +158,13 @@ class LetterFilter(LetterFields):
             parts.insert(0, f"{pluralize(len(self.ids), 'letter')} by id")
         return ", ".join(parts) or "all dead letters"
 
-    def _fits_age(self, dead_at: str, moment: datetime) -> bool:
+    def _matches_age(self, dead_at: str, moment: datetime) -> bool:
         if self.older_than is None and self.younger_than is None:
             return True
-        died = moment_of(dead_at)
-        if died is None:
+        died_at = moment_of(dead_at)
+        if died_at is None:
             return False
-        age = (moment - died).total_seconds()
+        age = (moment - died_at).total_seconds()
         return (self.older_than is None or age >= self.older_than) and (
             self.younger_than is None or age <= self.younger_than
         )

@@ -1,6 +1,5 @@
-"""Purges: dead letters are thrown away, under a record of who did it, when, why and which.
-
-The records of the letters stay, marked as purged.
+"""Purge dead letters: remove them from the broker, and record who did it, when, why and for which
+filter. The ledger keeps their records, marked as purged.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from switchyard.services.engine.records.states import DeadLetterState
 KIND = "purge"
 BATCH = 200
 """Letters marked and acknowledged together."""
-NOTE_INTERVAL = 0.5
+SAVE_INTERVAL = 0.5
 """Seconds between two updates of the recorded progress."""
 
 
@@ -42,7 +41,7 @@ class PurgeProgress:
     total: int | None = None
     """Letters in `jobs.dead` when it began to go through them."""
     purged: int = 0
-    """At most 200 too many after a crash: marked and counted, and there once more."""
+    """After a crash, at most 200 too many: letters that were counted, but not yet removed."""
 
     def to_json(self) -> dict[str, Any]:
         return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
@@ -55,7 +54,8 @@ class PurgeProgress:
 async def count_letters(
     settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Sleep
 ) -> PurgeProgress:
-    """Return what a purge would do. Raises UnknownGroup, BrokerUnavailable, LedgerUnavailable."""
+    """Return the counts that a purge would have. Raises UnknownGroup, BrokerUnavailable,
+    LedgerUnavailable."""
     await require_group(ledger, which)
     moment, purged = ledger.clock.now(), 0
     async with scanning_in_turn(settings, ledger, wait) as scan:
@@ -98,27 +98,27 @@ class PurgeHandler:
         self._ledger = ledger
 
     async def run(self, session: BulkSession) -> None:
-        """Go through `jobs.dead` once. Letters that died after the purge began stay."""
+        """Scan `jobs.dead` once; purge matching letters whose jobs died before the purge."""
         which = LetterFilter.from_json(session.operation.spec["filter"])
         moment = datetime.fromtimestamp(session.operation.created_at, UTC)
-        # What an earlier process has purged was scanned, and is gone.
-        purged = before = PurgeProgress.from_operation(session.operation).purged
+        # Letters that an earlier process purged are gone, but count as scanned.
+        purged = purged_before = PurgeProgress.from_operation(session.operation).purged
         batch: list[QueuedDeadLetter] = []
-        noted_at = time.monotonic()
+        saved_at = time.monotonic()
 
         async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
             await session.move(BulkState.RUNNING)
-            total = before + scan.total
+            total = purged_before + scan.total
             async for letter in scan.letters():
                 if which.matches(letter, moment) and was_dead(letter, moment):
                     batch.append(letter)
-                if len(batch) >= BATCH or time.monotonic() - noted_at > NOTE_INTERVAL:
+                if len(batch) >= BATCH or time.monotonic() - saved_at > SAVE_INTERVAL:
                     purged += len(batch)
-                    progress = PurgeProgress(before + scan.scanned, total, purged)
+                    progress = PurgeProgress(purged_before + scan.scanned, total, purged)
                     await self._purge_letters(session, batch, progress)
-                    batch, noted_at = [], time.monotonic()
+                    batch, saved_at = [], time.monotonic()
             purged += len(batch)
-            progress = PurgeProgress(before + scan.scanned, total, purged)
+            progress = PurgeProgress(purged_before + scan.scanned, total, purged)
             await self._purge_letters(session, batch, progress)
         await self._forget_refused(which, moment)
         await session.finish()
@@ -133,8 +133,8 @@ class PurgeHandler:
         while page := await self._ledger.dead_letters.letters_in(
             refused_filter, states=("waiting",), after=after
         ):
-            fitting = [each for each in page if which.matches(stored_letter(each), moment)]
-            ids = [each.id for each in fitting if was_dead(stored_letter(each), moment)]
+            matching = [each for each in page if which.matches(stored_letter(each), moment)]
+            ids = [each.id for each in matching if was_dead(stored_letter(each), moment)]
             await self._ledger.dead_letters.mark_dead_state(
                 ids, DeadLetterState.PURGED, self._ledger.clock.time()
             )
@@ -150,7 +150,7 @@ class PurgeHandler:
             ids = [each.id for each in letters]
             moment = self._ledger.clock.time()
             await self._ledger.dead_letters.record_dead(
-                [_end_of(each, moment) for each in letters if _goes_back(each)]
+                [_death_of(each, moment) for each in letters if _is_displaced(each)]
             )
             await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.PURGED, moment)
         await session.save_progress(counts=progress.to_json())
@@ -158,12 +158,12 @@ class PurgeHandler:
             letter.ack()
 
 
-def _goes_back(letter: QueuedDeadLetter) -> bool:
+def _is_displaced(letter: QueuedDeadLetter) -> bool:
     return letter.certificate.reason is Reason.DISPLACED
 
 
-def _end_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
-    """Return the death of a displaced job, which ends only now: it would have gone back to its
+def _death_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
+    """Return the record that ends a displaced job, which would otherwise have been returned to its
     lane."""
     return DeadLetterRecord(
         id=letter.id,

@@ -1,7 +1,7 @@
-"""A dead letter's handler, run here and now, touching nothing: what would a redrive do?
+"""Run a dead letter's handler in a sandbox, to see what a redrive would do.
 
-It gets files of its own (copies of those that its payload names), an index of its own, no broker,
-and a ledger in which every change is rolled back. What it asks of servers elsewhere it really asks.
+The handler gets copies of the files that its payload names, a copy of the index, no broker, and a
+ledger in which every change is rolled back. Its requests to other servers are real.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ async def replay(
 ) -> Attempt:
     """Run the handler of a job with its payload. Raises UnknownJobType, NewerPayload,
     InvalidPayload."""
-    # Before anything is copied.
+    # Check the payload before anything is copied.
     registry.get(message.job_type).read(message.payload, message.metadata.payload_version)
-    async with _sandbox(settings, message) as (own, ledger):
+    async with _sandbox(settings, message) as (sandbox_settings, ledger):
         ctx = JobContext(
             message=message,
             lane=lane_of(routing_key),
             worker_id=f"replay-{os.getpid()}",
-            settings=own,
+            settings=sandbox_settings,
             ledger=ledger,
         )
         return await attempt_alone(registry, ctx)
@@ -58,16 +58,16 @@ async def replay(
 async def _sandbox(
     settings: Settings, message: JobMessage
 ) -> AsyncIterator[tuple[Settings, Ledger]]:
-    """Settings and a ledger with which a handler leaves no trace."""
+    """Yield settings and a ledger with which a handler changes nothing."""
     with tempfile.TemporaryDirectory(prefix="switchyard-replay-") as directory:
         base = Path(directory)
         files = base / "files"
         files.mkdir()
         index = base / "index"
-        if await asyncio.to_thread(_is_there, settings.files_url):
+        if await asyncio.to_thread(_storage_exists, settings.files_url):
             await _copy_files(Storage(settings.files_url), Storage(files.as_uri()), message)
         await asyncio.to_thread(_copy_index, Path(settings.vectors_url), index)
-        own = settings.model_copy(
+        sandbox_settings = settings.model_copy(
             update={
                 "amqp_url": None,
                 "management_url": None,
@@ -77,19 +77,19 @@ async def _sandbox(
                 "index_url": SecretStr(str(index)),
             }
         )
-        ledger = Ledger(LedgerCore(_RollingBack(await connect(settings.ledger_url))))
+        ledger = Ledger(LedgerCore(_RollbackDatabase(await connect(settings.ledger_url))))
         try:
-            yield own, ledger
+            yield sandbox_settings, ledger
         finally:
             await ledger.close()
 
 
-class _RolledBack(Exception):
-    """Ends a transaction without a trace."""
+class _RollBack(Exception):
+    """Raised in a transaction to roll it back."""
 
 
-class _RollingBack:
-    """A database of which every transaction is rolled back at its end."""
+class _RollbackDatabase:
+    """A database that rolls every transaction back at its end."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -101,15 +101,15 @@ class _RollingBack:
         return await self._database.read(work)
 
     async def write(self, work: TransactionBody[T]) -> T:
-        answers: list[T] = []
+        results: list[T] = []
 
-        def tried(connection: Any) -> None:
-            answers[:] = [work(connection)]
-            raise _RolledBack
+        def run_and_roll_back(connection: Any) -> None:
+            results[:] = [work(connection)]
+            raise _RollBack
 
-        with suppress(_RolledBack):
-            await self._database.write(tried)
-        return answers[0]
+        with suppress(_RollBack):
+            await self._database.write(run_and_roll_back)
+        return results[0]
 
     async def write_each(self, work: TransactionBody[T]) -> T:
         return await self.write(work)
@@ -121,7 +121,7 @@ class _RollingBack:
         await self._database.close()
 
 
-def _is_there(url: str) -> bool:
+def _storage_exists(url: str) -> bool:
     """Tell whether the storage exists. A missing directory is not opened, which would create it."""
     directory = directory_of(url)
     return directory is None or directory.is_dir()

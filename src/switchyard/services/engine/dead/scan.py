@@ -29,7 +29,7 @@ class ScanBusy(ConflictError):
 
 
 def wait_at_most(seconds: float) -> Sleep:
-    """Make a `wait` that waits for its turn for at most `seconds`, and then raises ScanBusy."""
+    """Return a `wait` function that raises ScanBusy after `seconds`."""
     deadline = time.monotonic() + seconds
 
     async def wait(pause: float) -> None:
@@ -41,7 +41,7 @@ def wait_at_most(seconds: float) -> Sleep:
 
 
 def wait_in(session: BulkSession) -> Sleep:
-    """Make a `wait` for an operation's turn, which records that the operation waits."""
+    """Return a `wait` function that records that the operation waits for its turn."""
 
     async def wait(seconds: float) -> None:
         await session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
@@ -51,9 +51,8 @@ def wait_in(session: BulkSession) -> Sleep:
 
 
 class LetterScan:
-    """A scan that tells apart letters of a job and foreign copies that only carry its id, merges
-    the letters of one death, recognises displaced jobs, and takes
-    letters out of the queue that were redriven from the index."""
+    """A scan that recognises foreign letters and displaced jobs, merges the letters of one death,
+    and removes leftovers: letters that were redriven from the index."""
 
     def __init__(self, scan: Scan, ledger: Ledger, leftovers: Sequence[LeftoverLetter]) -> None:
         self._scan = scan
@@ -68,8 +67,8 @@ class LetterScan:
         self._deaths: dict[tuple[str, int, int], QueuedDeadLetter] = {}
 
     async def letters(self) -> AsyncGenerator[QueuedDeadLetter, None]:
-        """Yield the letters of `Scan.letters`, but each death once: a further letter of the same
-        death is acknowledged, or kept, together with the first. Raises LedgerUnavailable, too."""
+        """Yield the letters of `Scan.letters`, each death once: further letters of the same death
+        are acknowledged, or kept, together with the first. Also raises LedgerUnavailable."""
         batch: list[QueuedDeadLetter] = []
         async for letter in self._scan.letters():
             batch.append(letter)
@@ -95,12 +94,12 @@ class LetterScan:
 
     def _is_leftover(self, letter: QueuedDeadLetter) -> bool:
         """Tell whether the letter was redriven from the index, and is still in the queue."""
-        known = self._leftovers.get(letter.id)
+        leftover = self._leftovers.get(letter.id)
         return (
-            known is not None
+            leftover is not None
             and letter.message is not None
-            and letter.redrives <= known.redrives
-            and self._removed[letter.id] < known.copies
+            and letter.redrives <= leftover.redrives
+            and self._removed[letter.id] < leftover.copies
         )
 
     def _is_first(self, letter: QueuedDeadLetter) -> bool:
@@ -139,7 +138,7 @@ async def scanning_in_turn(
         async with scanning(settings.require_amqp_url(), profile=settings.profile) as scan:
             letters = LetterScan(scan, ledger, leftovers)
             yield letters
-        if scan.is_settled:  # else acknowledged letters may be back in the queue
+        if scan.is_settled:  # otherwise, acknowledged letters may be back in the queue
             await ledger.redrives.forget_leftovers(letters.removed)
 
 
@@ -152,7 +151,7 @@ class BrokerLetterIds:
     """The ledger's time before the scan: letters of later deaths may be missing in `ids`."""
 
     def lacks(self, record: DeadLetter | JobRecord) -> bool:
-        """Tell whether the broker surely has no letter of this dead job."""
+        """Tell whether the broker certainly has no letter of this dead job."""
         return record.id not in self.ids and record.updated_at <= self.until
 
 

@@ -1,4 +1,5 @@
-"""Dead letters that only the ledger has: the broker's time for them is over, or it lost them."""
+"""Read dead letters that only the ledger has, as they have expired on the broker, or it lost
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class StoredLetter:
     body: bytes
     certificate: DeadLetterInfo
     left_behind: int = 0
-    """Messages of it in `jobs.dead`, where it was read from the index all the same."""
+    """Messages of the letter in `jobs.dead`, if it was read from the index although they are
+    there."""
 
     @cached_property
     def message(self) -> JobMessage | None:
@@ -45,7 +47,7 @@ def stored_letter(letter: DeadLetter) -> StoredLetter:
 
 
 def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
-    """Return what is known of a letter's death, as `jobs.dead` has it."""
+    """Return the certificate of an indexed letter."""
 
     def header(name: str) -> str:
         value = letter.headers.get(f"x-dead-{name}")
@@ -67,7 +69,7 @@ def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
 
 def letter_of_job(record: JobRecord) -> StoredLetter:
     """Return the letter that a dead job would have, made of the job's record alone."""
-    died = to_datetime(record.finished_at) if record.finished_at else now()
+    dead_at = to_datetime(record.finished_at) if record.finished_at else now()
     certificate = DeadLetterInfo(
         _reason(record.reason),
         record.routing_key,
@@ -75,7 +77,7 @@ def letter_of_job(record: JobRecord) -> StoredLetter:
         message=record.error_message or "",
         attempts=record.attempts,
         worker=record.worker_id or "",
-        dead_at=died.isoformat(),
+        dead_at=dead_at.isoformat(),
     )
     return StoredLetter(record.id, to_message(record).encode(), certificate)
 
@@ -86,9 +88,9 @@ async def stored_letters(
     moment: datetime,
     broker: BrokerLetterIds,
 ) -> AsyncGenerator[StoredLetter, None]:
-    """Yield letters that match and of which the broker has none, oldest first; then dead jobs that
-    have no letter at all. What the broker has lost waits for as long as nobody has sent it."""
-    # A purged one was thrown away on purpose: it is taken only by its id.
+    """Yield the matching letters that the broker does not have, oldest first; then letters made of
+    dead jobs without any."""
+    # Purged letters were removed on purpose: they are only taken by their ids.
     states = ("waiting", "dropped", "purged") if which.ids else ("waiting", "dropped")
     index_filter = which.for_index(None, moment)
     after: tuple[float, str] | None = None

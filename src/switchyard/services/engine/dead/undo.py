@@ -1,4 +1,4 @@
-"""Take back an edit of a dead letter while its job has not run; list the edits that there were.
+"""Undo edits of dead letters whose jobs have not run yet; and find edits.
 
 How an edit is made: `services.engine.dead.changes`.
 """
@@ -27,7 +27,7 @@ class NothingToUndo(NotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class UndoResult:
-    """Whether one edit was taken back, and why not."""
+    """Result of undoing one edit."""
 
     letter_id: str
     done: bool
@@ -37,12 +37,12 @@ class UndoResult:
 async def undo(
     ledger: Ledger, registry: Registry, publisher: Publisher, edits: Sequence[LetterEdit]
 ) -> list[UndoResult]:
-    """Take edits back whose jobs have not run: the copy in its lane is never run, and the original
-    letter is in `jobs.dead` again.
+    """Undo edits whose jobs have not run: the copy in its lane never runs, and the original letter
+    is in `jobs.dead` again.
 
-    First the ledger decides, in one step, that the copy is not to run; then the letter is put
-    back. Interrupted between the two, the same call finishes it; until then the letter is in the
-    ledger. Raises PublishError, LedgerUnavailable.
+    The ledger first records, in one transaction, that the copy must not run; then the letter is
+    published. After an interruption between the two, the same call completes it; until then, the
+    ledger has the letter. Raises PublishError, LedgerUnavailable.
     """
     return [await _undo(ledger, registry, publisher, edit) for edit in edits]
 
@@ -81,7 +81,7 @@ async def _undo(
     original = original.with_metadata(redrives=edit.redrives + 1)
     certificate = read(edit.headers, edit.routing_key, original.job_type)
     if edit.undone_at is None:
-        job = _job(original, certificate, registry)
+        job = _to_new_job(original, certificate, registry)
         if not await ledger.redrives.undo_edit(
             edit, job, original.encode(), str(certificate.reason)
         ):
@@ -98,7 +98,7 @@ async def _undo(
     return UndoResult(edit.letter_id, True, "is a dead letter again, as it was")
 
 
-def _job(message: JobMessage, certificate: DeadLetterInfo, registry: Registry) -> NewJob:
+def _to_new_job(message: JobMessage, certificate: DeadLetterInfo, registry: Registry) -> NewJob:
     lane = lane_of(certificate.routing_key)
     try:
         worker = registry.described(message.job_type).worker

@@ -1,11 +1,11 @@
 """Returns displaced jobs to their queues, unchanged: jobs that a full lane dropped at a restart,
 and jobs that no queue was bound for.
 
-It goes straight into its queue, past `jobs.topic`: AMQP does not say whether a key is bound, and a
-job that is sent astray a second time would be a letter again, and again.
+A job is published directly to its queue, not to `jobs.topic`: AMQP does not tell whether a key is
+bound, and an unbound job would become a letter again and again.
 
-Part of the scheduler. No redrive: nobody has decided anything, and the job's generation stays, so
-that a copy too many is one more delivery of the same job.
+Part of the scheduler. Unlike a redrive, this needs no decision, and the job keeps its generation:
+an extra copy is only another delivery of the same job.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.states import DeadLetterState, State
 
 RETURN_INTERVAL = 5.0
-"""Seconds between looks whether there are any, and room for them."""
+"""Seconds between checks for displaced jobs whose queues have room."""
 MAX_PER_TURN = 1_000
-"""Letters that one look takes up."""
+"""Letters that one turn returns, at most."""
 MAX_PAGES = 100
 """Pages of MAX_PER_TURN letters that are searched for letters whose queue has room."""
 DEFAULT_EXCHANGE = ""
-"""Through which a message goes into the queue that its routing key names."""
+"""The exchange that routes a message to the queue that its routing key names."""
 BATCH_SIZE = 200
 """Letters published and confirmed together."""
 ABSENCE_GRACE_SECONDS = 60.0
-"""A letter that was indexed so long ago and is not in `jobs.dead` is there no more."""
+"""A letter that was indexed this many seconds ago and was not found in `jobs.dead` counts as
+removed."""
 
 _WAITING = (DeadLetterState.WAITING.value,)
 _DISPLACED = DeadLetterFilter(reason=str(Reason.DISPLACED))
@@ -92,7 +93,7 @@ class DisplacedJobReturner:
     async def turn(self) -> int:
         """Send back the jobs whose queues have room now; return how many. The others wait in
         `jobs.dead`. Raises BrokerUnavailable, LedgerError."""
-        returnable = await self._returnable()
+        returnable = await self._find_returnable()
         if not returnable:
             return 0
         sent = 0
@@ -106,46 +107,48 @@ class DisplacedJobReturner:
             self._log.warning("displaced jobs returned", jobs=sent)
         return sent
 
-    async def _returnable(self) -> dict[str, _ReturnableLetter]:
+    async def _find_returnable(self) -> dict[str, _ReturnableLetter]:
         """Return the letters whose queues have room, the oldest first, by id."""
-        fitting: dict[str, _ReturnableLetter] = {}
-        left: dict[str, int] = {}
+        returnable: dict[str, _ReturnableLetter] = {}
+        capacity: dict[str, int] = {}
         after: tuple[float, str] | None = None
         for _ in range(MAX_PAGES):
             letters = await self.ledger.dead_letters.letters_in(
                 _DISPLACED, states=_WAITING, after=after, limit=MAX_PER_TURN
             )
             queues = {letter.id: self._queue_of(letter) for letter in letters}
-            left |= await self._capacity_of({each for each in queues.values() if each not in left})
+            capacity |= await self._capacity_of(
+                {each for each in queues.values() if each not in capacity}
+            )
             for letter in letters:
                 queue = queues[letter.id]
-                if left[queue] > 0:
-                    left[queue] -= 1
-                    fitting[letter.id] = _ReturnableLetter(letter, queue)
-                    if len(fitting) == MAX_PER_TURN:
-                        return fitting
+                if capacity[queue] > 0:
+                    capacity[queue] -= 1
+                    returnable[letter.id] = _ReturnableLetter(letter, queue)
+                    if len(returnable) == MAX_PER_TURN:
+                        return returnable
             if len(letters) < MAX_PER_TURN:
-                return fitting
+                return returnable
             after = letters[-1].dead_at, letters[-1].id
-        return fitting
+        return returnable
 
     def _queue_of(self, letter: DeadLetter) -> str:
         """Find the queue where the job belongs now; its type may have been given to another kind of
         worker."""
-        died_in = read(letter.headers, letter.routing_key or "", letter.job_type).queue
-        lane = letter.lane or lane_of(died_in)
+        former_queue = read(letter.headers, letter.routing_key or "", letter.job_type).queue
+        lane = letter.lane or lane_of(former_queue)
         try:
             return queue_name(lane, self.registry.described(letter.job_type or "").worker)
         except UnknownJobType:
-            return died_in or queue_name(lane, letter.worker or "")
+            return former_queue or queue_name(lane, letter.worker or "")
 
     async def _capacity_of(self, queues: Collection[str]) -> dict[str, int]:
         """Return how many messages fit into each queue; none where it does not exist."""
         lanes = {lane.name: lane for lane in self.lanes}
-        known_queues = sorted(each for each in queues if lane_of(each) in lanes)
-        if not known_queues:
+        lane_queues = sorted(each for each in queues if lane_of(each) in lanes)
+        if not lane_queues:
             return dict.fromkeys(queues, 0)
-        depths = await ask_queues(self.settings.require_amqp_url(), known_queues)
+        depths = await ask_queues(self.settings.require_amqp_url(), lane_queues)
         return dict.fromkeys(queues, 0) | {
             queue: lanes[lane_of(queue)].max_length - depth.ready
             for queue, depth in depths.items()
@@ -155,40 +158,42 @@ class DisplacedJobReturner:
     async def _send(
         self, letters: Sequence[QueuedDeadLetter], returnable: Mapping[str, _ReturnableLetter]
     ) -> int:
-        """Publish, record, acknowledge; letters that their jobs do not need any more are
-        removed."""
+        """Publish, record and acknowledge letters; remove those that their jobs no longer need.
+        Return how many jobs were returned, or are held by a pause."""
         generations = await self.ledger.redrives.job_generations([letter.id for letter in letters])
-        over: list[QueuedDeadLetter] = []
-        stay: list[QueuedDeadLetter] = []
-        back: list[tuple[QueuedDeadLetter, JobMessage]] = []
+        unneeded: list[QueuedDeadLetter] = []
+        not_returnable: list[QueuedDeadLetter] = []
+        returning: list[tuple[QueuedDeadLetter, JobMessage]] = []
         for letter in letters:
             state, redrives = generations.get(letter.id, (State.QUEUED, letter.redrives))
             if state in (State.SUCCEEDED, State.CANCELLED) or redrives > letter.redrives:
-                over.append(letter)
+                unneeded.append(letter)
             elif state is State.DEAD or letter.message is None:
-                stay.append(letter)
+                not_returnable.append(letter)
             else:
-                # Its time in the lane begins anew: that it was out of it is nobody's fault.
+                # Its time in the lane begins anew: it left the lane through no fault of its own.
                 message = letter.message.with_metadata(queued_at=self.ledger.clock.now())
-                back.append((letter, message))
-        ids = [letter.id for letter, _ in back]
+                returning.append((letter, message))
+        ids = [letter.id for letter, _ in returning]
         held = await self.ledger.pauses.hold(ids, self.ledger.clock.time())
-        paused = [letter for letter, _ in back if letter.id in held]  # kept in the ledger
-        back = [(letter, message) for letter, message in back if letter.id not in held]
+        paused = [letter for letter, _ in returning if letter.id in held]  # kept in the ledger
+        returning = [(letter, message) for letter, message in returning if letter.id not in held]
         results = await asyncio.gather(
             *(
                 self._publish(letter, message, returnable[letter.id].queue)
-                for letter, message in back
+                for letter, message in returning
             )
         )
         sent: list[QueuedDeadLetter] = []
-        for (letter, _), result in zip(back, results, strict=True):
+        for (letter, _), result in zip(returning, results, strict=True):
             if isinstance(result, Accepted):
                 sent.append(letter)
-            elif isinstance(result, Refused) and self._is_parked(returnable[letter.id].queue):
-                letter.ack()  # what was sent is a dead letter itself now
+            elif isinstance(result, Refused) and self._dead_letters_overflow(
+                returnable[letter.id].queue
+            ):
+                letter.ack()  # the published copy is a dead letter itself now
             elif isinstance(result, NeverTaken):
-                stay.append(letter)
+                not_returnable.append(letter)
             else:
                 self._log.warning("displaced job not returned", job_id=letter.id, error=str(result))
         moment = self.ledger.clock.time()
@@ -197,12 +202,12 @@ class DisplacedJobReturner:
         )
         if sent:
             await self.ledger.jobs.mark_queued([letter.id for letter in sent], moment)
-        if over:
-            ids = [letter.id for letter in over]
+        if unneeded:
+            ids = [letter.id for letter in unneeded]
             await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
-        ordinary = [record_of(as_overflowed(letter), self.registry) for letter in stay]
-        await self.ledger.dead_letters.note_not_displaced(ordinary)
-        for letter in (*sent, *paused, *over):
+        records = [record_of(as_overflowed(letter), self.registry) for letter in not_returnable]
+        await self.ledger.dead_letters.note_not_displaced(records)
+        for letter in (*sent, *paused, *unneeded):
             letter.ack()
         return len(sent) + len(paused)
 
@@ -217,14 +222,14 @@ class DisplacedJobReturner:
         self.publisher.count(outgoing, result)
         return result
 
-    def _is_parked(self, queue: str) -> bool:
-        """Tell whether the broker dead-letters what the queue has no room for."""
+    def _dead_letters_overflow(self, queue: str) -> bool:
+        """Tell whether the broker dead-letters messages that do not fit into the queue."""
         lane = lane_named(lane_of(queue), self.lanes)
         return lane.dead_letters_overflow and broker_dead_letters_overflow(self.settings.profile)
 
     async def _give_up(self, letters: Collection[DeadLetter], letter_ids: Collection[str]) -> None:
-        """Mark letters gone that somebody has taken out of `jobs.dead`: their jobs wait for
-        nothing, and `jobctl dead redrive --from-ledger` sends it back."""
+        """Mark letters as dropped that are missing from `jobs.dead`, and their jobs as dead;
+        `jobctl dead redrive --from-ledger` can send these back."""
         moment = self.ledger.clock.time()
         given_up = [
             each
@@ -235,11 +240,11 @@ class DisplacedJobReturner:
             return
         ids = [each.id for each in given_up]
         self._log.error("displaced jobs missing from jobs.dead", jobs=len(ids), ids=ids[:5])
-        await self.ledger.dead_letters.record_dead([_end_of(each, moment) for each in given_up])
+        await self.ledger.dead_letters.record_dead([_death_of(each, moment) for each in given_up])
         await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
 
 
-def _end_of(letter: DeadLetter, moment: float) -> DeadLetterRecord:
+def _death_of(letter: DeadLetter, moment: float) -> DeadLetterRecord:
     return DeadLetterRecord(
         id=letter.id,
         job_id=letter.job_id,

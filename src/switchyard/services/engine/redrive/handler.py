@@ -1,9 +1,8 @@
-"""Runs a redrive: in passes through `jobs.dead`, by its rate, its canary and what becomes of it.
+"""Run redrives in passes through `jobs.dead`, by their rate, canary and outcomes.
 
-A letter that waits in a scan is held by it, and the broker does not let anybody hold one for long.
-So a pass ends after a while, whatever it waits for, and the next one begins where things stand
-then. What is to be sent stands in the ledger first: nothing is sent twice on purpose, and what died
-again is left alone.
+A scan holds the letters that it has read, and the broker limits how long. So a pass ends after
+HOLD_SECONDS, and the next one begins anew. Letters are recorded in the ledger before they are sent:
+so none is sent twice on purpose, and one whose job died again is left alone.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class RedriveHandler:
         self._hold = hold
 
     async def run(self, session: BulkSession) -> None:
-        """Go on until every letter that fits was sent, dropped, or can't be sent."""
+        """Make passes until every matching letter was sent, dropped, or can't be sent."""
         spec = RedriveSpec.from_json(session.operation.spec)
         run = RedriveRun(session, spec, self._ledger, self._traffic)
         await run.begin()
@@ -103,7 +102,7 @@ class RedriveHandler:
     ) -> AbstractAsyncContextManager[AsyncGenerator[DeadLetterLike, None]]:
         if spec.from_ledger:
             return self._open_stored(spec, run)
-        # An edit of a letter is taken back by what the queue has.
+        # An edit can be undone later only with the original, which is read from the queue.
         return (
             self._open_indexed(spec, run) if spec.change.is_empty else self._open_waiting(spec, run)
         )
@@ -122,12 +121,12 @@ class RedriveHandler:
         ) as indexed:
             if indexed is not None:
 
-                async def fitting() -> AsyncGenerator[DeadLetterLike, None]:
+                async def matching_letters() -> AsyncGenerator[DeadLetterLike, None]:
                     async for letter in indexed:
                         if run.is_ours(letter):
                             yield letter
 
-                async with aclosing(fitting()) as letters:
+                async with aclosing(matching_letters()) as letters:
                     yield letters
                 return
         async with self._open_waiting(spec, run) as letters:
@@ -137,14 +136,14 @@ class RedriveHandler:
     async def _open_waiting(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
-        async def fitting() -> AsyncGenerator[DeadLetterLike, None]:
+        async def matching_letters() -> AsyncGenerator[DeadLetterLike, None]:
             async for letter in scan.letters():
                 if run.is_ours(letter) and spec.which.matches(letter, run.moment):
                     yield letter
 
         async with (
             scanning_in_turn(self._settings, self._ledger, wait_in(run.session)) as scan,
-            aclosing(fitting()) as letters,
+            aclosing(matching_letters()) as letters,
         ):
             yield letters
 

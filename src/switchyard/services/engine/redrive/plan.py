@@ -1,5 +1,5 @@
-"""Plans a redrive without doing it: which letters would go where, changed how, and which could
-not."""
+"""Plan a redrive without running it: where each letter would go, with which changes, and which
+could not go."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from switchyard.services.engine.redrive.sending import (
 from switchyard.services.engine.redrive.spec import RedriveSpec, only_in_ledger
 
 MAX_SHOWN = 5
-"""Letters of which it is shown what would change."""
+"""Letters whose changes are shown, at most."""
 MAX_COMPARED_BYTES = 256 * 1024
-"""Bytes of a message up to which that is shown: to compare takes time, and the answer room."""
+"""Bytes of a message up to which its change is shown: comparing larger ones takes too long."""
 
 Letters = AsyncGenerator[DeadLetterLike, None]
 
@@ -45,8 +45,8 @@ async def plan_redrive(
     lanes: tuple[Lane, ...] = LANES,
     wait: Sleep = asyncio.sleep,
 ) -> RedriveCounts:
-    """Return the redrive's counts as they would be, without publishing or changing anything. `wait`
-    is awaited while others go through `jobs.dead`.
+    """Return the counts that the redrive would have, without publishing or changing anything.
+    `wait` is awaited while another process scans `jobs.dead`.
 
     Raises InvalidRedrive, UnknownGroup, BrokerUnavailable, LedgerUnavailable.
     """
@@ -56,9 +56,9 @@ async def plan_redrive(
     sender = LetterSender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
     batch: list[DeadLetterLike] = []
 
-    async def would_go() -> None:
+    async def plan_batch() -> None:
         copies = await sender.prepare(batch, tally, drop=False)
-        _note(copies, spec.change, tally, registry)
+        _count_copies(copies, spec.change, tally, registry)
         batch.clear()
 
     async with _matching_letters(settings, ledger, spec, wait) as letters:
@@ -66,10 +66,10 @@ async def plan_redrive(
             tally.matched += 1
             batch.append(letter)
             if len(batch) >= BATCH:
-                await would_go()
+                await plan_batch()
             if spec.limit is not None and tally.matched >= spec.limit:
                 break
-        await would_go()
+        await plan_batch()
     if not spec.from_ledger:
         letter_count = await ledger.dead_letters.count_dead(
             spec.which.for_index("waiting", ledger.clock.now())
@@ -93,12 +93,12 @@ async def _open_waiting(
 ) -> AsyncIterator[Letters]:
     moment = ledger.clock.now()
 
-    async def fitting() -> Letters:
+    async def matching() -> Letters:
         async for letter in scan.letters():
             if spec.which.matches(letter, moment):
                 yield letter
 
-    async with scanning_in_turn(settings, ledger, wait) as scan, aclosing(fitting()) as letters:
+    async with scanning_in_turn(settings, ledger, wait) as scan, aclosing(matching()) as letters:
         yield letters
 
 
@@ -112,7 +112,7 @@ async def _open_stored(
         yield letters
 
 
-def _note(
+def _count_copies(
     copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts, registry: Registry
 ) -> None:
     """Count the copies that would be sent."""
@@ -121,26 +121,30 @@ def _note(
         tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
         tally.note(f"{copy.letter.id}: would go to {copy.routing_key}")
         if not change.is_empty and len(tally.differences) < MAX_SHOWN:
-            tally.differences.append(_difference(copy, registry))
+            tally.differences.append(_compare(copy, registry))
 
 
-def _difference(copy: RedriveMessage, registry: Registry) -> LetterDifference:
+def _compare(copy: RedriveMessage, registry: Registry) -> LetterDifference:
     size = len(copy.letter.body)
     if size > MAX_COMPARED_BYTES:
         return LetterDifference(copy.letter.id, (f"not compared: it has {size:,} bytes",))
     before = json.loads(copy.letter.body)
     after = json.loads(copy.message.encode())
-    # What every redrive writes anew is no news.
+    # Leave out the fields that every redrive changes.
     fields = ("job_type", "priority", "payload")
-    old, new = ({name: each[name] for name in fields if name in each} for each in (before, after))
-    for each, whole in ((old, before), (new, after)):
+    shown_before, shown_after = (
+        {name: each[name] for name in fields if name in each} for each in (before, after)
+    )
+    for each, whole in ((shown_before, before), (shown_after, after)):
         metadata = whole.get("metadata")
         if isinstance(metadata, dict):
             names = ("max_attempts", "expires_at")
             each["metadata"] = {name: metadata.get(name) for name in names}
     secrets = registry.secrets_of(copy.message.job_type)
-    new["payload"] = hidden(new["payload"], secrets, old.get("payload"))
-    old["payload"] = hidden(old.get("payload"), registry.secrets_of(before["job_type"]))
-    old["routing_key"] = copy.letter.certificate.routing_key
-    new["routing_key"] = copy.routing_key
-    return LetterDifference(copy.letter.id, tuple(difference(old, new)))
+    shown_after["payload"] = hidden(shown_after["payload"], secrets, shown_before.get("payload"))
+    shown_before["payload"] = hidden(
+        shown_before.get("payload"), registry.secrets_of(before["job_type"])
+    )
+    shown_before["routing_key"] = copy.letter.certificate.routing_key
+    shown_after["routing_key"] = copy.routing_key
+    return LetterDifference(copy.letter.id, tuple(difference(shown_before, shown_after)))

@@ -1,4 +1,5 @@
-"""One pass of a redrive through the letters: sends what it may, and holds what has no room."""
+"""Make one pass of a redrive through the letters: send those that may go, and hold those whose
+queues are full."""
 
 from __future__ import annotations
 
@@ -21,33 +22,33 @@ from switchyard.services.engine.redrive.sending import (
 )
 
 MAX_SLOT_WAIT = 5.0
-"""Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,
-the pass ends: others want to go through `jobs.dead`, too."""
+"""Seconds to wait, while holding letters, until the rate allows the next one. If it takes longer,
+the pass ends, so that others can scan `jobs.dead`."""
 
 
 class RedrivePass:
-    """Once through the letters, or until the time is over for which they may be held."""
+    """One pass through the letters, for as long as these may be held."""
 
     def __init__(
         self,
         run: RedriveRun,
         sender: LetterSender,
         publisher: Publisher,
-        room: QueueCapacity,
+        capacity: QueueCapacity,
         hold: float,
     ) -> None:
         self._run = run
         self._session = run.session
         self._sender = sender
         self._publisher = publisher
-        self._room = room
+        self._capacity = capacity
         self._ends_at = time.monotonic() + hold
         self._held: dict[str, deque[RedriveMessage]] = {}
         """Copies for which their queue had no room, oldest first."""
 
     async def run(self, letters: AsyncGenerator[DeadLetterLike, None]) -> bool:
-        """Go through the letters; True when every letter was seen and nothing waits."""
-        self._run.next_pass()
+        """Send the letters; return True when all were read and none is held."""
+        self._run.begin_pass()
         await self._session.move(BulkState.RUNNING)
         batch: list[DeadLetterLike] = []
         async for letter in letters:
@@ -66,57 +67,57 @@ class RedrivePass:
         return time.monotonic() >= self._ends_at
 
     async def _send_all(self, batch: Sequence[DeadLetterLike]) -> None:
-        """Send a batch as it may be sent, waiting for outcomes and by the rate."""
-        left = await self._run.not_sent_before(batch)
-        waiting = deque(await self._sender.prepare(left, self._run.tally, drop=True))
-        while waiting and not self._is_over and not self._run.has_enough:
+        """Send a batch as fast as outcomes and rate allow."""
+        unsent = await self._run.filter_unsent(batch)
+        queued = deque(await self._sender.prepare(unsent, self._run.tally, drop=True))
+        while queued and not self._is_over and not self._run.has_enough:
             allowed = await self._run.allowance()
-            why = self._run.canary or self._run.traffic.why
-            await self._session.move(BulkState.RUNNING, why)
+            note = self._run.canary or self._run.traffic.why
+            await self._session.move(BulkState.RUNNING, note)
             if allowed == 0:
                 await self._run.save_notes()
                 await self._session.sleep(STATE_POLL_INTERVAL)
                 continue
             if self._session.slot_wait > MAX_SLOT_WAIT:
-                self._ends_at = time.monotonic()  # letters are not held for so long
+                self._ends_at = time.monotonic()  # too long to hold letters
                 return
-            allowed_now = await self._run.traffic.allowance(min(len(waiting), allowed or BATCH))
+            allowed_now = await self._run.traffic.allowance(min(len(queued), allowed or BATCH))
             number = await self._session.take_slots(
                 allowed_now, until=self._session.clock.time() + MAX_SLOT_WAIT
             )
-            await self._send([waiting.popleft() for _ in range(number)])
+            await self._send([queued.popleft() for _ in range(number)])
             await self._run.save_notes()
 
     async def _send(self, copies: Sequence[RedriveMessage]) -> None:
         """Send the letters whose queues have room, and hold the others."""
-        self._room.refresh()
-        fitting: list[RedriveMessage] = []
+        self._capacity.refresh()
+        sendable: list[RedriveMessage] = []
         for copy in copies:
-            waiting = self._held.get(copy.queue)
-            if waiting or not await self._room.take(copy.queue):
+            queued = self._held.get(copy.queue)
+            if queued or not await self._capacity.take(copy.queue):
                 self._held.setdefault(copy.queue, deque()).append(copy)
             else:
-                fitting.append(copy)
-        await self._send_now(fitting)
+                sendable.append(copy)
+        await self._send_now(sendable)
 
     async def _send_now(self, copies: Sequence[RedriveMessage]) -> None:
         if not copies:
             return
-        # Hot jobs that have died are hot jobs still: they need not give way.
+        # Redriven hot jobs are hot jobs, too: they need not give way to others.
         is_hot = all(lane_of(copy.queue) == HOT.name for copy in copies)
         async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
             await self._sender.plan(copies, self._session)
-            self._run.note_planned(copies)
+            self._run.count_planned_letters(copies)
             refused = await self._sender.send(self._publisher, copies, self._run.tally)
-        not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
-        await self._sender.forget(self._run.not_taken(not_taken), self._session)
+        not_taken = [copy for copy, error in refused if not _may_be_accepted(error)]
+        await self._sender.forget(self._run.uncount(not_taken), self._session)
         for copy, error in reversed(refused):
             if isinstance(error, NeverTaken):
                 self._run.tally.invalid += 1
                 self._run.tally.note(f"{copy.letter.id}: not redriven: {error}")
                 continue
             if not isinstance(error, LaneFull):
-                raise error  # tried again by the runner, from where it is then
+                raise error  # the runner repeats the pass
             if not error.dead_lettered:
                 self._held.setdefault(copy.queue, deque()).appendleft(copy)
 
@@ -126,27 +127,27 @@ class RedrivePass:
             await self._run.save_notes()
             await self._session.move(BulkState.WAITING, f"waits for room in {queues}")
             await self._session.sleep(STATE_POLL_INTERVAL)
-            self._room.refresh()
+            self._capacity.refresh()
             for queue in list(self._held):
                 await self._send_held(queue)
         await self._session.move(BulkState.RUNNING)
 
     async def _send_held(self, queue: str) -> None:
-        waiting = self._held[queue]
-        fitting: list[RedriveMessage] = []
+        queued = self._held[queue]
+        sendable: list[RedriveMessage] = []
         allowed = await self._run.allowance()
-        number = min(len(waiting), BATCH if allowed is None else allowed)
+        number = min(len(queued), BATCH if allowed is None else allowed)
         if number > 0:
             number = await self._run.traffic.allowance(number)
             number = await self._session.take_slots(
                 number, until=self._session.clock.time() + STATE_POLL_INTERVAL
             )
-        while len(fitting) < number and await self._room.take(queue):
-            fitting.append(waiting.popleft())
-        if not waiting:
+        while len(sendable) < number and await self._capacity.take(queue):
+            sendable.append(queued.popleft())
+        if not queued:
             del self._held[queue]
-        await self._send_now(fitting)
+        await self._send_now(sendable)
 
 
-def _may_have_been_taken(error: PublishError) -> bool:
+def _may_be_accepted(error: PublishError) -> bool:
     return bool(getattr(error, "maybe_accepted", False))

@@ -1,4 +1,5 @@
-"""Progress of a redrive, and what it may do now: its limits, canary, halt, and notes."""
+"""Track the progress of a redrive, and decide how much it may send now: limits, canary, halting,
+notes."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from switchyard.services.engine.redrive.sending import RedriveCounts, RedriveMes
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, only_in_ledger
 
 STATE_POLL_INTERVAL = 0.3
-"""Seconds between looks at what became of letters, or whether a lane has room."""
-NOTE_INTERVAL = 0.5
-"""Seconds between two notes of how far it has come."""
+"""Seconds between checks of the letters' outcomes, or of a lane's capacity."""
+SAVE_INTERVAL = 0.5
+"""Seconds between two records of the progress."""
 MAX_KEPT_NOTES = 20
 
 
@@ -38,22 +39,22 @@ class RedriveRun:
         self.tally = RedriveCounts()
         """Counts of this pass."""
         self.canary: str | None = None
-        """Text of the canary's progress, while only the canary may be sent; else None."""
-        self._rule = HaltRule(spec.canary, spec.halt_on)
+        """Text on the canary's progress while only the canary may be sent; else None."""
+        self._halt_rule = HaltRule(spec.canary, spec.halt_on)
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
         self._before = RedriveProgress.from_operation(session.operation)
         self._planned = 0
         self._planned_before: set[str] = set()
         """Letters that an earlier process was about to send, or has sent."""
-        self._ended: dict[RedriveOutcome | None, int] = {}
-        self._looked = self._noted = 0.0
+        self._outcomes: dict[RedriveOutcome | None, int] = {}
+        self._outcomes_read_at = self._saved_at = 0.0
 
     async def begin(self) -> None:
         """Read from the ledger how far the redrive is."""
         await self._read_outcomes()
-        self._planned = sum(self._ended.values())
-        if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
+        self._planned = sum(self._outcomes.values())
+        if "baseline" not in self._cursor:  # at the start, or resumed after a halt
             self._cursor["baseline"] = [self._settled, self._failed]
         if self._before.total is None and not self.spec.from_ledger:
             total = await self._ledger.dead_letters.count_dead(
@@ -63,8 +64,8 @@ class RedriveRun:
         await self.save_notes(force=True)
 
     def is_ours(self, letter: DeadLetterLike) -> bool:
-        """Tell whether the redrive takes a letter: not one whose job died after it began, as a
-        cause that lasts would make it endless."""
+        """Tell whether the redrive takes a letter. Letters of jobs that died after its start are
+        left out, or it might never end."""
         return bool(self.spec.which.ids) or was_dead(letter, self.moment)
 
     @property
@@ -80,9 +81,9 @@ class RedriveRun:
                 min(wait, STATE_POLL_INTERVAL)
             )  # the rate may change meanwhile
 
-    async def not_sent_before(self, batch: Sequence[DeadLetterLike]) -> list[DeadLetterLike]:
-        """Return the letters of a batch that are to be sent: not those that this redrive has sent,
-        and that died again."""
+    async def filter_unsent(self, batch: Sequence[DeadLetterLike]) -> list[DeadLetterLike]:
+        """Return the letters of a batch without those that this redrive has sent before, and that
+        died again."""
         planned = await self._ledger.redrives.planned_redrives(
             self.session.id, [letter.id for letter in batch]
         )
@@ -99,39 +100,38 @@ class RedriveRun:
         if self.spec.limit is not None:
             limits.append(self.spec.limit - self._planned)
         max_open = self.session.operation.max_open
-        if self._rule.depends_on_outcomes or max_open is not None:
+        if self._halt_rule.depends_on_outcomes or max_open is not None:
             await self.check_outcomes()
             done, failed = self._since_baseline()
             if max_open is not None:
                 limits.append(max_open - self._open)
-            left = self._rule.canary_left(done, failed, self._open)
+            left = self._halt_rule.canary_left(done, failed, self._open)
             if left is not None:
                 limits.append(left)
-            self.canary = None if left is None else self._rule.canary_note(done, failed)
+            self.canary = None if left is None else self._halt_rule.canary_note(done, failed)
         return max(0, min(limits)) if limits else None
 
     async def check_outcomes(self, *, now: bool = False) -> None:
-        """Check what became of the letters that were sent. Raises Halted."""
-        if time.monotonic() - self._looked >= STATE_POLL_INTERVAL or now:
+        """Read the outcomes of the sent letters, and check the halt rule. Raises Halted."""
+        if time.monotonic() - self._outcomes_read_at >= STATE_POLL_INTERVAL or now:
             await self._read_outcomes()
         done, failed = self._since_baseline()
         try:
-            self._rule.check(done, failed, "failed again")
+            self._halt_rule.check(done, failed, "failed again")
         except Halted as halted:
             raise self._halt(str(halted)) from None
 
-    def _halt(self, why: str) -> Halted:
-        # Whoever resumes it wants to try again, and not to hear the same again: what fails until
-        # then belongs to this halt.
+    def _halt(self, reason: str) -> Halted:
+        # After a resume, only failures since then count; those until then belong to this halt.
         del self._cursor["baseline"]
-        return Halted(f"{why}; see `jobctl dead redrives show {self.session.id}`")
+        return Halted(f"{reason}; see `jobctl dead redrives show {self.session.id}`")
 
     async def drain(self) -> None:
         """Wait for the outcomes of the letters, where the redrive depends on them. Raises
         Halted."""
         while True:
             await self.check_outcomes(now=True)
-            if not self._open or not self._rule.depends_on_outcomes:
+            if not self._open or not self._halt_rule.depends_on_outcomes:
                 return
             await self.session.move(BulkState.DRAINING, "all are sent; waits for their ends")
             await self.save_notes()
@@ -145,46 +145,47 @@ class RedriveRun:
             sentences.append(only_in_ledger(lost))
         return "; ".join(sentences) or None
 
-    def note_planned(self, copies: Sequence[RedriveMessage]) -> None:
+    def count_planned_letters(self, copies: Sequence[RedriveMessage]) -> None:
         """Count letters that are about to be sent."""
-        self._count_planned(len(self._new(copies)))
+        self._count_planned(len(self._not_planned_before(copies)))
 
-    def not_taken(self, copies: Sequence[RedriveMessage]) -> list[str]:
-        """Take back the count of letters that the broker did not take. Returns those to be
-        forgotten: what an earlier process has planned, it may have sent."""
-        new = self._new(copies)
+    def uncount(self, copies: Sequence[RedriveMessage]) -> list[str]:
+        """Take letters that the broker refused out of the count. Returns the ids whose plan is to
+        be forgotten: without those that an earlier process planned, and may have sent."""
+        new = self._not_planned_before(copies)
         self._count_planned(-len(new))
         return new
 
-    def _new(self, copies: Sequence[RedriveMessage]) -> list[str]:
+    def _not_planned_before(self, copies: Sequence[RedriveMessage]) -> list[str]:
         ids = [copy.letter.id for copy in copies]
         return [letter_id for letter_id in ids if letter_id not in self._planned_before]
 
     def _count_planned(self, number: int) -> None:
         self._planned += number
-        self._ended[None] = self._open + number
+        self._outcomes[None] = self._open + number
 
-    def next_pass(self) -> None:
-        """Begin to count a pass: what could not be sent is counted anew; what was dropped is
-        gone."""
+    def begin_pass(self) -> None:
+        """Begin the counts of a new pass. Letters that were dropped stay counted, as they are gone;
+        the others are counted anew."""
         self._before = replace(
             self._before, dropped=self._before.dropped + self.tally.dropped, notes=self._notes()
         )
         self.tally = RedriveCounts()
 
     async def save_notes(self, *, force: bool = False) -> None:
-        """Record the progress from time to time. Ends the run when it is not to go on."""
-        if not force and time.monotonic() - self._noted < NOTE_INTERVAL:
+        """Record the progress every SAVE_INTERVAL seconds, or now with `force`. Ends the run if the
+        operation was paused, cancelled or lost."""
+        if not force and time.monotonic() - self._saved_at < SAVE_INTERVAL:
             return self.session.check()
-        self._noted = time.monotonic()
+        self._saved_at = time.monotonic()
         progress = replace(
             self._before,
             redriven=self._planned,
             dropped=self._before.dropped + self.tally.dropped,
             invalid=self.tally.invalid,
-            succeeded=self._ended.get(RedriveOutcome.SUCCEEDED, 0),
+            succeeded=self._outcomes.get(RedriveOutcome.SUCCEEDED, 0),
             failed=self._failed,
-            undone=self._ended.get(RedriveOutcome.UNDONE, 0),
+            undone=self._outcomes.get(RedriveOutcome.UNDONE, 0),
             unfinished=self._open,
             notes=self._notes(),
         )
@@ -195,22 +196,23 @@ class RedriveRun:
         return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:MAX_KEPT_NOTES]
 
     async def _read_outcomes(self) -> None:
-        self._ended = dict(await self._ledger.redrives.settle_redriven(self.session.id))
-        self._looked = time.monotonic()
+        self._outcomes = dict(await self._ledger.redrives.settle_redriven(self.session.id))
+        self._outcomes_read_at = time.monotonic()
 
     @property
     def _open(self) -> int:
-        return self._ended.get(None, 0)
+        return self._outcomes.get(None, 0)
 
     @property
     def _settled(self) -> int:
-        return self._ended.get(RedriveOutcome.SUCCEEDED, 0) + self._failed
+        return self._outcomes.get(RedriveOutcome.SUCCEEDED, 0) + self._failed
 
     @property
     def _failed(self) -> int:
-        return self._ended.get(RedriveOutcome.FAILED, 0)
+        return self._outcomes.get(RedriveOutcome.FAILED, 0)
 
     def _since_baseline(self) -> tuple[int, int]:
-        """Ended, and failed of these, since it began, or was resumed after the last halt."""
+        """Return the numbers of settled and of failed letters since the start, or since the last
+        resume after a halt."""
         settled, failed = self._cursor["baseline"]
         return self._settled - settled, self._failed - failed

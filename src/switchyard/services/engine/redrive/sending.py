@@ -12,7 +12,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.changes import Change, InvalidRedrive, changed
+from switchyard.services.engine.dead.changes import Change, InvalidRedrive, make_copy
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -51,7 +51,7 @@ class RedriveCounts:
     dropped: int = 0
     """Letters of jobs that have succeeded, or were cancelled or redriven meanwhile."""
     invalid: int = 0
-    """Letters that stay in place, since with the change they do not validate."""
+    """Letters that stay in `jobs.dead`, as they are invalid with the change."""
     routes: dict[str, int] = field(default_factory=dict, compare=False)
     """Number of letters that went, or would go, to each routing key."""
     notes: list[str] = field(default_factory=list)
@@ -102,49 +102,49 @@ class LetterSender:
     async def prepare(
         self, batch: Sequence[DeadLetterLike], tally: RedriveCounts, *, drop: bool
     ) -> list[RedriveMessage]:
-        """Make the copies of the letters that can go back. With `drop`, letters of jobs that need
-        no redrive any more are removed from the queue. Raises ExpressionStopped."""
+        """Make the copies of the letters that can be sent. With `drop`, remove letters from the
+        queue whose jobs need no redrive any more. Raises ExpressionStopped."""
         generations = await self._ledger.redrives.job_generations([letter.id for letter in batch])
-        over: list[DeadLetterLike] = []
+        finished: list[DeadLetterLike] = []
         redriven: list[tuple[DeadLetterLike, int]] = []
-        going: list[DeadLetterLike] = []
+        sendable: list[DeadLetterLike] = []
         for letter in batch:
             state, redrives = generations.get(letter.id, (State.DEAD, 0))
             if state in (State.SUCCEEDED, State.CANCELLED):
                 tally.note(f"{letter.id}: dropped, the job has {state} meanwhile")
-                over.append(letter)
+                finished.append(letter)
             elif letter.message is not None and redrives > letter.redrives:
                 tally.note(f"{letter.id}: dropped, it was redriven before")
                 redriven.append((letter, redrives))
             else:
-                going.append(letter)
-        copies = await self._copies(going, tally)
-        tally.dropped += len(over) + len(redriven)
+                sendable.append(letter)
+        copies = await self._make_copies_in_thread(sendable, tally)
+        tally.dropped += len(finished) + len(redriven)
         if drop:
-            await self._remove_finished(over, redriven)
+            await self._remove_finished(finished, redriven)
         return copies
 
     async def _remove_finished(
-        self, over: Sequence[DeadLetterLike], redriven: Sequence[tuple[DeadLetterLike, int]]
+        self, finished: Sequence[DeadLetterLike], redriven: Sequence[tuple[DeadLetterLike, int]]
     ) -> None:
         """Remove letters of jobs that have ended, or were redriven since (with the job's
         redrives)."""
         moment = self._ledger.clock.time()
-        if over:
-            ids = [letter.id for letter in over]
+        if finished:
+            ids = [letter.id for letter in finished]
             await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
-            await self._ledger.redrives.note_leftovers(_leftovers(over))
+            await self._ledger.redrives.note_leftovers(_leftovers(finished))
         if redriven:  # a later letter of the same job, which the index may have, stays as it is
             await self._ledger.redrives.note_redriven(
                 [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven],
                 moment,
                 _leftovers([letter for letter, _ in redriven]),
             )
-        for letter in (*over, *(letter for letter, _ in redriven)):
+        for letter in (*finished, *(letter for letter, _ in redriven)):
             letter.ack()
 
     async def plan(self, copies: Sequence[RedriveMessage], session: BulkSession) -> None:
-        """Record that letters are about to be sent. Ends the handler where the operation is
+        """Record that letters are about to be sent. Ends the handler if the operation's hold is
         lost."""
         moment = self._ledger.clock.time()
         edits = [
@@ -169,8 +169,8 @@ class LetterSender:
             session.fail_lost()
 
     async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
-        """Record that the broker did not accept letters after all. Ends the handler where the
-        operation is lost."""
+        """Record that the broker did not accept planned letters. Ends the handler if the
+        operation's hold is lost."""
         if not await self._ledger.redrives.forget_planned(session.id, session.holder, letter_ids):
             session.fail_lost()
 
@@ -191,7 +191,7 @@ class LetterSender:
                 continue
             refused.append((copy, result))
             if isinstance(result, LaneFull) and result.dead_lettered:
-                # The copy is a dead letter itself now: one of the two is enough.
+                # The copy is a dead letter itself now: the old letter is not needed.
                 copy.letter.ack()
                 dead_lettered.append(copy.letter)
         await self._ledger.redrives.note_leftovers(_leftovers(dead_lettered))
@@ -205,7 +205,7 @@ class LetterSender:
         tally.done += len(sent)
         return refused
 
-    async def _copies(
+    async def _make_copies_in_thread(
         self, letters: Sequence[DeadLetterLike], tally: RedriveCounts
     ) -> list[RedriveMessage]:
         """Make the copies in a thread, as messages are large; count those that can't be made."""
@@ -228,13 +228,13 @@ class LetterSender:
         messages: list[RedriveMessage | str] = []
         for letter in letters:
             try:
-                messages.append(self._copy(letter))
+                messages.append(self._make_copy(letter))
             except InvalidRedrive as error:
                 messages.append(f"{letter.id}: not redriven: {error}")
         return messages
 
-    def _copy(self, letter: DeadLetterLike) -> RedriveMessage:
-        message, routing_key = changed(
+    def _make_copy(self, letter: DeadLetterLike) -> RedriveMessage:
+        message, routing_key = make_copy(
             letter,
             self._change,
             self._registry,
@@ -245,15 +245,16 @@ class LetterSender:
         worker = self._registry.described(message.job_type).worker
         before = letter.message
         assert before is not None
-        is_other = (
+        is_changed = (
             not self._change.is_empty or message.metadata.expires_at != before.metadata.expires_at
         )
-        job = NewJob(message, lane, worker, routing_key) if is_other else None
+        job = NewJob(message, lane, worker, routing_key) if is_changed else None
         return RedriveMessage(letter, message, routing_key, queue_name(lane, worker), job)
 
 
 def _leftovers(letters: Sequence[DeadLetterLike]) -> list[LeftoverLetter]:
-    """Return the leftovers of these letters in `jobs.dead` after their acknowledgement."""
+    """Return the messages of these letters that are still in `jobs.dead` after their
+    acknowledgement."""
     return [
         LeftoverLetter(letter.id, letter.redrives, letter.left_behind)
         for letter in letters
@@ -267,17 +268,18 @@ class QueueCapacity:
     def __init__(self, lanes: tuple[Lane, ...], depth: Depth) -> None:
         self._lanes = lanes
         self._depth = depth
-        self._left: dict[str, int] = {}
+        self._free_places: dict[str, int] = {}
 
     async def take(self, queue: str) -> bool:
-        """Take a place in the queue; False when it is full. A full hot lane would make a new dead
-        letter of a copy: the old one would lose its place and its dead-letter information."""
-        if queue not in self._left:
+        """Take a place in the queue; return False when it is full. A full hot lane would
+        dead-letter the copy: the new letter would lack the old one's position and dead-letter
+        information."""
+        if queue not in self._free_places:
             limit = lane_named(lane_of(queue), self._lanes).max_length
-            self._left[queue] = limit - await self._depth(queue)
-        self._left[queue] -= 1
-        return self._left[queue] >= 0
+            self._free_places[queue] = limit - await self._depth(queue)
+        self._free_places[queue] -= 1
+        return self._free_places[queue] >= 0
 
     def refresh(self) -> None:
         """Read the queues' depths anew at the next call."""
-        self._left.clear()
+        self._free_places.clear()

@@ -50,8 +50,8 @@ class RedriveSpec:
     from_ledger: bool = False
     """Whether letters that the broker no longer has are redriven from the ledger's copy."""
     remote: bool = True
-    """The redrive was requested over HTTP: its change may not set local-only fields, also later
-    when a scheduler runs it."""
+    """Whether the redrive was requested over HTTP: its change may not set local-only fields, also
+    later, when a scheduler runs it."""
 
     def check(self) -> None:
         """Raise InvalidRedrive for values that make no sense."""
@@ -63,21 +63,22 @@ class RedriveSpec:
             raise InvalidRedrive("halt_on must be above 0 and at most 1 (or 100 %)")
 
     def check_remote(self, registry: Registry) -> None:
-        """Tell whoever asks from outside at once what would be refused for each letter later: a
-        change that names a local-only field. Raises InvalidRequest."""
-        complaints = [
+        """Refuse a change from outside that sets a local-only field, before each letter would be
+        refused later. Raises InvalidRequest."""
+        field_errors = [
             RequestFieldError(
                 ("change", part, each.field), f"{job_type.name}: {each.message}{self._hint}"
             )
             for part in ("payload", "merge")
-            for job_type in self._job_types(registry)
+            for job_type in self._possible_types(registry)
             for each in named(job_type.payload_model, getattr(self.change, part) or {})
         ]
-        if complaints:
-            raise InvalidRequest(*complaints)
+        if field_errors:
+            raise InvalidRequest(*field_errors)
 
-    def _job_types(self, registry: Registry) -> list[JobType]:
-        """Return those that the copies can have, as far as the letters need not be looked at."""
+    def _possible_types(self, registry: Registry) -> list[JobType]:
+        """Return the job types that the copies can have, as far as known without reading the
+        letters."""
         named_type = self.change.to.partition(".")[2] if self.change.to else self.which.job_type
         try:
             return (
@@ -117,17 +118,17 @@ class RedriveProgress(NotedProgress):
     """Progress of a redrive: the cursor and counts in its record."""
 
     total: int | None = None
-    """Letters that fitted when it began, by the index."""
+    """Letters that matched at its start, by the index."""
     redriven: int = 0
     dropped: int = 0
-    """Their jobs needed no redrive any more."""
+    """Letters whose jobs needed no redrive any more."""
     invalid: int = 0
-    """Left in their place: with the change they do not validate."""
+    """Letters that stay in `jobs.dead`, as they are invalid with the change."""
     succeeded: int = 0
     failed: int = 0
     undone: int = 0
     unfinished: int = 0
-    """Redriven, and not at their end yet, as far as was looked."""
+    """Redriven jobs that had not ended when the outcomes were last read."""
 
 
 def only_in_ledger(number: int) -> str:
@@ -172,19 +173,19 @@ async def start_redrive(
 async def resume_redrive(
     ledger: Ledger, operation_id: str, *, hold: BulkHold | None = None
 ) -> BulkOperation:
-    """Let a redrive go on where it was; after a halt it tries as many again before it halts anew.
-    `hold` as for `start_redrive`.
+    """Resume a redrive. After a halt, only new failures count towards the next one. `hold` as for
+    `start_redrive`.
 
     Raises UnknownBulkOperation, BulkConflict.
     """
     operation = await bulk_control.require_bulk(ledger, operation_id, KIND)
     async with ledger.leases.holding_lease(_START):
-        await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation.id)
+        await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), except_id=operation.id)
         return await bulk_control.resume(ledger, operation.id, hold=hold)
 
 
-async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
-    """Return the operation with the outcomes of its letters by now. Raises LedgerUnavailable."""
+async def with_outcomes(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+    """Return the operation with the present outcomes of its letters. Raises LedgerUnavailable."""
     outcomes = await ledger.redrives.settle_redriven(operation.id)
     counts = {
         "succeeded": outcomes.get(RedriveOutcome.SUCCEEDED, 0),
@@ -195,18 +196,20 @@ async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
     return replace(operation, counts={**operation.counts, **counts})
 
 
-async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None = None) -> None:
-    """Raises RedriveConflict where an unfinished redrive could take the same letters."""
+async def refuse_overlap(
+    ledger: Ledger, spec: RedriveSpec, *, except_id: str | None = None
+) -> None:
+    """Raise RedriveConflict where an unfinished redrive could take the same letters."""
     page = await ledger.bulk.list_bulk(KIND, states=UNFINISHED, limit=1000)
     for other in page.items:
         other_spec = RedriveSpec.from_json(other.spec)
-        if other.id != but and spec.which.overlaps(other_spec.which):
+        if other.id != except_id and spec.which.overlaps(other_spec.which):
             command = "jobctl dead redrives"
             paused = other.state is BulkState.PAUSED
-            go_on = f"`{command} resume {other.id}`" if paused else "wait for it"
+            advice = f"`{command} resume {other.id}`" if paused else "wait for it"
             raise RedriveConflict(
                 f"{other.id} ({other.title}) is {other.state} and takes some of the same letters: "
-                f"{go_on}, or `{command} cancel {other.id}`"
+                f"{advice}, or `{command} cancel {other.id}`"
             )
 
 
