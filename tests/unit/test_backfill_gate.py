@@ -72,9 +72,9 @@ async def test_room_that_was_not_used_is_still_there() -> None:
 async def test_what_is_under_way_takes_room_and_does_not_close_it() -> None:
     made = Made(50, 100)
     made.broker.depth = 60  # with some of those under way, or without them
-    assert await made.gate.allowance(500, None, under_way=40) == 0
+    assert await made.gate.allowance(500, None, unconfirmed=40) == 0
     made.gate.measure_again()  # look again
-    assert await made.gate.allowance(500, None, under_way=0) == 40
+    assert await made.gate.allowance(500, None, unconfirmed=0) == 40
 
 
 async def test_closed_it_opens_at_the_low_watermark() -> None:
