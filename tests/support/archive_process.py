@@ -63,7 +63,7 @@ async def main(step: str) -> None:
             "settled": (ledger.archive, "settle", dying_after),
         }
         if step == "uploading":
-            archiver_module._parts = half_of
+            archiver_module._read_parts = half_of
         elif step != "none":
             owner, name, dying = owners[step]
             setattr(owner, name, dying(getattr(owner, name)))
