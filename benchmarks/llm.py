@@ -23,10 +23,10 @@ from benchmarks.stage import Stage
 from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
+    CallEnd,
     CallSample,
     ConcurrencyPolicy,
-    Ended,
-    Fixed,
+    FixedPolicy,
     PolicyState,
     StepPolicy,
     observe,
@@ -45,9 +45,9 @@ SLOW_FROM, SLOW_TO, SLOWED = 240.0, 360.0, 1.5
 """Seconds between which somebody else's load makes everything take so many times as long."""
 
 CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
-    "fixed 10": (Fixed(), Bounds(10, 10, 10)),
-    "fixed 50": (Fixed(), Bounds(50, 50, 50)),
-    "fixed 200": (Fixed(), Bounds(200, 200, 200)),
+    "fixed 10": (FixedPolicy(), Bounds(10, 10, 10)),
+    "fixed 50": (FixedPolicy(), Bounds(50, 50, 50)),
+    "fixed 200": (FixedPolicy(), Bounds(200, 200, 200)),
     "steps (requirement L3), 5 to 50": (StepPolicy(), Bounds(16, 5, 50)),
     "steps (requirement L3), 5 to 200": (StepPolicy(), Bounds(16, 5, 200)),
     "adaptive, 1 to 50": (AdaptivePolicy(), Bounds()),
@@ -155,20 +155,20 @@ class _Fleet:
                 await self.batch.make(11)  # the prompt, and the first token
                 first = loop.time()
                 await self.batch.make(tokens)
-            ended = Ended.ANSWERED
+            ended = CallEnd.ANSWERED
             self.outcome.answered += 1
         except TimeoutError:
-            ended = Ended.TIMED_OUT
+            ended = CallEnd.TIMED_OUT
             self.outcome.timed_out += 1
             self._wasted += loop.time() - began
         except Full:
-            ended = Ended.REFUSED
+            ended = CallEnd.REFUSED
             self.outcome.refused += 1
         finally:
             if entered:
                 self.batch.leave()
         self._spent += loop.time() - began
-        whole = ended is Ended.ANSWERED and first is not None
+        whole = ended is CallEnd.ANSWERED and first is not None
         sample = CallSample(
             ended,
             self.in_flight,
@@ -252,7 +252,7 @@ def llm_small(stage: Stage, rounds: int, count: int) -> list[Row]:
     """The same for servers that take 1, 2, 4 and 8 at once, with 20 domains for each of these."""
     rows: list[Row] = []
     for at_once in SMALL:
-        ideal = Fixed(), Bounds(at_once, at_once, at_once)
+        ideal = FixedPolicy(), Bounds(at_once, at_once, at_once)
         contenders = {f"fixed {at_once}": ideal, **{name: CONTENDERS[name] for name in SEEKING}}
         for kind, (name, (policy, bounds)) in product(KINDS, contenders.items()):
             machine, load = small_machine(kind, at_once), count * at_once

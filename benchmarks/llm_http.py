@@ -26,7 +26,7 @@ from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
     ConcurrencyPolicy,
-    Fixed,
+    FixedPolicy,
     StepPolicy,
 )
 from switchyard.services.llm.gate import Urgency
@@ -40,7 +40,7 @@ WORKERS = 2
 LOOK = 0.5
 
 CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
-    "fixed 50": (Fixed(60 / SCALE), Bounds(50, 50, 50)),
+    "fixed 50": (FixedPolicy(60 / SCALE), Bounds(50, 50, 50)),
     "steps (requirement L3), 5 to 50": (StepPolicy(10 / SCALE), Bounds(16, 5, 50)),
     "adaptive, 1 to 50": (AdaptivePolicy(5 / SCALE), Bounds()),
     "adaptive, 1 to 200": (AdaptivePolicy(5 / SCALE), Bounds(most=200)),

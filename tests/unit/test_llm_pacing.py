@@ -9,10 +9,10 @@ import pytest
 from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
+    CallEnd,
     CallSample,
     ConcurrencyPolicy,
-    Ended,
-    Fixed,
+    FixedPolicy,
     PolicyState,
     StepPolicy,
     observe,
@@ -41,12 +41,12 @@ def after(
     busy = int(pace.limit) if in_flight is None else in_flight
     seconds = first_token + per_token * TOKENS
     answer = CallSample(
-        Ended.ANSWERED, busy, seconds, TOKENS, first_token, per_token, others_wait=others_wait
+        CallEnd.ANSWERED, busy, seconds, TOKENS, first_token, per_token, others_wait=others_wait
     )
     samples = [
-        *[CallSample(Ended.TIMED_OUT, busy)] * timed_out,
-        *[CallSample(Ended.REFUSED, busy)] * refused,
-        *[CallSample(Ended.BROKEN, busy)] * broken,
+        *[CallSample(CallEnd.TIMED_OUT, busy)] * timed_out,
+        *[CallSample(CallEnd.REFUSED, busy)] * refused,
+        *[CallSample(CallEnd.BROKEN, busy)] * broken,
         *[answer] * answered,
     ]
     window = pace
@@ -83,7 +83,7 @@ def test_the_steps_are_those_of_requirement_l3(
     assert pace.limit == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("policy", [StepPolicy(), AdaptivePolicy(), Fixed()])
+@pytest.mark.parametrize("policy", [StepPolicy(), AdaptivePolicy(), FixedPolicy()])
 def test_the_bounds_hold_whatever_happens(policy: ConcurrencyPolicy) -> None:
     pace = PolicyState.first(BOUNDS, 0)
     for _ in range(50):
@@ -96,7 +96,7 @@ def test_the_bounds_hold_whatever_happens(policy: ConcurrencyPolicy) -> None:
 
 def test_nothing_changes_within_a_window() -> None:
     pace = observe(
-        PolicyState.first(BOUNDS, 0), CallSample(Ended.TIMED_OUT, 1), StepPolicy(), BOUNDS, 9.9
+        PolicyState.first(BOUNDS, 0), CallSample(CallEnd.TIMED_OUT, 1), StepPolicy(), BOUNDS, 9.9
     )
     assert pace.limit == 16
 
@@ -182,7 +182,7 @@ def test_after_an_overload_no_raise_is_tried_for_some_windows() -> None:
 def test_a_window_grows_old() -> None:
     """One quiet call an hour after a burst says nothing of the burst."""
     policy, pace = AdaptivePolicy(), settled()
-    sample = CallSample(Ended.ANSWERED, 16, 2.0, TOKENS, 0.1, 0.02)
+    sample = CallSample(CallEnd.ANSWERED, 16, 2.0, TOKENS, 0.1, 0.02)
     for _ in range(7):
         pace = observe(pace, sample, policy, BOUNDS, pace.began + 3)
     quiet = replace(sample, in_flight=1, others_wait=False)
@@ -194,7 +194,7 @@ def test_a_window_grows_old() -> None:
 def test_a_server_that_does_not_stream_is_measured_by_whole_answers() -> None:
     policy, pace = AdaptivePolicy(), PolicyState.first(SMALL, 0)
     for _ in range(12):
-        sample = CallSample(Ended.ANSWERED, int(pace.limit), 2.0, TOKENS)
+        sample = CallSample(CallEnd.ANSWERED, int(pace.limit), 2.0, TOKENS)
         pace = observe(pace, sample, policy, SMALL, pace.began + 10)
     assert pace.limit > 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.llm import CONTENDERS, KINDS, SMALL, instantly, run, small_machine
-from switchyard.services.llm.concurrency_policy import Bounds, Fixed
+from switchyard.services.llm.concurrency_policy import Bounds, FixedPolicy
 
 
 @pytest.mark.parametrize("name", ["adaptive, 1 to 50", "adaptive, 1 to 200"])
@@ -27,7 +27,7 @@ def test_the_default_rule_finds_what_a_small_server_takes(at_once: int, kind: st
         instantly(run(policy, bounds, seed=1, machine=machine, count=count))
         for policy, bounds in (
             CONTENDERS["adaptive, 1 to 50"],
-            (Fixed(), Bounds(at_once, at_once, at_once)),
+            (FixedPolicy(), Bounds(at_once, at_once, at_once)),
         )
     )
     assert outcome.timeouts < 0.5

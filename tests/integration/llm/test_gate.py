@@ -14,7 +14,7 @@ import pytest
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.concurrency_policy import Bounds, Ended, Fixed
+from switchyard.services.llm.concurrency_policy import Bounds, CallEnd, FixedPolicy
 from switchyard.services.llm.gate import (
     Admission,
     CallOutcome,
@@ -115,7 +115,7 @@ async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledge
 
 async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
     def pausing(seconds: float) -> Change:
-        lesson = CallOutcome(Ended.REFUSED, pause=seconds, reason="slow down")
+        lesson = CallOutcome(CallEnd.REFUSED, pause=seconds, reason="slow down")
         return lambda state, _, now: after(state, lesson, now)
 
     for seconds in (20.0, 5.0):
@@ -134,7 +134,7 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
         LlmGate.open(settings(), ledger) as other,
     ):
         entry = await admit(one, HOT, timeout=1)
-        await one.leave(entry, CallOutcome(Ended.REFUSED, pause=60, reason="429"))
+        await one.leave(entry, CallOutcome(CallEnd.REFUSED, pause=60, reason="429"))
         began = time.monotonic()
         with pytest.raises(LlmSaturated, match="429") as raised:
             await admit(other, HOT, timeout=30)
@@ -148,7 +148,7 @@ async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> Non
     async with LlmGate.open(settings(), plain_ledger) as gate:
         entry = await admit(gate, HOT, timeout=1)
         began = time.monotonic()
-        await gate.leave(entry, CallOutcome(Ended.REFUSED, pause=0.4))
+        await gate.leave(entry, CallOutcome(CallEnd.REFUSED, pause=0.4))
         await admit(gate, HOT, timeout=30)
         assert 0.4 <= time.monotonic() - began < 5
 
@@ -252,7 +252,7 @@ async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
         gate = await stack.enter_async_context(opening)
         entries = [await admit(gate, HOT, timeout=1) for _ in range(5)]
         assert {each.server.name for each in entries} == {"own"}
-        await gate.leave(entries[0], CallOutcome(Ended.REFUSED, pause=60))
+        await gate.leave(entries[0], CallOutcome(CallEnd.REFUSED, pause=60))
         assert (await admit(gate, HOT, timeout=1)).server.name == "cloud"
         with pytest.raises(LlmSaturated):
             await admit(gate, HOT, timeout=1, without={"cloud"})
@@ -272,22 +272,22 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
 
 def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerState:
     call = FleetCall(lesson, 1, others_wait=False)
-    return state_after_call(state, call, now, policy=Fixed(), bounds=Bounds(), jitter=1.0)
+    return state_after_call(state, call, now, policy=FixedPolicy(), bounds=Bounds(), jitter=1.0)
 
 
 def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
-    failed = CallOutcome(Ended.FAILED, is_failure=True, reason="away")
+    failed = CallOutcome(CallEnd.FAILED, is_failure=True, reason="away")
     state, now, pauses = LlmServerState(16), 1000.0, []
     for _ in range(TRIAL_AFTER_FAILURES + 6):
         state = after(state, failed, now)
         pauses.append(max(0.0, state.paused_until - now))
         now = max(now, state.paused_until)
     assert pauses == [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
-    assert after(state, CallOutcome(Ended.ANSWERED), now).failures == 0
+    assert after(state, CallOutcome(CallEnd.ANSWERED), now).failures == 0
 
 
 def test_calls_that_fail_together_count_once() -> None:
-    failed = CallOutcome(Ended.FAILED, is_failure=True)
+    failed = CallOutcome(CallEnd.FAILED, is_failure=True)
     state = LlmServerState(16)
     for _ in range(40):
         state = after(state, failed, 1000.0)
@@ -303,7 +303,7 @@ async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: 
     assert await take(plain_ledger, "one") == SlotAcquired()
     assert await take(plain_ledger, "two") == SlotsFull(1, 1)
     await LlmLedger(plain_ledger).slots.end_llm_slot(
-        "default", "one", lambda state, _, now: after(state, CallOutcome(Ended.ANSWERED), now)
+        "default", "one", lambda state, _, now: after(state, CallOutcome(CallEnd.ANSWERED), now)
     )
     assert await take(plain_ledger, "two") == SlotAcquired()
     assert await take(plain_ledger, "three") == SlotAcquired()

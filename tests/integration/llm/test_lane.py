@@ -67,7 +67,7 @@ class Climbing:
     """One more at once with every window."""
 
     min_calls: int = 10
-    minds_broken: bool = False
+    counts_broken_answers: bool = False
     seen: list[PolicyState] = field(default_factory=list)
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:

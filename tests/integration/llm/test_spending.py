@@ -402,10 +402,10 @@ def test_an_answer_without_numbers_counts_by_its_pieces_and_is_no_longer_than_it
     chat = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 120}
     call = account.estimate(Provider(base_url="http://there/v1"), chat, Requester())
     assert call.usage["prompt_tokens"] > 100 + 8
-    ended = account.settled_call(call, Completion(text, "m", "stop", {}, chunks))
+    ended = account.with_actual_cost(call, Completion(text, "m", "stop", {}, chunks))
     assert ended.usage == {
         "prompt_tokens": call.usage["prompt_tokens"],
         "completion_tokens": tokens,
     }
     counted = Completion(text, "m", "stop", {"prompt_tokens": 3, "completion_tokens": 200}, 7)
-    assert account.settled_call(call, counted).usage == counted.usage
+    assert account.with_actual_cost(call, counted).usage == counted.usage

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VERSION = "2023-06-01"
 MAX_TEMPERATURE = 1.0
 """Highest temperature of this API; OpenAI's goes to 2."""
-_IMPOSSIBLE: Mapping[str, tuple[Any, ...]] = {
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -39,7 +39,7 @@ _IMPOSSIBLE: Mapping[str, tuple[Any, ...]] = {
 """Parameters that change an answer and that this API lacks, with the values that change nothing."""
 _LEFT_OUT = frozenset(
     {
-        *_IMPOSSIBLE,
+        *_UNSUPPORTED,
         "metadata",
         "prediction",
         "prompt_cache_key",
@@ -101,7 +101,7 @@ class AnthropicApi(ModelApi):
     def refusal(self, chat: Mapping[str, Any], path: str | None) -> str | None:
         if path is not None:
             return f"Anthropic's API has no {path}: ask for a model of another server"
-        for name, harmless in _IMPOSSIBLE.items():
+        for name, harmless in _UNSUPPORTED.items():
             if (value := chat.get(name)) is not None and value not in harmless:
                 return (
                     f"Anthropic's API does not have the parameter {name}: leave it out, or let the "

@@ -1,9 +1,9 @@
 """Estimate the cost of a backfill's calls of language models before it starts.
 
-Only the first jobs are known. The estimate takes every other job to be like them, every answer to
-be as long as it may be, and none to be stored already: an upper bound if the first items are
-typical and the servers of the lowest order answer: a dearer server asked in their place, a second
-request for a late answer, and a `model` that a job names are not counted. Documents are not
+Only the first jobs are known. The estimate assumes that every other job is like them, that every
+answer is as long as allowed, and that no answer is stored already. It is an upper bound if the
+first items are typical and the servers of the lowest order answer: it counts neither a dearer
+server that answers in their place, nor a second request for a late answer. Documents are not
 read for an estimate: each text counts as the longest that a model gets.
 """
 

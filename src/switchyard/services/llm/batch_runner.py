@@ -208,7 +208,7 @@ class BatchRunner:
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
         if not noted:
-            await self._cancel_if_double(batch, server, remote.id)
+            await self._cancel_if_duplicate(batch, server, remote.id)
             return
         self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
 
@@ -241,7 +241,9 @@ class BatchRunner:
             return
         await self._delete_files(api, file_ids)
 
-    async def _cancel_if_double(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
+    async def _cancel_if_duplicate(
+        self, batch: LlmBatch, server: LlmServer, remote_id: str
+    ) -> None:
         """Cancel a batch that this process has created, if another process created it, too, while
         this one was frozen."""
         remote_ids = {each.id: each.remote_id for each in await self._batches.llm_batches()}
@@ -325,7 +327,7 @@ class BatchRunner:
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
-        await self._account.settle(self._account.settled_call(item.call, answer))
+        await self._account.settle(self._account.with_actual_cost(item.call, answer))
         await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _end_batch(self, batch: LlmBatch, note: str) -> None:

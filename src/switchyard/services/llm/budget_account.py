@@ -136,11 +136,11 @@ class EmbeddingBudget:
     account: BudgetAccount
     asked_by: Requester
 
-    def charged_embedding(
+    def charge_embedding(
         self, model: str, texts: Sequence[str]
     ) -> AbstractAsyncContextManager[CallCharge]:
-        """Charge one call, as `BudgetAccount.charged_embedding` does."""
-        return self.account.charged_embedding(model, texts, self.asked_by)
+        """Charge one call, as `BudgetAccount.charge_embedding` does."""
+        return self.account.charge_embedding(model, texts, self.asked_by)
 
 
 class BudgetAccount:
@@ -158,7 +158,7 @@ class BudgetAccount:
         return cls(ledger, settings.prices, settings.llm_budget_per_day)
 
     @asynccontextmanager
-    async def charged_embedding(
+    async def charge_embedding(
         self, model: str, texts: Sequence[str], by: Requester
     ) -> AsyncIterator[CallCharge]:
         """Reserve the cost of a call for the vectors of texts, and record it after the context, in
@@ -193,7 +193,7 @@ class BudgetAccount:
         """Return the call with its actual cost, and a call for each try before it that was broken
         off."""
         if charge.answer is not None:
-            ended = self.settled_call(call, charge.answer)
+            ended = self.with_actual_cost(call, charge.answer)
         elif charge.error is not None and _may_have_cost(charge.error):
             ended = replace(call, state=CallState.UNSURE)
         else:
@@ -217,7 +217,7 @@ class BudgetAccount:
         name = server.model
         return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
 
-    def settled_call(self, call: LlmCall, answer: Completion) -> LlmCall:
+    def with_actual_cost(self, call: LlmCall, answer: Completion) -> LlmCall:
         """Return the call with its actual cost. If the server does not count tokens, those of the
         question are estimated as before, and those of the answer by its pieces or its length, up to
         the call's own limit."""
@@ -238,7 +238,7 @@ class BudgetAccount:
             return
         refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, ttl=ttl)
         if isinstance(refusal, NoBudgetLeft):
-            raise self.no_budget(refusal, call.model)
+            raise self.no_budget_error(refusal, call.model)
 
     async def settle(self, call: LlmCall) -> None:
         """Record what a call has cost, in place of its reservation; a failure is only logged."""
@@ -259,7 +259,7 @@ class BudgetAccount:
         call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
         await self.settle(call)
 
-    def no_budget(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
+    def no_budget_error(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
         """Return the error of a call for which one of its budgets has too little left."""
         budget, currency = refusal.budget, self._prices.currency
         if refusal.needed is None:

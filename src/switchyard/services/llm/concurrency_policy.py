@@ -23,7 +23,7 @@ WINDOW_AGE_CALLS = 4.0
 """Or, if that is longer, so many times the length of a call."""
 
 
-class Ended(StrEnum):
+class CallEnd(StrEnum):
     """How a call ended, as far as the server's load is concerned."""
 
     ANSWERED = "answered"
@@ -40,7 +40,7 @@ class Ended(StrEnum):
 class CallSample:
     """One call that has ended."""
 
-    ended: Ended
+    ended: CallEnd
     in_flight: int
     """Calls of the whole fleet under way when it ended, itself included."""
     seconds: float = 0.0
@@ -63,7 +63,7 @@ class Bounds:
     least: int = 1
     most: int = 50
 
-    def within(self, limit: float) -> float:
+    def clamp(self, limit: float) -> float:
         return min(max(limit, float(self.least)), float(self.most))
 
 
@@ -95,14 +95,14 @@ class Window:
 
     def plus(self, sample: CallSample, *, is_new: bool = True) -> Window:
         """Return the window with one more call; `is_new` if that began within the window."""
-        is_answered = sample.ended is Ended.ANSWERED
-        is_broken = sample.ended is Ended.BROKEN and sample.in_flight > 1
+        is_answered = sample.ended is CallEnd.ANSWERED
+        is_broken = sample.ended is CallEnd.BROKEN and sample.in_flight > 1
         measured = is_answered and is_new and sample.seconds > 0 and sample.work > 0
         timed = measured and sample.first_token is not None and sample.per_token is not None
         return Window(
             answered=self.answered + is_answered,
-            timed_out=self.timed_out + (sample.ended is Ended.TIMED_OUT),
-            refused=self.refused + (is_broken or sample.ended is Ended.REFUSED),
+            timed_out=self.timed_out + (sample.ended is CallEnd.TIMED_OUT),
+            refused=self.refused + (is_broken or sample.ended is CallEnd.REFUSED),
             awaited=self.awaited + (is_answered and sample.others_wait),
             measured=self.measured + measured,
             in_flight=self.in_flight + sample.in_flight * measured,
@@ -165,7 +165,7 @@ class PolicyState:
 
     @classmethod
     def first(cls, bounds: Bounds, now: float) -> PolicyState:
-        return cls(bounds.within(bounds.start), now)
+        return cls(bounds.clamp(bounds.start), now)
 
     def dump(self) -> dict[str, Any]:
         """Return the state as JSON."""
@@ -177,7 +177,7 @@ class PolicyState:
         names = {each.name for each in fields(Window)}
         if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
             return cls.first(bounds, now)
-        limit = bounds.within(values["limit"])  # the settings may have changed
+        limit = bounds.clamp(values["limit"])  # the settings may have changed
         # A time in the future was written before the database's clock was set back.
         began = min(values["began"], now)
         return cls(limit, began, Window(**values["window"]), dict(values["memory"]))
@@ -187,7 +187,7 @@ class ConcurrencyPolicy(Protocol):
     """Choose the next limit when a window is over."""
 
     @property
-    def minds_broken(self) -> bool:
+    def counts_broken_answers(self) -> bool:
         """Whether it lowers the limit when answers are cut or empty."""
         ...
 
@@ -213,15 +213,15 @@ def observe(
     if not window.ended or not policy.is_over(state, now - state.began):
         return state
     limit, memory = policy.next(state)
-    return PolicyState(bounds.within(limit), now, memory=memory)
+    return PolicyState(bounds.clamp(limit), now, memory=memory)
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedPolicy:
     """Keep the limit as it is."""
 
     window: float = 60.0
-    minds_broken: bool = False
+    counts_broken_answers: bool = False
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
         return seconds >= self.window
@@ -235,7 +235,7 @@ class StepPolicy:
     """Requirement L3: over 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
 
     window: float = 10.0
-    minds_broken: bool = False
+    counts_broken_answers: bool = False
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
         return seconds >= self.window
@@ -276,7 +276,7 @@ class AdaptivePolicy:
     """Part by which it must have become faster."""
     max_rest: float = 64.0
     """Windows of the longest rest without raises."""
-    minds_broken: bool = True
+    counts_broken_answers: bool = True
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
         window, limit = state.window, int(state.limit)
@@ -291,7 +291,7 @@ class AdaptivePolicy:
         window, memory, limit = state.window, dict(state.memory), state.limit
         if window.timeout_share > 0.05 or window.is_refusing:
             self._end_trial(memory)
-            self._rest(memory)
+            self._begin_rest(memory)
             return min(limit * 0.7, max(1.0, limit - 1)), memory | {"found": 1.0, "alone": 1.0}
         if not window.measured:
             return limit, memory
@@ -305,7 +305,7 @@ class AdaptivePolicy:
                 return limit, memory  # too few calls to tell
             memory["rise"] = _scaling(window, memory)
             if slowness > 1 or memory["rise"] < self.min_scaling:
-                return self._take_back(before, memory), memory
+                return self._undo_raise(before, memory), memory
             memory["rest"] = 0.0
         if slowness > 1:
             return self._lower_or_accept_slowness(limit, slowness, window, memory)
@@ -313,7 +313,7 @@ class AdaptivePolicy:
         memory |= {"limit": limit, "calls": window.mean_in_flight, "rate": window.rate}
         if window.awaited * 2 < window.answered:
             return limit, memory  # nobody wants more
-        return self._raise(limit, memory), memory
+        return self._raise_limit(limit, memory), memory
 
     def _measure_alone(
         self, state: PolicyState, memory: dict[str, float]
@@ -348,7 +348,7 @@ class AdaptivePolicy:
             for name in ("first_token", "per_token")
         )
 
-    def _raise(self, limit: float, memory: dict[str, float]) -> float:
+    def _raise_limit(self, limit: float, memory: dict[str, float]) -> float:
         if not memory.get("found"):
             # If the rate rose as much as the calls did, there is room for far more.
             return limit * (
@@ -359,13 +359,13 @@ class AdaptivePolicy:
             return limit
         return limit + max(1.0, limit * 0.25)
 
-    def _take_back(self, before: float, memory: dict[str, float]) -> float:
+    def _undo_raise(self, before: float, memory: dict[str, float]) -> float:
         if memory.get("found"):
-            self._rest(memory)
+            self._begin_rest(memory)
         memory["found"] = 1.0
         return before
 
-    def _rest(self, memory: dict[str, float]) -> None:
+    def _begin_rest(self, memory: dict[str, float]) -> None:
         """Try no raise for some windows, twice as many each time."""
         memory["pause"] = min(self.max_rest, 2 * memory.get("pause", 1.0))
         memory["rest"] = memory["pause"]

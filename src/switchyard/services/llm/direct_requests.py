@@ -81,7 +81,7 @@ class DirectRequests:
         are cancelled: nobody else would answer them."""
         hub = EventHub()
 
-        def hear(job_id: str, text: str, offset: int) -> None:
+        def publish_text(job_id: str, text: str, offset: int) -> None:
             hub.deliver(text_event(job_id, text, offset, ledger.clock.time()))
 
         runner = InlineRunner(
@@ -91,7 +91,7 @@ class DirectRequests:
             max_wait=SLOT_TIMEOUT,
             slots=MAX_REQUESTS,
             shared_ledger=True,
-            hear=hear,
+            hear=publish_text,
             metrics=metrics,
         )
         requests = cls(settings, registry, ledger, runner, hub)

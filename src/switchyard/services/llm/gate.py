@@ -36,10 +36,10 @@ from switchyard.services.llm.completion_reader import Timing
 from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
+    CallEnd,
     CallSample,
     ConcurrencyPolicy,
-    Ended,
-    Fixed,
+    FixedPolicy,
     PolicyState,
     StepPolicy,
     observe,
@@ -72,7 +72,7 @@ NON_ADAPTIVE_START, NON_ADAPTIVE_LEAST = 16, 5
 POLICIES: dict[str, ConcurrencyPolicy] = {
     "adaptive": AdaptivePolicy(),
     "steps": StepPolicy(),
-    "fixed": Fixed(),
+    "fixed": FixedPolicy(),
 }
 """Policies by the value of JOBS_LLM_PACING."""
 
@@ -117,7 +117,7 @@ class BudgetRefusal:
 class CallOutcome:
     """The outcome of a call, as far as it concerns its server."""
 
-    ended: Ended
+    ended: CallEnd
     timing: Timing | None = None
     is_failure: bool = False
     """The server did not answer, or broke down."""
@@ -189,7 +189,7 @@ class LlmGate:
         there. Raises LlmSaturated when none is free within `timeout` seconds or all servers are
         paused for long, and LedgerError."""
         deadline = time.monotonic() + timeout
-        with self._queue_place(urgency) as (number, turn):
+        with self._wait_in_queue(urgency) as (number, turn):
             while True:
                 turn.clear()
                 left = deadline - time.monotonic()
@@ -249,13 +249,13 @@ class LlmGate:
     # --- those who wait -----------------------------------------------------------------------
 
     @contextmanager
-    def _queue_place(self, urgency: Urgency) -> Iterator[tuple[int, asyncio.Event]]:
-        place = (urgency, next(self._numbers), asyncio.Event())
-        heapq.heappush(self._waiting, place)
+    def _wait_in_queue(self, urgency: Urgency) -> Iterator[tuple[int, asyncio.Event]]:
+        entry = (urgency, next(self._numbers), asyncio.Event())
+        heapq.heappush(self._waiting, entry)
         try:
-            yield place[1], place[2]
+            yield entry[1], entry[2]
         finally:
-            self._waiting.remove(place)
+            self._waiting.remove(entry)
             heapq.heapify(self._waiting)
             self._wake_first()
 
@@ -301,7 +301,7 @@ class LlmGate:
                         self._holder,
                         ttl=SLOT_TTL,
                         is_hot=urgency.is_hot,
-                        first=bounds.within(bounds.start),
+                        first=bounds.clamp(bounds.start),
                         most=bounds.most,
                         reservation=reserved,
                     )
@@ -383,10 +383,14 @@ def shows_overload(
 ) -> bool:
     """Return whether a call failed because the server had too many, and gets fewer now: it breaks
     off or refuses more than a tenth of them, and the limit is still above `bounds.least`."""
-    if call.outcome.ended is not Ended.BROKEN or call.in_flight < 2 or not policy.minds_broken:
+    if (
+        call.outcome.ended is not CallEnd.BROKEN
+        or call.in_flight < 2
+        or not policy.counts_broken_answers
+    ):
         return False
     policy_state = PolicyState.load(state.pace, bounds, now)
-    window = policy_state.window.plus(CallSample(Ended.BROKEN, call.in_flight))
+    window = policy_state.window.plus(CallSample(CallEnd.BROKEN, call.in_flight))
     return window.is_refusing and int(policy_state.limit) > bounds.least
 
 
@@ -413,7 +417,7 @@ def state_after_call(
     )
     policy_state = observe(PolicyState.load(state.pace, bounds, now), sample, policy, bounds, now)
     failures = state.failures
-    if outcome.ended is Ended.ANSWERED:
+    if outcome.ended is CallEnd.ANSWERED:
         failures = 0
     elif shows_overload(state, call, now, policy=policy, bounds=bounds):
         pass  # the server will answer when it gets fewer calls

@@ -118,26 +118,26 @@ class _FirstTokenRace:
 class _HedgedStream(OutputStream):
     """The output of one of two requests: passed on if it has begun first."""
 
-    __slots__ = ("_number", "_start")
+    __slots__ = ("_number", "_race")
 
-    def __init__(self, start: _FirstTokenRace, number: int) -> None:
+    def __init__(self, race: _FirstTokenRace, number: int) -> None:
         super().__init__()
-        self._start = start
+        self._race = race
         self._number = number
 
     def begin(self) -> None:
-        if self._start.winner == self._number and self._start.output is not None:
-            self._start.output.begin()
+        if self._race.winner == self._number and self._race.output is not None:
+            self._race.output.begin()
 
     def write(self, text: str) -> None:
-        start = self._start
-        if start.winner is None:
-            start.winner = self._number
-            start.has_winner.set()
-            if start.output is not None:
-                start.output.begin()
-        if start.winner == self._number and start.output is not None:
-            start.output.write(text)
+        race = self._race
+        if race.winner is None:
+            race.winner = self._number
+            race.has_winner.set()
+            if race.output is not None:
+                race.output.begin()
+        if race.winner == self._number and race.output is not None:
+            race.output.write(text)
 
 
 async def _wait_for_any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:

@@ -1,4 +1,4 @@
-"""What can be asked of a language model: the payloads of the LLM worker's job types.
+"""The payloads of the LLM worker's job types: requests to a language model.
 
 Each payload makes one question: messages, and perhaps a schema that the answer must fit. Documents'
 texts are framed, and the model is told to follow no instructions in them.
@@ -102,7 +102,7 @@ class LlmRequest(BaseModel, ABC):
     fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
     stream: bool = Field(
         default=False,
-        description="Tell the answer as it is written to whoever follows the job: events `text`.",
+        description="Publish the answer while it is written, as events `text` of the job.",
     )
 
     @abstractmethod
@@ -117,7 +117,7 @@ class _WithSchema(LlmRequest):
 
     @field_validator("json_schema")
     @classmethod
-    def _is_schema(cls, value: Schema | None) -> Schema | None:
+    def _check_schema(cls, value: Schema | None) -> Schema | None:
         if value is not None:
             check_schema(value)
         return value
@@ -134,8 +134,9 @@ class ChatMessage(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        """Only a message of the model may have no content: it called a tool, or refused."""
+    def _check_content(self) -> Self:
+        """Require content, except in a message of the model, which may have called a tool or
+        refused."""
         if not self.content and (self.role != "assistant" or not self.model_extra):
             raise ValueError("a message needs content")
         return self
@@ -209,7 +210,7 @@ class ChatRequest(_WithSchema):
 class _OfText(LlmRequest):
     text: str = Field(min_length=1, max_length=MAX_TEXT)
     instructions: str | None = Field(
-        default=None, max_length=4000, description="What else the model is to heed."
+        default=None, max_length=4000, description="Further instructions for the model."
     )
 
     def _question(self, task: str, schema: Schema) -> LlmQuestion:

@@ -17,7 +17,7 @@ from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metri
 from switchyard.services.llm.batch_collector import BatchCollector
 from switchyard.services.llm.budget_account import BudgetAccount, CallCharge, NoBudget
 from switchyard.services.llm.completion_reader import Completion
-from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
+from switchyard.services.llm.concurrency_policy import CallEnd, ConcurrencyPolicy
 from switchyard.services.llm.endpoint_requests import EMBEDDINGS, Endpoint
 from switchyard.services.llm.gate import (
     SHORT_PAUSE,
@@ -147,8 +147,8 @@ class ModelClient:
         async with AsyncExitStack() as stack:
             clients = {}
             for server in servers:
-                opening = ServerClient.connect(server, settings.llm_timeout)
-                clients[server.name] = await stack.enter_async_context(opening)
+                connecting = ServerClient.connect(server, settings.llm_timeout)
+                clients[server.name] = await stack.enter_async_context(connecting)
             gate = None
             if ledger is not None:
                 gate = await stack.enter_async_context(
@@ -339,7 +339,7 @@ class ModelClient:
     ) -> Completion:
         admission, charge = admitted.admission, CallCharge()
         if isinstance(admission, BudgetRefusal):
-            raise self._account.no_budget(admission.no_budget, admitted.call.model)
+            raise self._account.no_budget_error(admission.no_budget, admitted.call.model)
         outcome: CallOutcome | None = None
         failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:
@@ -398,7 +398,9 @@ def takes_over(server: LlmServer, error: LlmRefused, refuser: LlmServer) -> bool
 def _outcome_of_response(response: ModelResponse, learned: str) -> CallOutcome:
     wait = response.quota_wait
     reason = "its limits are used up" if wait else ""
-    return CallOutcome(Ended.ANSWERED, response.timing, pause=wait, reason=reason, learned=learned)
+    return CallOutcome(
+        CallEnd.ANSWERED, response.timing, pause=wait, reason=reason, learned=learned
+    )
 
 
 def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
@@ -407,20 +409,20 @@ def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) ->
     match error:
         case LlmLimited():
             pause = SHORT_PAUSE if error.after is None else error.after
-            return CallOutcome(Ended.REFUSED, pause=pause, reason=reason)
+            return CallOutcome(CallEnd.REFUSED, pause=pause, reason=reason)
         case LlmTimeout():
-            return CallOutcome(Ended.TIMED_OUT, is_failure=True, reason=reason)
+            return CallOutcome(CallEnd.TIMED_OUT, is_failure=True, reason=reason)
         case LlmCut() | EmptyLlmAnswer():
-            return CallOutcome(Ended.BROKEN, is_failure=True, reason=reason)
+            return CallOutcome(CallEnd.BROKEN, is_failure=True, reason=reason)
         case (
             LlmUnreachable()
             | LlmUnavailable()
             | InvalidLlmResponse()
             | LlmRefused(is_server_specific=True)
         ):
-            return CallOutcome(Ended.FAILED, is_failure=True, reason=reason)
+            return CallOutcome(CallEnd.FAILED, is_failure=True, reason=reason)
         case _:
-            return CallOutcome(Ended.FAILED)
+            return CallOutcome(CallEnd.FAILED)
 
 
 @asynccontextmanager

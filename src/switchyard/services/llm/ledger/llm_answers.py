@@ -168,10 +168,10 @@ class LlmAnswerRepository(Repository):
         watch = Stopwatch(connection)
         oldest = db_now(connection) - DEAD_CLAIM_AGE
         dead = llm_answers.c.used_at.is_(None) & (llm_answers.c.lease_until < oldest)
-        some = select(llm_answers.c.key).where(dead).limit(limit)
-        gone = connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(some), dead))
-        removed = Counter({"llm_answers": gone.rowcount})
-        return Removal(removed, gone.rowcount < limit, watch.seconds())
+        batch = select(llm_answers.c.key).where(dead).limit(limit)
+        deleted = connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(batch), dead))
+        removed = Counter({"llm_answers": deleted.rowcount})
+        return Removal(removed, deleted.rowcount < limit, watch.seconds())
 
 
 # The statements of every call are constant text: to build and look up an expression takes longer

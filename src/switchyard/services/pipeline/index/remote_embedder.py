@@ -102,7 +102,7 @@ class RemoteEmbedder:
             )
             charge.answer = CompletionReader(self.model).completion_without_text(answer)
         self._check_model(answer)
-        return self._vectors(answer, len(batch))
+        return self._parse_vectors(answer, len(batch))
 
     def _refusal(self, error: LlmRefused, text: str, place: int, of: int) -> LlmRefused:
         which = f" text {place + 1} of {of}, of {len(text):,} characters, alone" if of > 1 else ""
@@ -112,7 +112,7 @@ class RemoteEmbedder:
         return (
             nullcontext(CallCharge())
             if self.budget is None
-            else self.budget.charged_embedding(self.model, batch)
+            else self.budget.charge_embedding(self.model, batch)
         )
 
     def _check_model(self, answer: Any) -> None:
@@ -126,7 +126,7 @@ class RemoteEmbedder:
                 f"{recovery_hint(self.name, self.dimensions)}"
             )
 
-    def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
+    def _parse_vectors(self, answer: Any, expected: int) -> list[list[float]]:
         data = field_of(answer, "data")
         if not isinstance(data, list) or len(data) != expected:
             raise InvalidLlmResponse(
