@@ -19,7 +19,7 @@ from benchmarks.common import resident_memory
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.pipeline.graph.descriptions import citation_edges, document_of
+from switchyard.services.pipeline.graph.descriptions import citation_edges, describe_document
 from switchyard.services.pipeline.graph.pagerank import Edges, Ranks, rank, read_edges
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.pipeline_tables import (
@@ -190,7 +190,7 @@ async def _tell(ledger: Ledger, keys: list[str]) -> float:
             {"title": f"Paper {number} and {each} of some length", "year": 2000, "authors": people}
             for each in range(10)
         ]
-        document = document_of(f"bench-{number}-{began}", title="A paper of the benchmark")
+        document = describe_document(f"bench-{number}-{began}", title="A paper of the benchmark")
         await PipelineLedger(ledger).graph.put_in_graph(
             document, {EdgeKind.CITES: citation_edges(known + new)}
         )

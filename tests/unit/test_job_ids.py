@@ -13,7 +13,7 @@ from switchyard.services.engine.publishing.requests import job_id_for
 from switchyard.services.engine.records.bulk import notice_id_of
 from switchyard.services.engine.records.job_ids import PUBLIC_IDS, JobIds
 from switchyard.services.engine.schedules import service as schedules
-from switchyard.services.pipeline.crawls.crawl_pages import found_pages
+from switchyard.services.pipeline.crawls.crawl_pages import make_pages
 from switchyard.services.pipeline.documents.pipeline_runs import run_id
 
 REGISTRY = Registry.load()
@@ -30,7 +30,7 @@ def keyed_request(ids: JobIds) -> str:
 
 
 def crawled_page(ids: JobIds) -> str:
-    (page,) = found_pages(REGISTRY, ids, CRAWL, ["http://example.org/"], 0, None, tags={})
+    (page,) = make_pages(REGISTRY, ids, CRAWL, ["http://example.org/"], 0, None, tags={})
     return page.job.message.job_id
 
 

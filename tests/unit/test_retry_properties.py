@@ -18,7 +18,7 @@ from switchyard.services.engine.jobs.retry import (
     Succeeded,
     decide,
 )
-from switchyard.services.pipeline.sources.rate_headers import nothing_left
+from switchyard.services.pipeline.sources.rate_headers import pause_when_used_up
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -157,7 +157,7 @@ def test_a_date_is_counted_by_the_clock_of_the_server_that_sent_it(
             "x-ratelimit-reset": "4070908859",
             "date": f"Fri, 01 Jan 2099 00:00:00 {zone}",
         }
-        assert (seconds, nothing_left(headers, now=0.0)) == (60.0, 60.0)
+        assert (seconds, pause_when_used_up(headers, now=0.0)) == (60.0, 60.0)
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -173,7 +173,7 @@ async def test_pages_are_drawn_one_at_a_time_and_few_wait(system: System) -> Non
     await storage.put_async("pages.pdf", pdf(["They rise."] * 12))
     original = SourceFile(storage, "pages.pdf", "x", "application/pdf")
     pages = [StoredPage(original, number, f"etag-{number}") for number in range(1, 13)]
-    async with PagePictures.opened(system.settings) as pictures:
+    async with PagePictures.open(system.settings) as pictures:
         drawn = await asyncio.gather(*map(pictures.draw, pages), return_exceptions=True)
         refused = [isinstance(each, TooManyPictures) for each in drawn]
         assert refused == [False] * (MAX_WAITING + 1) + [True] * (11 - MAX_WAITING)

@@ -11,7 +11,7 @@ import pytest
 
 from switchyard.services.pipeline.index import postgres_words
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
-from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
+from switchyard.services.pipeline.index.postgres_table import _WORD_SEARCH_SETTINGS, PostgresTable
 from switchyard.services.pipeline.index.postgres_words import combinations, word_counts_statement
 from switchyard.services.pipeline.index.word_index import MAX_QUERY_WORDS
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
@@ -47,13 +47,13 @@ async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each search, how many chunks it compared."""
     numbers: list[int] = []
-    by_relevance = postgres_words._by_relevance
+    by_relevance = postgres_words._rank_by_relevance
 
     def noted(rows: Any, weights: Any) -> Any:
         numbers.append(len(rows))
         return by_relevance(rows, weights)
 
-    monkeypatch.setattr(postgres_words, "_by_relevance", noted)
+    monkeypatch.setattr(postgres_words, "_rank_by_relevance", noted)
     return numbers
 
 
@@ -109,9 +109,9 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
     assert isinstance(index, PostgresTable)
     await index.put("Title", [Chunk("new", "doc-new", 0, 1, "rare brandnew")], [[1.0] * DIMENSIONS])
     assert [match.chunk.id for match in await index.keyword_search("brandnew", 10)] == ["new"]
-    async with index._open_read(_BY_WORDS) as connection:
-        found = postgres_words._FOUND.format(table="chunks")
-        compared = postgres_words._COMPARED.format(table="chunks", ids=found)
+    async with index._open_read(_WORD_SEARCH_SETTINGS) as connection:
+        found = postgres_words._SELECT_IDS.format(table="chunks")
+        compared = postgres_words._SELECT_FEATURES.format(table="chunks", ids=found)
         for statement, values in (
             (word_counts_statement("chunks", is_counted=False), [["rare"]]),
             (compared, [["common", "rare"], NOWHERE, ["rare common"], None, 9]),

@@ -18,7 +18,7 @@ from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.lance_table import LanceTable
 from switchyard.services.pipeline.index.open_index import index_store_at
-from switchyard.services.pipeline.index.postgres_table import COMPARED
+from switchyard.services.pipeline.index.postgres_table import MAX_COMPARED_CHUNKS
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.postgres import SYSTEM_USER
 
@@ -137,11 +137,11 @@ async def expect_a_large_table(url: str, *, walks_on: bool = False) -> None:
         await connection.close()
 
 
-@pytest.mark.parametrize("compared", [COMPARED, 0], ids=["compared", "walked"])
+@pytest.mark.parametrize("compared", [MAX_COMPARED_CHUNKS, 0], ids=["compared", "walked"])
 async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
     url: str, compared: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(postgres_table, "COMPARED", compared)
+    monkeypatch.setattr(postgres_table, "MAX_COMPARED_CHUNKS", compared)
     await expect_a_large_table(url)
     home = index_store_at(url)
     try:
@@ -174,11 +174,11 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
     pgvector_url: str, beyond: int, graph_from: int, monkeypatch: pytest.MonkeyPatch
 ):
     left = 600
-    monkeypatch.setattr(postgres_table, "COMPARED", left - beyond)
+    monkeypatch.setattr(postgres_table, "MAX_COMPARED_CHUNKS", left - beyond)
     monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", graph_from)
     # A walk of such small steps goes astray, and so does one look into the nearest list.
     monkeypatch.setattr(postgres_neighbours, "_EF_SEARCH", 1)
-    monkeypatch.setattr(postgres_neighbours, "_SHARE", LARGE)
+    monkeypatch.setattr(postgres_neighbours, "_LIST_SHARE", LARGE)
     await expect_a_large_table(pgvector_url, walks_on=True)
     home = index_store_at(pgvector_url)
     try:
@@ -228,7 +228,7 @@ async def test_an_index_of_neighbours_is_built_although_processes_have_too_littl
     pgvector_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", 0)
-    monkeypatch.setattr(postgres_neighbours, "_NODE", 20_000)
+    monkeypatch.setattr(postgres_neighbours, "_LINK_BYTES", 20_000)
     connection: Any = await asyncpg.connect(dsn(pgvector_url))
     name = pgvector_url.rpartition("/")[2]
     await connection.execute(f"ALTER DATABASE {name} SET min_parallel_table_scan_size = 0")

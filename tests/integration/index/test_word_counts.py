@@ -16,7 +16,7 @@ from switchyard.services.pipeline.index import postgres_counts
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, WordMatch
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.open_index import index_store_at
-from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
+from switchyard.services.pipeline.index.postgres_table import _WORD_SEARCH_SETTINGS, PostgresTable
 from switchyard.services.pipeline.index.postgres_words import word_counts_statement
 from switchyard.services.pipeline.text.chunks import Chunk
 from tests.support.chunk_tables import DIMENSIONS, opened
@@ -101,7 +101,7 @@ async def test_only_the_chunks_with_words_that_are_not_known_are_visited_to_coun
         statement = (
             f"EXPLAIN (ANALYZE) {word_counts_statement('chunks', is_counted=is_counted(index))}"
         )
-        async with index._open_read(_BY_WORDS) as connection:
+        async with index._open_read(_WORD_SEARCH_SETTINGS) as connection:
             plans = [
                 "\n".join(row[0] for row in await connection.fetch(statement, words))
                 for words in (["common", "half", "tenth"], ["common", "rare"])

@@ -11,7 +11,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.crawls.crawl_pages import found_pages
+from switchyard.services.pipeline.crawls.crawl_pages import make_pages
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlRecord, CrawlState, FoundPage
 from tests.support.small_steps import removed
@@ -32,7 +32,7 @@ REGISTRY = Registry.load(["switchyard.services.pipeline.workers.ingest.crawl"])
 
 def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
     urls = [f"https://{host}/{each}" for each in paths]
-    return list(found_pages(REGISTRY, PUBLIC_IDS, CRAWL.id, urls, 1, "parent", tags={}))
+    return list(make_pages(REGISTRY, PUBLIC_IDS, CRAWL.id, urls, 1, "parent", tags={}))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import InvalidCursor
 from switchyard.services.pipeline.graph.descriptions import (
     citation_edges,
-    document_of,
+    describe_document,
     similarity_edges,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
@@ -40,7 +40,7 @@ async def put(
     *,
     title: str | None = None,
 ) -> None:
-    document = document_of(name, title=title or f"On {name}", entry=entry)
+    document = describe_document(name, title=title or f"On {name}", entry=entry)
     edges = {EdgeKind.WRITTEN_BY: [], EdgeKind.PUBLISHED_IN: [], EdgeKind.ABOUT: []}  # type: ignore[var-annotated]
     for edge in document.edges:
         edges[edge.kind].append(edge)
@@ -254,7 +254,7 @@ async def test_many_at_once_make_each_node_once(ledger: Ledger) -> None:
 
 
 async def test_likeness_makes_documents_known_before_they_are_described(ledger: Ledger) -> None:
-    document = document_of("a", title="First")
+    document = describe_document("a", title="First")
     links = similarity_edges([{"document_id": "b", "title": "Second", "similarity": 0.5}])
     await PipelineLedger(ledger).graph.put_in_graph(document, {EdgeKind.SIMILAR: links})
     await put(ledger, "b", TIDES, title="The second, as it calls itself")

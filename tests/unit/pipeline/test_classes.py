@@ -13,14 +13,14 @@ from switchyard.services.pipeline.classes.class_definitions import (
     BadClasses,
     MeaningKind,
     RuleKind,
-    definitions,
+    read_definitions,
 )
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
 
 
 def counted(keywords: list[str], text: str) -> dict[str, int]:
-    return dict(keyword_classes.Keywords(keywords).count([text]))
+    return dict(keyword_classes.KeywordFinder(keywords).count([text]))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.
 @pytest.mark.long
 def test_matching_takes_time_in_proportion_to_the_text():
     keywords = [f"{'a ' * length}b" for length in range(1, 8)] + ["a" * 30 + "*", "a*"]
-    found = keyword_classes.Keywords(keywords)
+    found = keyword_classes.KeywordFinder(keywords)
 
     def seconds(length: int) -> float:
         began = time.process_time()
@@ -75,7 +75,7 @@ def test_matching_takes_time_in_proportion_to_the_text():
 
 
 def test_the_first_label_with_enough_points_is_taken_and_says_why():
-    kind = definitions(None).kinds["privacy"]
+    kind = read_definitions(None).kinds["privacy"]
     assert isinstance(kind, RuleKind)
     counts = {"iban": 5, "salary": 1, "invoice": 1}
     found = keyword_classes.classes_by_keywords("privacy", kind, counts)
@@ -101,7 +101,7 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
     passages = await embedder.embed(text.split("\n\n"))
     labels = {}
     for name in ("industry", "environmental_impact"):
-        kind = definitions(None).kinds[name]
+        kind = read_definitions(None).kinds[name]
         assert isinstance(kind, MeaningKind)
         described = [(label, one) for label, at in kind.labels.items() for one in at.descriptions]
         vectors = await embedder.embed([one for _, one in described])
@@ -114,7 +114,7 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
 
 
 def test_what_the_embedder_does_not_know_gets_no_label_by_meaning():
-    kind = definitions(None).kinds["industry"]
+    kind = read_definitions(None).kinds["industry"]
     assert isinstance(kind, MeaningKind)
     similar = similarity_classes.similarities(
         [[0.0, 0.0]], [(label, [1.0, 0.0]) for label in kind.labels]
@@ -143,11 +143,11 @@ def test_a_bad_file_is_refused_with_the_place_that_is_wrong(tmp_path: Path, text
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(BadClasses, match=r"mine\.toml") as refused:
-        definitions(path)
+        read_definitions(path)
     assert WRONG[text] in str(refused.value)
     assert "JOBS_CLASSES" in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(BadClasses, match="there is no file"):
-        definitions(tmp_path / "none.toml")
+        read_definitions(tmp_path / "none.toml")

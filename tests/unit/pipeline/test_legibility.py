@@ -7,7 +7,7 @@ import random
 import pytest
 
 from switchyard.services.pipeline.text.layout import Line
-from switchyard.services.pipeline.text.legibility import is_gibberish, is_unreadable, marked
+from switchyard.services.pipeline.text.legibility import is_gibberish, is_unreadable, mark_controls
 from switchyard.services.pipeline.text.plain_text import clean
 
 ENGLISH = (
@@ -141,7 +141,7 @@ UNREADABLE = {
 def test_what_no_font_could_tell_is_unreadable(name: str):
     lines = lines_of(UNREADABLE[name])
     for line in lines:
-        line.text = clean(marked(line.text))
+        line.text = clean(mark_controls(line.text))
     assert is_unreadable(lines)
 
 
@@ -153,8 +153,8 @@ def test_a_headline_that_covers_much_of_the_text_counts_by_its_area():
 
 def test_bullets_of_a_private_font_and_lone_controls_harm_no_page():
     assert not is_unreadable(lines_of(ENGLISH + " \uf0b7" * 5))
-    assert marked("a\x00b and c and d") == "a\x00b and c and d"
-    assert marked("\x01\x02\x03ab") == "\ufffd\ufffd\ufffdab"
+    assert mark_controls("a\x00b and c and d") == "a\x00b and c and d"
+    assert mark_controls("\x01\x02\x03ab") == "\ufffd\ufffd\ufffdab"
 
 
 def test_nine_of_ten_ciphers_of_a_page_are_told():

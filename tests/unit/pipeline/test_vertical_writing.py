@@ -7,7 +7,7 @@ import pymupdf
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines, compose
 from switchyard.services.pipeline.text.pdf import read_pdf
-from switchyard.services.pipeline.text.vertical_text import laid_level
+from switchyard.services.pipeline.text.vertical_text import turn_vertical_lines
 
 COLUMNS = ("吾輩は猫である。名前は", "まだ無い。どこで生れた", "かとんと見当がつかぬ。")
 ENCODING = "UniJIS-UTF16-V"
@@ -81,4 +81,4 @@ def test_lines_beside_a_column_leave_a_page_level() -> None:
         Line(50, 80 + at * 20, 330, 96 + at * 20, "これは横書きの長い文です。", 16)
         for at in range(20)
     ]
-    assert laid_level([*level, *column(400, COLUMNS[0])], 595) is None
+    assert turn_vertical_lines([*level, *column(400, COLUMNS[0])], 595) is None

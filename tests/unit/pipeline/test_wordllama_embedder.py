@@ -73,7 +73,7 @@ def test_more_dimensions_than_there_are_are_refused_with_the_settings_to_change(
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
     module = "switchyard.services.pipeline.index.wordllama"
     monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
-    monkeypatch.setattr(f"{module}._model", _fresh_model())
+    monkeypatch.setattr(f"{module}._load_model", _fresh_model())
     with pytest.raises(PermanentError, match="JOBS_EMBED_OFFLINE=hashed"):
         WordllamaEmbedder().embed_now([TEXT])
 
@@ -81,4 +81,4 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
 def _fresh_model():
     from switchyard.services.pipeline.index import wordllama
 
-    return wordllama._model.__wrapped__
+    return wordllama._load_model.__wrapped__

@@ -6,7 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
-from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
+from switchyard.services.pipeline.sources.rate_headers import demanded_pause, pause_when_used_up
 
 NOW = 1_767_600_000.0
 AHEAD = formatdate(NOW + 500, usegmt=True)
@@ -46,7 +46,7 @@ AHEAD = formatdate(NOW + 500, usegmt=True)
 def test_what_is_left_is_read_from_the_headers(
     headers: dict[str, str], seconds: float | None
 ) -> None:
-    assert nothing_left(headers, now=NOW) == seconds
+    assert pause_when_used_up(headers, now=NOW) == seconds
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_what_is_left_is_read_from_the_headers(
 def test_a_refusal_for_now_is_told_from_all_others(
     status: int, headers: dict[str, str], body: bytes, seconds: float | None
 ) -> None:
-    assert refused_for_now(status, headers, body, otherwise=60, now=NOW) == seconds
+    assert demanded_pause(status, headers, body, otherwise=60, now=NOW) == seconds

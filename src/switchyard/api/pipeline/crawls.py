@@ -70,7 +70,9 @@ async def start(
     service = _crawls_of(state)
     idempotency_key = own_key(request, idempotency_key)
     try:
-        known = None if idempotency_key is None else await service.started(bounds, idempotency_key)
+        known = (
+            None if idempotency_key is None else await service.find_by_key(bounds, idempotency_key)
+        )
         if known is not None:
             response.headers["Idempotency-Replayed"] = "true"
             return await _accept(request, service, known, response)

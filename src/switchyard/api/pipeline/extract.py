@@ -40,7 +40,7 @@ async def order_text(
     """Extract the text of a PDF, Markdown or text file, without storing it as a document."""
     upload, metadata = await receive_upload(request, extractions.inbox)
     try:
-        extraction = await extractions.order(upload, metadata)
+        extraction = await extractions.start(upload, metadata)
     except ExtractionNotFinished as error:
         raise unreadable(error) from error
     if extraction.result is not None:

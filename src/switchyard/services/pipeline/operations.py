@@ -16,7 +16,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
 from switchyard.services.engine.scheduler.small_steps import SmallSteps
-from switchyard.services.pipeline.classes.class_definitions import BadClasses, definitions
+from switchyard.services.pipeline.classes.class_definitions import BadClasses, read_definitions
 from switchyard.services.pipeline.index.index_check import check_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.throttle import pause_remaining
@@ -98,7 +98,7 @@ async def check_class_definitions(settings: Settings) -> list[Diagnostic]:
     if settings.classes is None:
         return []
     try:
-        defined = await asyncio.to_thread(definitions, settings.classes)
+        defined = await asyncio.to_thread(read_definitions, settings.classes)
     except BadClasses as error:
         remedy = "correct the file, then `jobctl dead redrive --type classify_document`"
         return [failure("classes", Finding.CLASSES_INVALID, str(error), remedy)]

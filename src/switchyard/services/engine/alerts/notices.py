@@ -79,7 +79,7 @@ class Notice(BaseModel):
     """Whether the notice lists the errors of failed jobs."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _check_one_given(self) -> Self:
         if (self.job_id is None) == (self.backfill_id is None):
             raise ValueError("give either job_id or backfill_id")
         return self

@@ -76,7 +76,7 @@ def assemble_reference(
         year=int(year.group()) if year else None,
         volume=volume,
         issue=first("issue"),
-        pages=_pages(pages),
+        pages=_normalize_dashes(pages),
         publisher=longest("publisher"),
         place=longest("place"),
         edition=first("edition"),
@@ -92,13 +92,13 @@ def assemble_reference(
 
 
 def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[str]:
-    """Return the labels, corrected where no reference has them: the fields of a second work, or a
-    group as a title."""
-    mended = list(labels)
+    """Correct labels that can't be right: fields of a second work, and a collaboration's name as a
+    title."""
+    corrected = list(labels)
     seen: set[str] = set()
     for place, token in enumerate(tokens):
         if token.text == ";" and {"volume", "year"} <= seen and "volume" in labels[place:]:
-            mended[place + 1 :] = [
+            corrected[place + 1 :] = [
                 label if later.is_identifier else "note"
                 for later, label in zip(tokens[place + 1 :], labels[place + 1 :], strict=True)
             ]
@@ -109,7 +109,7 @@ def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[
             while first and labels[first - 1] == labels[place]:
                 first -= 1
             if tokens[max(first - 1, 0)].text in "[(" or tokens[first].text in "[(":
-                mended[first : place + 1] = ["note"] * (place + 1 - first)
+                corrected[first : place + 1] = ["note"] * (place + 1 - first)
         if (
             labels[place] == "o"
             and token.kind == "number"
@@ -118,8 +118,8 @@ def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[
             and tokens[place - 1].end < token.start
             and "pages" not in labels
         ):
-            mended[place] = "pages"  # "Acta 48 581"
-    return mended
+            corrected[place] = "pages"  # "Acta 48 581"
+    return corrected
 
 
 def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
@@ -177,7 +177,7 @@ def _with_full_stop(name: str, text: str) -> str:
     return whole if _ABBREVIATED.search(name) and whole in text else name
 
 
-def _pages(text: str) -> str:
+def _normalize_dashes(text: str) -> str:
     return _DASHES.sub("–", text)
 
 

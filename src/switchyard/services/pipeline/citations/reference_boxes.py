@@ -29,7 +29,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedLine:
     line: Line
     page: int
     block: int
@@ -43,7 +43,7 @@ def boxes_of(
     A reference has one box for each column and page that it is in; none if it is not found on its
     page. A box has whole lines: where a reference begins within a line, boxes overlap.
     """
-    placed: list[_Placed] = []
+    placed: list[_PlacedLine] = []
     starts: list[int] = []
     first_of_page: dict[int, int] = {}
     signs: list[str] = []
@@ -52,8 +52,8 @@ def boxes_of(
         first_of_page[number] = length
         blocks = [] if page is None else reading_order(page.lines)
         for block, line in ((at, line) for at, lines in enumerate(blocks) for line in lines):
-            line_signs = _signs(line.text)
-            placed.append(_Placed(line, number, block))
+            line_signs = _letters_and_digits(line.text)
+            placed.append(_PlacedLine(line, number, block))
             starts.append(length)
             signs.append(line_signs)
             length += len(line_signs)
@@ -62,22 +62,22 @@ def boxes_of(
     at = 0
     boxes: list[list[Box]] = []
     for number, text in references:
-        text_signs = _signs(text)
+        reference_signs = _letters_and_digits(text)
         begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
         # Search behind the reference before: several may begin with the same text.
-        start = whole.find(text_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
+        start = whole.find(reference_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
         if start < 0:
-            start = whole.find(text_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
-        if start < 0 or not text_signs:
+            start = whole.find(reference_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
+        if start < 0 or not reference_signs:
             boxes.append([])
             continue
-        at = start + len(text_signs)
+        at = start + len(reference_signs)
         lines = placed[bisect_right(starts, start) - 1 : bisect_right(starts, at - 1)]
         boxes.append(list(_boxes(lines)))
     return boxes
 
 
-def _boxes(lines: Sequence[_Placed]) -> Iterator[Box]:
+def _boxes(lines: Sequence[_PlacedLine]) -> Iterator[Box]:
     for (page, _), group in itertools.groupby(lines, key=lambda each: (each.page, each.block)):
         block_lines = [each.line for each in group]
         x, y = min(line.x0 for line in block_lines), min(line.y0 for line in block_lines)
@@ -86,6 +86,6 @@ def _boxes(lines: Sequence[_Placed]) -> Iterator[Box]:
         yield Box(page, round(x, 1), round(y, 1), round(width, 1), round(height, 1))
 
 
-def _signs(text: str) -> str:
+def _letters_and_digits(text: str) -> str:
     """Return only the letters and digits, so that words cut by a line's end are whole again."""
     return _OTHER_SIGNS.sub("", unicodedata.normalize("NFKC", text)).casefold()

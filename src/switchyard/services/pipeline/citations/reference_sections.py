@@ -246,7 +246,7 @@ def find_citations(
     `body` is the text of each page without the lists of references. Returns at most MAX_CITATIONS.
     """
     labels = {reference.label: place for place, reference in enumerate(raw) if reference.label}
-    named = _by_name(parsed)
+    named = _group_by_name(parsed)
     citations: Iterator[Citation] = (
         Citation(marker, sentence, number, cited)
         for number, page in enumerate(body, start=1)
@@ -273,7 +273,7 @@ def cites_by_number(body: Sequence[str]) -> bool:
     return any(_NUMERIC_MARKER.search(page) for page in body)
 
 
-def _by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
+def _group_by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
     """Return the references' places by first author and year. A marker without a letter means all
     references of that author and year."""
     named: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -293,16 +293,18 @@ def _cited_references(
             yield match.group(), cited
     for match in _AUTHOR_MARKER.finditer(sentence):
         one_by_one = _ONE_OF_SEVERAL.findall(match.group(1))
-        cited = tuple(place for name, year in one_by_one for place in _named(named, name, year))
+        cited = tuple(
+            place for name, year in one_by_one for place in _find_by_name(named, name, year)
+        )
         if cited:
             yield match.group(), cited
     for match in _NARRATIVE.finditer(sentence):
-        cited = _named(named, match.group(1), match.group(2))
+        cited = _find_by_name(named, match.group(1), match.group(2))
         if cited:
             yield match.group(), cited
 
 
-def _named(
+def _find_by_name(
     named: Mapping[tuple[str, int], tuple[int, ...]], name: str, year: str
 ) -> tuple[int, ...]:
     return named.get((name.casefold(), int(year)), ())

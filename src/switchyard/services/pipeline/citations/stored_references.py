@@ -17,7 +17,7 @@ async def stored_references(storage: Storage, document_id: str) -> dict[str, Any
         return None
     stored_links = await _read_json(storage, links_key(document_id)) or {}
     links = stored_links.get("links", [])
-    # Links of an earlier content's references do not fit to the places of this list.
+    # Links that were made for an earlier list of references do not match this one.
     if stored_links.get("of") == stored.get("hash") and len(links) == len(stored["references"]):
         for reference, link in zip(stored["references"], links, strict=True):
             reference["link"] = link

@@ -1,6 +1,6 @@
 """Guess the language of a title by its small words."""
 
-_SMALL = {
+_SMALL_WORDS = {
     language: frozenset(words.split())
     for language, words in {
         "en": "the of and in on for to with by from at as is are an towards using between how",
@@ -17,7 +17,9 @@ def language_of(text: str) -> str:
     """Return the ISO 639-1 code of a title's language, one of six; empty where its small words
     don't tell."""
     words = text.lower().replace("'", " ").replace("’", " ").split()
-    counts = {language: sum(word in small for word in words) for language, small in _SMALL.items()}
+    counts = {
+        language: sum(word in small for word in words) for language, small in _SMALL_WORDS.items()
+    }
     best, second = sorted(counts.values(), reverse=True)[:2]
     if best == second:
         return ""

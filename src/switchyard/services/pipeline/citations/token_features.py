@@ -155,31 +155,31 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
 
     Words quoted inside a title or another quotation are left out, as is a mark without its partner.
     """
-    opened: list[int] = []
-    waiting: Counter[str] = Counter()  # marks that would close one of the opened
+    open_marks: list[int] = []
+    expected_closers: Counter[str] = Counter()  # marks that would close one of the opened
     pairs: list[tuple[int, int]] = []
     for place, token in enumerate(tokens):
         text = token.text
         straight = text in "\"'"
-        if waiting[text] and not (straight and _opens(tokens, place)):
-            while opened:
-                first = opened.pop()
+        if expected_closers[text] and not (straight and _opens(tokens, place)):
+            while open_marks:
+                first = open_marks.pop()
                 closers = _QUOTES[tokens[first].text]
-                waiting.subtract(_closing_features(closers))
-                if text in _closing_features(closers):
+                expected_closers.subtract(_closing_marks(closers))
+                if text in _closing_marks(closers):
                     pairs.append((first, place))
                     break
         elif text in _QUOTES and (not straight or _opens(tokens, place)):
-            opened.append(place)
-            waiting.update(_closing_features(_QUOTES[text]))
-    alone: list[tuple[int, int]] = []
+            open_marks.append(place)
+            expected_closers.update(_closing_marks(_QUOTES[text]))
+    standalone: list[tuple[int, int]] = []
     for first, last in sorted(pairs):
-        if (not alone or first > alone[-1][1]) and _stands_alone(tokens, first, last):
-            alone.append((first, last))
-    return alone
+        if (not standalone or first > standalone[-1][1]) and _stands_alone(tokens, first, last):
+            standalone.append((first, last))
+    return standalone
 
 
-def _closing_features(marks: str) -> tuple[str, ...]:
+def _closing_marks(marks: str) -> tuple[str, ...]:
     return (marks,) if marks == "''" else tuple(marks)
 
 

@@ -75,13 +75,13 @@ def tokens_of(text: str) -> list[Token]:
 def _tokens(text: str) -> Iterator[Token]:
     start = 0
     for kind, begin, end in _identifiers(text):
-        yield from _plain(text, start, begin)
+        yield from _plain_tokens(text, start, begin)
         yield Token(text[begin:end], kind, begin, end)
         start = end
-    yield from _plain(text, start, len(text))
+    yield from _plain_tokens(text, start, len(text))
 
 
-def _plain(text: str, start: int, end: int) -> Iterator[Token]:
+def _plain_tokens(text: str, start: int, end: int) -> Iterator[Token]:
     for match in _WORD.finditer(text, start, end):
         kind = ("number", "word", "sign")[(match.lastindex or 1) - 1]
         yield Token(match.group(), kind, match.start(), match.end())

@@ -42,7 +42,7 @@ class KeywordLabel(_Part):
 
     @field_validator("keywords")
     @classmethod
-    def _have_words(cls, value: dict[str, float]) -> dict[str, float]:
+    def _check_keywords(cls, value: dict[str, float]) -> dict[str, float]:
         if not 1 <= len(value) <= _MAX_KEYWORDS:
             raise ValueError(f"a label has 1 to {_MAX_KEYWORDS:,} keywords, not {len(value):,}")
         for keyword in value:
@@ -93,7 +93,7 @@ class ClassDefinitions(_Part):
     )
 
     @model_validator(mode="after")
-    def _not_too_many(self) -> ClassDefinitions:
+    def _check_number_of_descriptions(self) -> ClassDefinitions:
         described = sum(
             len(label.descriptions)
             for kind in self.kinds.values()
@@ -110,7 +110,7 @@ class ClassDefinitions(_Part):
         return content_hash(self.model_dump(mode="json"))
 
 
-def definitions(path: Path | None) -> ClassDefinitions:
+def read_definitions(path: Path | None) -> ClassDefinitions:
     """Read the definitions in a file; the package's own where `path` is None. Raises BadClasses if
     the file is missing, too large, no TOML, or not valid."""
     if path is None:

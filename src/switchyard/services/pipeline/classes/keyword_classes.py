@@ -1,4 +1,5 @@
-"""Classify by keywords, in time in proportion to the text, whatever text and keywords are."""
+"""Classify by keywords, in time proportional to the text's length, whatever text and keywords
+are."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _MAX_SHOWN = 30
 Phrase = tuple[str, ...]
 
 
-class Keywords:
+class KeywordFinder:
     """Finds keywords in texts: as whole words, or, if they end with *, as beginnings of words."""
 
     def __init__(self, keywords: Iterable[str]) -> None:
@@ -32,14 +33,14 @@ class Keywords:
         self._prefix_lengths: set[int] = set()
         """Lengths, in letters, of the last words of keywords that end with *."""
         for keyword in keywords:
-            phrase = tuple(words(_plain(keyword)))
-            is_begun = keyword.endswith("*")
-            (self._prefix_keywords if is_begun else self._whole).setdefault(phrase, []).append(
+            phrase = tuple(words(_straighten_apostrophes(keyword)))
+            is_prefix = keyword.endswith("*")
+            (self._prefix_keywords if is_prefix else self._whole).setdefault(phrase, []).append(
                 keyword
             )
-            if is_begun:
+            if is_prefix:
                 self._prefix_lengths.add(len(phrase[-1]))
-            if not is_begun or len(phrase) > 1:
+            if not is_prefix or len(phrase) > 1:
                 self._word_counts.setdefault(phrase[0], set()).add(len(phrase))
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
@@ -48,9 +49,9 @@ class Keywords:
         for text in texts:
             carried: list[str] = []
             for window in _windows(text):
-                here = carried + words(_plain(window))
-                self._count(here, len(carried), counts)
-                carried = here[-(MAX_KEYWORD_WORDS - 1) :]
+                window_words = carried + words(_straighten_apostrophes(window))
+                self._count(window_words, len(carried), counts)
+                carried = window_words[-(MAX_KEYWORD_WORDS - 1) :]
         return counts
 
     def _count(self, text: Sequence[str], seen_words: int, counts: Counter[str]) -> None:
@@ -102,7 +103,7 @@ def classes_by_keywords(
     return [DocumentClass(name, chosen, round(points.get(chosen, 0.0), 4), why)]
 
 
-def _plain(text: str) -> str:
+def _straighten_apostrophes(text: str) -> str:
     return text.replace("’", "'")
 
 

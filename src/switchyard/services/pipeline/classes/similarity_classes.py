@@ -9,12 +9,12 @@ from typing import Any
 from switchyard.services.pipeline.classes.class_definitions import MeaningKind
 from switchyard.services.pipeline.records.documents import DocumentClass
 
-_PART = 3
+_PASSAGE_DIVISOR = 3
 """One passage in this many counts, the most similar ones: a report speaks of its subject on some of
 its pages."""
 _MAX_SHOWN = 5
 """Labels whose similarity is kept with a class, at most."""
-_BESIDE = 0.5
+_MIN_SHARE_OF_LEAD = 0.5
 """Another label is given as well if it has at least this share of the best label's lead."""
 
 
@@ -28,9 +28,9 @@ def similarities(
 
     if not passages:
         return dict.fromkeys((label for label, _ in described), 0.0)
-    each = _unit(np.asarray(passages)) @ _unit(np.asarray([vector for _, vector in described])).T
-    count = -(-len(passages) // _PART)
-    best = np.sort(each, axis=0)[-count:].mean(axis=0)
+    cosines = _unit(np.asarray(passages)) @ _unit(np.asarray([vector for _, vector in described])).T
+    count = -(-len(passages) // _PASSAGE_DIVISOR)
+    best = np.sort(cosines, axis=0)[-count:].mean(axis=0)
     by_label: dict[str, float] = {}
     for (label, _), value in zip(described, best, strict=True):
         by_label[label] = max(by_label.get(label, -1.0), round(float(value), 4))
@@ -46,17 +46,17 @@ def classes_by_similarity(
     others = [label for label in similar if label != kind.otherwise]
     ranked = sorted(others, key=lambda label: (-similar[label], label))
     lead = similar[ranked[0]] - base
-    taken = [
+    chosen_labels = [
         label
         for label in ranked[: kind.several]
         if similar[label] >= min_relevance
-        and similar[label] - base >= max(kind.at_least, _BESIDE * lead)
+        and similar[label] - base >= max(kind.at_least, _MIN_SHARE_OF_LEAD * lead)
     ]
-    if not taken and kind.otherwise is not None:
-        taken = [kind.otherwise]
+    if not chosen_labels and kind.otherwise is not None:
+        chosen_labels = [kind.otherwise]
     most_similar = sorted(similar, key=lambda label: (-similar[label], label))[:_MAX_SHOWN]
     why = {"by": "meaning", "similarities": {label: similar[label] for label in most_similar}}
-    return [DocumentClass(name, label, similar.get(label, 0.0), why) for label in taken]
+    return [DocumentClass(name, label, similar.get(label, 0.0), why) for label in chosen_labels]
 
 
 def _unit(vectors: Any) -> Any:

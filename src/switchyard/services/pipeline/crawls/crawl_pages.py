@@ -20,7 +20,7 @@ SLOW_LANE_FACTOR = 5.0
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 
 
-def found_pages(
+def make_pages(
     registry: Registry,
     ids: JobIds,
     crawl_id: str,

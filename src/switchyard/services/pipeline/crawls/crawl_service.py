@@ -12,7 +12,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import plain_key
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds
-from switchyard.services.pipeline.crawls.crawl_pages import found_pages
+from switchyard.services.pipeline.crawls.crawl_pages import make_pages
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord, ListedPage
 
@@ -72,13 +72,14 @@ class Crawls:
             idempotency_key=key,
         )
         ids = await self._ledger.system.job_ids()
-        found = found_pages(self._registry, ids, crawl.id, bounds.start, 0, None, tags=tags or {})
-        pages = list(found)
+        pages = list(
+            make_pages(self._registry, ids, crawl.id, bounds.start, 0, None, tags=tags or {})
+        )
         interval = self._settings.web_interval
         recorded = await self._crawls.start_crawl(crawl, pages, interval=interval)
         return _require_same_bounds(recorded, bounds)
 
-    async def started(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
+    async def find_by_key(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
         """Return the crawl that was started under the key. Raises CrawlKeyTaken for one that has
         other bounds."""
         known = await self._crawls.crawl_of_key(key)

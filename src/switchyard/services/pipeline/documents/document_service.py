@@ -68,7 +68,7 @@ class NotFinished(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class Submission:
     """The outcome of a submitted file."""
 
     status: DocumentStatus
@@ -113,7 +113,7 @@ async def open_document_services(
 
     Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
     """
-    async with PagePictures.opened(settings) as pictures:
+    async with PagePictures.open(settings) as pictures:
         if jobs is not None:
             yield _services(ledger, UploadIntake(settings, jobs, None), pictures)
             return
@@ -144,61 +144,61 @@ class DocumentService:
 
     # --- submit -----------------------------------------------------------------------------
 
-    async def submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
+    async def submit(self, upload: Upload, metadata: UploadMetadata) -> Submission:
         """Start the pipeline for an upload, unless its content or source is known.
 
         For a document that has failed, it is started again. Inline, this returns when the pipeline
         has ended. Raises as UploadIntake.start does.
         """
-        submitted = await self._submit(upload, about)
+        submission = await self._submit(upload, metadata)
         if self.inbox.is_inline:
-            submitted = await self._wait_for_end(submitted)
-            status = submitted.status
+            submission = await self._wait_for_end(submission)
+            status = submission.status
             if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
                 # Another file from this source was faster, and failed: now submit this one.
-                submitted = await self._wait_for_end(await self._submit(upload, about))
-        if self.inbox.is_inline or submitted.duplicate:
+                submission = await self._wait_for_end(await self._submit(upload, metadata))
+        if self.inbox.is_inline or submission.duplicate:
             await self.inbox.discard(upload)
-        job_id = submitted.status.job_id
-        if about.notify_url is not None and submitted.duplicate and job_id is not None:
-            await self.inbox.add_notice(about, job_id)
-        return submitted
+        job_id = submission.status.job_id
+        if metadata.notify_url is not None and submission.duplicate and job_id is not None:
+            await self.inbox.add_notice(metadata, job_id)
+        return submission
 
-    async def _wait_for_end(self, submitted: Submitted) -> Submitted:
+    async def _wait_for_end(self, submission: Submission) -> Submission:
         """Wait until the pipeline has ended. Where another file from the same source came at the
         same time, wait for the pipeline of its document, which this upload belongs to."""
-        status = submitted.status
+        status = submission.status
         for _ in range(2):
             if not status.has_ended:
                 await self.inbox.wait_for(status.job_id)
                 status = await self.status(status.document_id)
-        is_own = submitted.is_own and status.document_id == submitted.status.document_id
-        return replace(submitted, status=status, is_own=is_own)
+        is_own = submission.is_own and status.document_id == submission.status.document_id
+        return replace(submission, status=status, is_own=is_own)
 
-    async def _submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
+    async def _submit(self, upload: Upload, metadata: UploadMetadata) -> Submission:
         document_id = document_id_of(upload.sha256)
-        known = await self._documents.find_document(upload.sha256, about.source)
+        known = await self._documents.find_document(upload.sha256, metadata.source)
         if known is not None:
             runs = await self._runs.confirmed_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
-                return Submitted((await self._add_descriptions([status]))[0], duplicate=True)
+                return Submission((await self._add_descriptions([status]))[0], duplicate=True)
         if known is None or known.id != document_id:
             runs = await self._runs.confirmed_runs_of(document_id, None)
             if runs.is_open:
-                return Submitted(await self.status(document_id), duplicate=True)
+                return Submission(await self.status(document_id), duplicate=True)
         request = JobRequest(
-            f"{about.lane}.{INGEST.name}",
-            about.payload(upload, "source", "title", "filename"),
-            source=about.asked_by,
+            f"{metadata.lane}.{INGEST.name}",
+            metadata.payload(upload, "source", "title", "filename"),
+            source=metadata.asked_by,
             job_id=runs.next_id,
             vouched=upload.vouched,
-            tags=about.tags,
-            notify_url=about.notify_url,
+            tags=metadata.tags,
+            notify_url=metadata.notify_url,
         )
         published = await self.inbox.start(request, upload)
         is_new = known is None and not runs.latest and not published.duplicate
-        return Submitted(await self.status(document_id), published.duplicate, is_new)
+        return Submission(await self.status(document_id), published.duplicate, is_new)
 
     # --- status and results -----------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class DocumentService:
         status = await self._status(document_id, await self._documents.get_document(document_id))
         if not status.is_finished:
             return status
-        result = await self._json(result_key(document_id)) or {}
+        result = await self._read_json(result_key(document_id)) or {}
         return replace(
             status,
             unreadable_pages=tuple(result.get("unreadable_pages", ())),
@@ -219,12 +219,12 @@ class DocumentService:
         such pages are absent."""
         pages: dict[str, tuple[int, ...]] = {}
 
-        async def one(document_id: str) -> None:
-            result = await self._json(result_key(document_id))
+        async def read_pages(document_id: str) -> None:
+            result = await self._read_json(result_key(document_id))
             if result is not None and result.get("unreadable_pages"):
                 pages[document_id] = tuple(result["unreadable_pages"])
 
-        await gather_bounded(map(one, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
+        await gather_bounded(map(read_pages, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
         return pages
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
@@ -270,11 +270,11 @@ class DocumentService:
         status = await self.status(document_id)
         if not status.is_finished:
             raise NotFinished(status)
-        result = await self._json(result_key(status.document_id))
+        result = await self._read_json(result_key(status.document_id))
         if result is None:
             raise UnknownDocument(f"the result of document {document_id} was removed")
         if with_text:
-            text = await self._json(stage_key(status.document_id, EXTRACT.name))
+            text = await self._read_json(stage_key(status.document_id, EXTRACT.name))
             result["pages"] = text["result"]["pages"] if text else None
         return result
 
@@ -297,7 +297,7 @@ class DocumentService:
 
         Raises UnknownDocument, also where that job has not run yet.
         """
-        stored = await self._json(figures_key(document_id))
+        stored = await self._read_json(figures_key(document_id))
         if stored is None:
             await self.status(document_id)
             raise UnknownDocument(
@@ -330,7 +330,7 @@ class DocumentService:
         Raises UnknownDocument, also for a page that does not exist, and for a text that was deleted
         by age or is not extracted yet.
         """
-        text = await self._json(stage_key(document_id, EXTRACT.name))
+        text = await self._read_json(stage_key(document_id, EXTRACT.name))
         if text is None:
             raise UnknownDocument(f"there is no text of document {document_id} here")
         pages = text["result"]["pages"]
@@ -341,7 +341,7 @@ class DocumentService:
         page_text = pages[number - 1]["text"]
         if not page_text:  # OCR may have read the page already, before the text has all pages
             # `content` is the hash of the file that was read.
-            read = await self._json(page_key(document_id, OCR.name, number))
+            read = await self._read_json(page_key(document_id, OCR.name, number))
             if read is not None and read.get("content", "") == text.get("content"):
                 page_text = read["text"] or ""
         return DocumentPage(document_id, number, len(pages), page_text)
@@ -349,8 +349,8 @@ class DocumentService:
     async def ocr_lines(self, document_id: str, number: int) -> list[ReadLine]:
         """Return the lines that OCR has read on a page, from 1, with their places; none for a page
         that it has not read."""
-        read = await self._json(page_key(document_id, OCR.name, number)) or {}
-        text = await self._json(stage_key(document_id, EXTRACT.name)) or {}
+        read = await self._read_json(page_key(document_id, OCR.name, number)) or {}
+        text = await self._read_json(stage_key(document_id, EXTRACT.name)) or {}
         if read.get("content", "") != text.get("content"):
             return []  # of another version of the document
         return [ReadLine(*line) for line in read.get("lines", ())]
@@ -397,7 +397,7 @@ class DocumentService:
                 break
         return Page(items=tuple(document_statuses), next_cursor=cursor)
 
-    async def _json(self, key: str) -> dict[str, Any] | None:
+    async def _read_json(self, key: str) -> dict[str, Any] | None:
         try:
             value: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
         except NotStored:

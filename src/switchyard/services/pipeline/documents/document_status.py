@@ -1,8 +1,8 @@
 """Derive a document's status from its record and the jobs of its pipeline.
 
 A pure function, which knows the stages only from `services.pipeline.workers.stages`, so that a new
-stage needs no change here. The jobs say more than the record: the record says at which stage the
-pipeline was last, a dead job that it has stopped there, and that job's redrive that it goes on.
+stage needs no change here. The record only says which stage the pipeline has reached; the jobs also
+say whether it has stopped there (a dead job), and whether it goes on (the redrive of that job).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DocumentStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PipelinePosition:
     state: str
     stage: str | None
     error: StageFailure | None = None
@@ -101,14 +101,14 @@ def status_of(
     which is missing until its first stage has begun.
     """
     completed = _completed_stages(document, jobs)
-    place = _place(document, jobs, completed)
+    position = _find_position(document, jobs, completed)
     return DocumentStatus(
         document_id=document_id,
-        state=place.state,
-        current_stage=place.stage,
+        state=position.state,
+        current_stage=position.stage,
         completed_stages=completed,
         job_id=jobs[0].id if jobs else document.pipeline if document else None,
-        error=place.error,
+        error=position.error,
         title=document.title if document else None,
         filename=document.filename if document else None,
         source=document.source if document else None,
@@ -121,14 +121,14 @@ def status_of(
     )
 
 
-def _place(
+def _find_position(
     document: Document | None, jobs: Sequence[JobSummary], completed: Sequence[str]
-) -> _Place:
+) -> _PipelinePosition:
     if document is not None and document.state in FINISHED_STATES:
-        return _Place(document.state, None)
+        return _PipelinePosition(document.state, None)
     stopped = [job for job in jobs if job.state in STOPPED and job.job_type not in PARTS]
     if stopped:
-        return _Place(FAILED, _stage_name(stopped[-1], document), _failure(stopped[-1]))
+        return _PipelinePosition(FAILED, _stage_name(stopped[-1], document), _failure(stopped[-1]))
     active = [job for job in jobs if job.state not in FINISHED]
     if active:
         job = active[-1]
@@ -143,17 +143,17 @@ def _place(
                 if _stage_of(each.job_type) is stage
             )
             state = stage.state if begun else stage.waiting or stage.state
-        return _Place(state, _stage_name(job, document))
+        return _PipelinePosition(state, _stage_name(job, document))
     if document is None:
-        return _Place(QUEUED, INGEST.name)
+        return _PipelinePosition(QUEUED, INGEST.name)
     if document.state != FAILED and any(job.job_type == PIPELINE[-1].name for job in jobs):
         # Another run of the same document is at work, such as a backfill's, but the outputs of
         # this one exist.
-        return _Place(COMPLETED, None)
+        return _PipelinePosition(COMPLETED, None)
     if document.state == FAILED:
         lost = StageFailure("unknown", None, "the job that failed is not known", None, 0)
-        return _Place(FAILED, document.current_stage, lost)
-    return _Place(document.state, document.current_stage)
+        return _PipelinePosition(FAILED, document.current_stage, lost)
+    return _PipelinePosition(document.state, document.current_stage)
 
 
 def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:

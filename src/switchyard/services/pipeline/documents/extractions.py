@@ -47,7 +47,7 @@ class ExtractionService:
         self._ledger = ledger
         self.inbox = inbox
 
-    async def order(self, upload: Upload, about: UploadMetadata) -> Extraction:
+    async def start(self, upload: Upload, metadata: UploadMetadata) -> Extraction:
         """Start the extraction of an upload's text. Without a broker (inline), the job runs in this
         process: return its result, too.
 
@@ -55,13 +55,13 @@ class ExtractionService:
         read.
         """
         request = JobRequest(
-            f"{about.lane}.{EXTRACT.name}",
-            about.payload(upload, "title", "filename"),
-            source=about.asked_by,
+            f"{metadata.lane}.{EXTRACT.name}",
+            metadata.payload(upload, "title", "filename"),
+            source=metadata.asked_by,
             job_id=str(uuid4()),
             vouched=upload.vouched,
-            tags=about.tags,
-            notify_url=about.notify_url,
+            tags=metadata.tags,
+            notify_url=metadata.notify_url,
         )
         job_id = (await self.inbox.start(request, upload)).job_id
         if not self.inbox.is_inline:

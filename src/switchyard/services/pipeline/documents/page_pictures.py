@@ -1,7 +1,7 @@
 """Draw pictures of pages when they are looked at.
 
 The file is a stranger's: a process of its own opens it, within the limits of ingest, one page at a
-time. The pictures drawn last are kept in memory, and also that a page can't be drawn.
+time. The last pictures are kept in memory, and so are the errors of pages that can't be drawn.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PagePictures:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, settings: Settings) -> AsyncIterator[PagePictures]:
+    async def open(cls, settings: Settings) -> AsyncIterator[PagePictures]:
         """Draw pages until the end of the block."""
         executor = Executor(1)
         try:
@@ -87,8 +87,8 @@ class PagePictures:
         except MissingOutput as error:
             raise NoPagePicture(f"there is no file of document {document_id} here") from error
         original = files.source_file(stored.result, stored.content, self._settings)
-        drawn_from = [document_id, stored.content, number, original.extractor, FIGURES_VERSION]
-        return StoredPage(original, number, content_hash(drawn_from))
+        etag_parts = [document_id, stored.content, number, original.extractor, FIGURES_VERSION]
+        return StoredPage(original, number, content_hash(etag_parts))
 
     async def draw(self, page: StoredPage) -> tuple[bytes, str]:
         """Return the picture of a page, and its media type, which is one of our own encodings.
@@ -103,7 +103,7 @@ class PagePictures:
             try:
                 async with self._turn:
                     if page.etag not in self._kept:  # it may have been drawn meanwhile
-                        self._keep(page.etag, await self._drawn(page))
+                        self._keep(page.etag, await self._draw_in_process(page))
             finally:
                 self._waiting -= 1
         self._kept.move_to_end(page.etag)
@@ -112,7 +112,7 @@ class PagePictures:
             raise NoPagePicture(str(picture))  # the one that is kept would gather tracebacks
         return picture.content, MEDIA_TYPES[picture.suffix]
 
-    async def _drawn(self, page: StoredPage) -> Picture | NoPagePicture:
+    async def _draw_in_process(self, page: StoredPage) -> Picture | NoPagePicture:
         try:
             picture: Picture = await self._executor.in_process(
                 page_picture,

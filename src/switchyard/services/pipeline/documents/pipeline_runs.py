@@ -29,13 +29,13 @@ class Runs:
 
     def add(self, jobs: list[JobSummary], next_id: str) -> None:
         """Add the next run, with the id of the run that follows it."""
-        if not _only_found_it_known(jobs) or _only_found_it_known(self.latest):
+        if not _ended_as_duplicate(jobs) or _ended_as_duplicate(self.latest):
             self.latest = jobs
         self.is_open = any(job.state not in FINISHED for job in jobs)
         self.next_id = next_id
 
 
-def _only_found_it_known(jobs: Sequence[JobSummary]) -> bool:
+def _ended_as_duplicate(jobs: Sequence[JobSummary]) -> bool:
     """Return whether a run ended with its first job because the document was known; True also for
     no jobs."""
     return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)

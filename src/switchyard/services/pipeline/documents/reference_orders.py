@@ -33,7 +33,7 @@ class NoReferences(NotFoundError):
 
 
 @dataclass(frozen=True, slots=True)
-class StagesDone:
+class StageProgress:
     """The progress of a job with stages of its own."""
 
     current: str | None
@@ -48,14 +48,14 @@ class ReferenceService:
         self._ledger = ledger
         self.inbox = inbox
 
-    async def order_from_file(self, order: Order, upload: Upload, about: UploadMetadata) -> str:
+    async def order_from_file(self, order: Order, upload: Upload, metadata: UploadMetadata) -> str:
         """Start the job on an upload, and return its id. Inline, this returns when the job has
         ended.
 
         Raises as UploadIntake.start does.
         """
-        payload = about.payload(upload, "filename")
-        request = _request(order, about, payload, upload.vouched)
+        payload = metadata.payload(upload, "filename")
+        request = _make_request(order, metadata, payload, upload.vouched)
         job_id = (await self.inbox.start(request, upload)).job_id
         if self.inbox.is_inline:
             try:
@@ -65,22 +65,22 @@ class ReferenceService:
         return job_id
 
     async def order_from_text(
-        self, order: Order, payload: Mapping[str, Any], about: UploadMetadata
+        self, order: Order, payload: Mapping[str, Any], metadata: UploadMetadata
     ) -> str:
         """Start the job on the text or the references in the payload, and return its id; inline, it
         waits as `order_from_file` does. Raises InvalidPayload."""
-        job_id = (await self.inbox.publish(_request(order, about, payload))).job_id
+        job_id = (await self.inbox.publish(_make_request(order, metadata, payload))).job_id
         await self.inbox.wait_for(job_id)
         return job_id
 
-    async def stages(self, record: JobRecord) -> StagesDone | None:
+    async def stages(self, record: JobRecord) -> StageProgress | None:
         """Return the progress of a job; None for a job without stages of its own, or on a
         document."""
         stages = REFERENCE_STAGES.get(record.job_type)
         if stages is None or "document_id" in record.payload:
             return None
         if record.state is State.SUCCEEDED:
-            return StagesDone(None, tuple(stage.name for stage in stages))
+            return StageProgress(None, tuple(stage.name for stage in stages))
         done = []
         for stage in stages:
             if not await self.inbox.storage.exists_async(
@@ -90,7 +90,7 @@ class ReferenceService:
             done.append(stage.name)
         left = [stage.name for stage in stages if stage.name not in done]
         waits = record.started_at is None or not left
-        return StagesDone(None if waits else left[0], tuple(done))
+        return StageProgress(None if waits else left[0], tuple(done))
 
     async def output(self, record: JobRecord) -> dict[str, Any] | None:
         """Return the output of a job that is stored under the job's id, if it has at most
@@ -136,19 +136,19 @@ def _has_output(record: JobRecord) -> bool:
     return (record.result or {}).get("result") == extraction_key(record.id)
 
 
-def _request(
+def _make_request(
     order: Order,
-    about: UploadMetadata,
+    metadata: UploadMetadata,
     payload: Mapping[str, Any],
     vouched: Mapping[str, Any] | None = None,
 ) -> JobRequest:
     # The link worker has no backfill lane: less urgent jobs go to maintenance.
     return JobRequest(
-        f"{'hot' if about.lane == 'hot' else 'maintenance'}.{order}",
+        f"{'hot' if metadata.lane == 'hot' else 'maintenance'}.{order}",
         payload,
-        source=about.asked_by,
+        source=metadata.asked_by,
         job_id=str(uuid4()),
         vouched=vouched,
-        tags=about.tags,
-        notify_url=about.notify_url,
+        tags=metadata.tags,
+        notify_url=metadata.notify_url,
     )

@@ -161,13 +161,13 @@ class UploadIntake:
         metered = self._quota.metered(parts)
         return await receive(self.storage, metered, filename, charset, max_bytes=self.max_bytes)
 
-    def check(self, about: UploadMetadata) -> None:
+    def check(self, metadata: UploadMetadata) -> None:
         """Check that the sender can be notified of the end. Raises InvalidJob."""
-        if about.notify_url is None:
+        if metadata.notify_url is None:
             return
         if self.is_inline:
             raise InvalidJob("notify_url needs a broker: set JOBS_AMQP_URL", at="notify_url")
-        check_notify_url(about.notify_url, self._settings)
+        check_notify_url(metadata.notify_url, self._settings)
 
     async def require_room(self) -> None:
         """Check that the storage's quota has room. Raises StorageFull."""
@@ -199,13 +199,13 @@ class UploadIntake:
             await self.discard(upload)
             raise
 
-    async def add_notice(self, about: UploadMetadata, job_id: str) -> None:
+    async def add_notice(self, metadata: UploadMetadata, job_id: str) -> None:
         """Notify a sender of the end of a run that another sender has started. The notice contains
         errors only if the sender may read. Raises as `start` does."""
-        notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}
-        if not about.may_read:
+        notice: dict[str, Any] = {"url": metadata.notify_url, "job_id": job_id}
+        if not metadata.may_read:
             notice["errors"] = False
-        await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
+        await self.publish(JobRequest(NOTICE_KEY, notice, source=metadata.asked_by, vouched=notice))
 
     async def wait_for(self, job_id: str | None) -> None:
         """Wait for the end of a job and of all jobs that follow from it, if they run in this

@@ -51,7 +51,7 @@ def tidy(text: object, most: int = MAX_LABEL) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def comparable(text: str) -> str:
+def normalize_name(text: str) -> str:
     """Return a title or name in the form in which it is compared: words in lower case, without
     accents and signs."""
     bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
@@ -87,7 +87,7 @@ def arxiv_key(name: object) -> str | None:
         return None
 
 
-def document_of(
+def describe_document(
     document_id: str,
     *,
     title: object,
@@ -102,7 +102,7 @@ def document_of(
     people = [person for name in names if (person := _author(*_name_parts(name))) is not None]
     label = tidy(title)
     year = _year(str(entry.get("published") or "")[:4])
-    family = comparable(_name_parts(names[0])[0]) if names else ""
+    family = normalize_name(_name_parts(names[0])[0]) if names else ""
     edges = [NewEdge(EdgeKind.WRITTEN_BY, person, provenance="metadata") for person in people]
     if venue := _venue(tidy(entry.get("journal_ref"))):
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, provenance="metadata"))
@@ -110,7 +110,7 @@ def document_of(
         if name := tidy(topic, MAX_KEY):
             about = NodeDescription(NodeKind.TOPIC, name, (bounded_key("topic", name.casefold()),))
             edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
-    words = comparable(label)
+    words = normalize_name(label)
     title_key = _title_key(words, family, year)
     return NodeDescription(
         NodeKind.DOCUMENT,
@@ -140,7 +140,9 @@ def citation_edges(
     for at, reference in enumerate(references[:MAX_CITED]):
         link = reference.get("link") or {}
         linked = link.get("work") if link.get("status") == "linked" else None
-        work = work_of({**reference, **linked}, "link") if linked else work_of(reference)
+        work = (
+            describe_work({**reference, **linked}, "link") if linked else describe_work(reference)
+        )
         if work is not None:
             provenance = tidy(link.get("provider")) if linked else ""
             weight = float(max(1, places.get(at, 0)))
@@ -148,7 +150,7 @@ def citation_edges(
     return edges
 
 
-def work_of(
+def describe_work(
     reference: Mapping[str, Any], provenance: Provenance = "reference"
 ) -> NodeDescription | None:
     """Describe a work by its fields in a parsed reference, or by those of a catalogue; None where
@@ -167,8 +169,8 @@ def work_of(
     title, year = tidy(reference.get("title")), _year(reference.get("year"))
     people = [each for each in _as_list(reference.get("authors")) if isinstance(each, Mapping)]
     names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
-    family = comparable(names[0][0]) if names else ""
-    words = comparable(title)
+    family = normalize_name(names[0][0]) if names else ""
+    words = normalize_name(title)
     title_key = _title_key(words, family, year)
     if not keys and title_key is None and not identifies_work(words):
         return None
@@ -220,7 +222,7 @@ def _title_key(title: str, family: str, year: int | None) -> str | None:
 
 def _author(family: str, given_names: str) -> NodeDescription | None:
     """Describe a person by the name as it is written: J. Roe and Jane Roe may be two people."""
-    words = comparable(f"{family} {given_names}")
+    words = normalize_name(f"{family} {given_names}")
     if not words:
         return None
     label = f"{given_names} {family}".strip()
@@ -239,7 +241,7 @@ def _name_parts(name: str) -> tuple[str, str]:
 def _venue(name: str) -> NodeDescription | None:
     """Describe the venue of a work by its name alone, without volume, pages and year."""
     bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
-    words = comparable(bare)
+    words = normalize_name(bare)
     if not re.search(r"[^\W\d_]{2}", words):
         return None
     return NodeDescription(NodeKind.VENUE, bare.strip(" .,"), (bounded_key("venue", words),))

@@ -23,8 +23,8 @@ PAGE_SIZE = 5_000
 """Nodes or edges that are in memory at once, at most."""
 
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NODE = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
-_EDGE = ("kind", "weight", "provenance")
+_NODE_FIELDS = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
+_EDGE_FIELDS = ("kind", "weight", "provenance")
 _TYPES = {"year": "int", "cited": "long", "rank": "double", "community": "long", "weight": "double"}
 
 
@@ -42,7 +42,7 @@ async def export(ledger: Ledger, file: Path) -> tuple[int, int]:
     if suffix not in (".graphml", ".parquet"):
         raise UnknownFormat(f"{file.name}: its name must end with .graphml or .parquet")
     with _write_atomically(file) as target:
-        return await (_graphml if suffix == ".graphml" else _parquet)(ledger, target)
+        return await (_write_graphml if suffix == ".graphml" else _write_parquet)(ledger, target)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def _write_atomically(file: Path) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
-async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
+async def _write_parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -84,14 +84,19 @@ async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
                 return 0, count
 
 
-async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
+async def _write_graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     xml = _Xml(target)
     xml.start("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
-    for place, names in (("node", _NODE), ("edge", _EDGE)):
+    for element, names in (("node", _NODE_FIELDS), ("edge", _EDGE_FIELDS)):
         for name in names:
             kind = _TYPES.get(name, "string")
-            about = {"id": f"{place}_{name}", "for": place, "attr.name": name, "attr.type": kind}
-            xml.empty("key", about)
+            attributes = {
+                "id": f"{element}_{name}",
+                "for": element,
+                "attr.name": name,
+                "attr.type": kind,
+            }
+            xml.empty("key", attributes)
     xml.start("graph", id="switchyard", edgedefault="directed")
     known: set[str] = set()
     last, reads = 0, PipelineLedger(ledger).graph_reads
@@ -137,28 +142,28 @@ class _Xml:
 
     def node(self, node: GraphNode) -> None:
         self._open("node", {"id": node.key})
-        for name in _NODE:
+        for name in _NODE_FIELDS:
             value = getattr(node, name)
             self._data("node", name, " ".join(value) if name == "documents" else value)
         self.end("node")
 
     def edge(self, edge: GraphEdge) -> None:
         self._open("edge", {"source": edge.source, "target": edge.target})
-        for name in _EDGE:
+        for name in _EDGE_FIELDS:
             self._data("edge", name, getattr(edge, name))
         self.end("edge")
 
-    def _data(self, place: str, name: str, value: object) -> None:
+    def _data(self, element: str, name: str, value: object) -> None:
         if value is not None and value != "":
-            self._open("data", {"key": f"{place}_{name}"})
-            self._out.characters(_fit(str(value)))
+            self._open("data", {"key": f"{element}_{name}"})
+            self._out.characters(_replace_illegal(str(value)))
             self._out.endElement("data")
 
     def _open(self, name: str, attributes: dict[str, str]) -> None:
-        fit = {each: _fit(value) for each, value in attributes.items()}
+        fit = {each: _replace_illegal(value) for each, value in attributes.items()}
         self._out.startElement(name, AttributesImpl(fit))
 
 
-def _fit(text: str) -> str:
+def _replace_illegal(text: str) -> str:
     """Remove the characters that XML does not allow."""
     return _NO_XML.sub("\ufffd", text)

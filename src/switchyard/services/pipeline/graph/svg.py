@@ -16,18 +16,18 @@ from xml.etree import ElementTree as ET
 from switchyard.services.pipeline.graph.descriptions import tidy
 from switchyard.services.pipeline.records.graph import EdgeKind, NodeKind
 
-LINE = 24
+LINE_HEIGHT = 24
 """Pixels from one label to the next."""
-LABEL = 46
+MAX_LABEL = 46
 """Letters of a label at most; its tooltip has the whole one."""
-LETTER = 6.9
+LETTER_WIDTH = 6.9
 """Width of a letter in pixels, about, as the font is not known."""
-ROOM = 340
+LABEL_WIDTH = 340
 """Pixels for a column's labels."""
-GAP = 150
+COLUMN_GAP = 150
 """Pixels between columns, for the lines."""
 MARGIN = 40
-HEAD = 64
+HEADER_HEIGHT = 64
 """Pixels for the legend above."""
 
 COLOURS: Mapping[NodeKind, str] = {
@@ -49,7 +49,7 @@ _SVG = "http://www.w3.org/2000/svg"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _NodePosition:
     """Where a node is drawn. Its label is on the side away from the middle column, and edges to
     farther nodes begin behind the label."""
 
@@ -69,7 +69,7 @@ class _Place:
 
     @property
     def _width(self) -> float:
-        return 8 + LETTER * _text_width(self.label)
+        return 8 + LETTER_WIDTH * _text_width(self.label)
 
 
 class DrawnNode(Protocol):
@@ -111,23 +111,29 @@ class DrawnGraph(Protocol):
     def truncated(self) -> bool: ...
 
 
-def draw(around: DrawnGraph, distances: Sequence[int]) -> str:
+def draw(graph: DrawnGraph, distances: Sequence[int]) -> str:
     """Draw a neighbourhood. Returns the text of an SVG file."""
-    columns = _columns(around, distances)
+    columns = _sort_into_columns(graph, distances)
     rows = max(len(each) for each in columns.values())
     to_left, to_right = -min(columns), max(columns)
-    centre = MARGIN + max(to_left * (GAP + ROOM), ROOM / 2)
-    width = centre + max(to_right * (GAP + ROOM), ROOM / 2) + MARGIN
-    height = HEAD + 2 * MARGIN + rows * LINE
-    places: dict[str, _Place] = {}
+    centre = MARGIN + max(to_left * (COLUMN_GAP + LABEL_WIDTH), LABEL_WIDTH / 2)
+    width = centre + max(to_right * (COLUMN_GAP + LABEL_WIDTH), LABEL_WIDTH / 2) + MARGIN
+    height = HEADER_HEIGHT + 2 * MARGIN + rows * LINE_HEIGHT
+    positions: dict[str, _NodePosition] = {}
     for column, nodes in columns.items():
         side = (column > 0) - (column < 0)
-        x = centre + side * (GAP + (abs(column) - 1) * (GAP + ROOM)) if column else centre
-        top = HEAD + MARGIN + (rows - len(nodes)) * LINE / 2
+        x = (
+            centre + side * (COLUMN_GAP + (abs(column) - 1) * (COLUMN_GAP + LABEL_WIDTH))
+            if column
+            else centre
+        )
+        top = HEADER_HEIGHT + MARGIN + (rows - len(nodes)) * LINE_HEIGHT / 2
         for at, node in enumerate(nodes):
             year = f" ({node.year})" if node.year else ""
-            label = _cut(tidy(node.label), LABEL - len(year)) + year
-            places[node.key] = _Place(x, top + at * LINE + LINE / 2, column, label)
+            label = _shorten_label(tidy(node.label), MAX_LABEL - len(year)) + year
+            positions[node.key] = _NodePosition(
+                x, top + at * LINE_HEIGHT + LINE_HEIGHT / 2, column, label
+            )
     svg = ET.Element(
         "svg",
         {
@@ -139,31 +145,33 @@ def draw(around: DrawnGraph, distances: Sequence[int]) -> str:
             "font-size": "12.5",
         },
     )
-    ET.SubElement(svg, "title").text = tidy(around.nodes[0].label)
+    ET.SubElement(svg, "title").text = tidy(graph.nodes[0].label)
     ET.SubElement(svg, "rect", {"width": "100%", "height": "100%", "fill": "#ffffff"})
-    _arrows(svg)
-    _legend(svg, around)
+    _define_arrows(svg)
+    _draw_legend(svg, graph)
     lines = ET.SubElement(svg, "g", {"fill": "none", "stroke-width": "1.2", "opacity": "0.55"})
-    for edge in around.edges:
-        _line(lines, edge, places)
-    for node in around.nodes:
-        _dot(svg, node, places[node.key])
-    if around.truncated:
-        _text(svg, MARGIN, height - 14, "Only a part: there is more around it.", fill="#7a8b99")
+    for edge in graph.edges:
+        _draw_edge(lines, edge, positions)
+    for node in graph.nodes:
+        _draw_node(svg, node, positions[node.key])
+    if graph.truncated:
+        _draw_text(
+            svg, MARGIN, height - 14, "Only a part: there is more around it.", fill="#7a8b99"
+        )
     return ET.tostring(svg, encoding="unicode")
 
 
-def _columns(around: DrawnGraph, distances: Sequence[int]) -> dict[int, list[DrawnNode]]:
+def _sort_into_columns(graph: DrawnGraph, distances: Sequence[int]) -> dict[int, list[DrawnNode]]:
     """Sort the nodes into columns: the middle node is in 0, nodes from which edges lead there are
     to the left, all others to the right."""
-    centre = around.nodes[0]
-    distance = dict(zip((node.key for node in around.nodes), distances, strict=True))
+    centre = graph.nodes[0]
+    distance = dict(zip((node.key for node in graph.nodes), distances, strict=True))
     side: dict[str, int] = {centre.key: 0}
     joined: dict[str, list[tuple[str, int]]] = {}
-    for edge in around.edges:
+    for edge in graph.edges:
         joined.setdefault(edge.target, []).append((edge.source, 1))
         joined.setdefault(edge.source, []).append((edge.target, -1))
-    for node in around.nodes[1:]:
+    for node in graph.nodes[1:]:
         ways = [
             side[other] or way
             for other, way in joined.get(node.key, ())
@@ -171,21 +179,21 @@ def _columns(around: DrawnGraph, distances: Sequence[int]) -> dict[int, list[Dra
         ]
         side[node.key] = 1 if not ways or max(ways) > 0 else -1
     columns: dict[int, list[DrawnNode]] = {}
-    for node in around.nodes:
+    for node in graph.nodes:
         columns.setdefault(side[node.key] * distance[node.key], []).append(node)
     for nodes in columns.values():
         nodes.sort(key=lambda node: (_KINDS.index(node.kind), -node.cited, node.label, node.key))
     return columns
 
 
-def _line(lines: ET.Element, edge: DrawnEdge, places: Mapping[str, _Place]) -> None:
-    start, end = places[edge.source], places[edge.target]
+def _draw_edge(lines: ET.Element, edge: DrawnEdge, positions: Mapping[str, _NodePosition]) -> None:
+    start, end = positions[edge.source], positions[edge.target]
     colour, dashes = STROKES[edge.kind]
     if start.column == end.column:
         # An edge within a column bends towards the middle, where there are no labels.
         side = 1 if start.column < 0 else -1
         x, tip = start.x + side * 9, end.x + side * 9
-        bend = min(GAP * 0.8, 26 + abs(end.y - start.y) * 0.12)
+        bend = min(COLUMN_GAP * 0.8, 26 + abs(end.y - start.y) * 0.12)
         first, second = x + side * bend, tip + side * bend
     else:
         onwards = end.column > start.column
@@ -200,49 +208,56 @@ def _line(lines: ET.Element, edge: DrawnEdge, places: Mapping[str, _Place]) -> N
     ET.SubElement(line, "title").text = f"{edge.kind.replace('_', ' ')} ({edge.weight:.3g})"
 
 
-def _dot(svg: ET.Element, node: DrawnNode, place: _Place) -> None:
+def _draw_node(svg: ET.Element, node: DrawnNode, position: _NodePosition) -> None:
     group = ET.SubElement(svg, "g")
     about = f"{tidy(node.label)}\n{node.key}\ncited by {node.cited}"
     ET.SubElement(group, "title").text = about
-    radius = "5" if place.column else "7"
-    dot = {"cx": f"{place.x:.0f}", "cy": f"{place.y:.0f}", "r": radius, "stroke": "#ffffff"}
+    radius = "5" if position.column else "7"
+    dot = {"cx": f"{position.x:.0f}", "cy": f"{position.y:.0f}", "r": radius, "stroke": "#ffffff"}
     ET.SubElement(group, "circle", dot | {"fill": COLOURS[node.kind]})
-    x, y = place.x, place.y + 4.5
+    x, y = position.x, position.y + 4.5
     more: dict[str, str] = {}
-    if place.column == 0:
+    if position.column == 0:
         # The middle node's label is above all columns, as its dot has edges on both sides.
-        y, more = HEAD + MARGIN - 8, {"text-anchor": "middle", "font-weight": "bold"}
-    elif place.column < 0:
+        y, more = HEADER_HEIGHT + MARGIN - 8, {"text-anchor": "middle", "font-weight": "bold"}
+    elif position.column < 0:
         x, more = x - 11, {"text-anchor": "end"}
     else:
         x += 11
     # A white edge around the letters keeps them readable where lines cross them; drawn as a
     # separate text underneath, as not every program knows `paint-order`.
-    _text(
-        group, x, y, place.label, fill="#ffffff", stroke="#ffffff", **{"stroke-width": "4"}, **more
+    _draw_text(
+        group,
+        x,
+        y,
+        position.label,
+        fill="#ffffff",
+        stroke="#ffffff",
+        **{"stroke-width": "4"},
+        **more,
     )
-    _text(group, x, y, place.label, fill="#1c2730", **more)
+    _draw_text(group, x, y, position.label, fill="#1c2730", **more)
 
 
-def _legend(svg: ET.Element, around: DrawnGraph) -> None:
+def _draw_legend(svg: ET.Element, graph: DrawnGraph) -> None:
     x = float(MARGIN)
     for kind in NodeKind:
-        if any(node.kind is kind for node in around.nodes):
+        if any(node.kind is kind for node in graph.nodes):
             dot = {"cx": f"{x + 5:.0f}", "cy": "26", "r": "5", "fill": COLOURS[kind]}
             ET.SubElement(svg, "circle", dot)
-            x = _text(svg, x + 16, 30, str(kind), fill="#1c2730") + 18
+            x = _draw_text(svg, x + 16, 30, str(kind), fill="#1c2730") + 18
     x = float(MARGIN)
-    for joint in EdgeKind:
-        if any(edge.kind is joint for edge in around.edges):
-            colour, dashes = STROKES[joint]
+    for edge_kind in EdgeKind:
+        if any(edge.kind is edge_kind for edge in graph.edges):
+            colour, dashes = STROKES[edge_kind]
             line = {"d": f"M{x:.0f},50 h24", "stroke": colour, "stroke-width": "1.6"}
             if dashes:
                 line["stroke-dasharray"] = dashes
-            ET.SubElement(svg, "path", line | {"marker-end": f"url(#{joint})"})
-            x = _text(svg, x + 34, 54, joint.replace("_", " "), fill="#1c2730") + 18
+            ET.SubElement(svg, "path", line | {"marker-end": f"url(#{edge_kind})"})
+            x = _draw_text(svg, x + 34, 54, edge_kind.replace("_", " "), fill="#1c2730") + 18
 
 
-def _arrows(svg: ET.Element) -> None:
+def _define_arrows(svg: ET.Element) -> None:
     defined = ET.SubElement(svg, "defs")
     for kind, (colour, _) in STROKES.items():
         shape = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "orient": "auto"}
@@ -251,10 +266,10 @@ def _arrows(svg: ET.Element) -> None:
         ET.SubElement(marker, "path", {"d": "M0,0 L8,4 L0,8 z", "fill": colour})
 
 
-def _text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
+def _draw_text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
     """Write a text. Returns where it ends, about."""
-    place = {"x": f"{x:.0f}", "y": f"{y:.1f}"}
-    ET.SubElement(parent, "text", place | attributes).text = text
+    position = {"x": f"{x:.0f}", "y": f"{y:.1f}"}
+    ET.SubElement(parent, "text", position | attributes).text = text
     return x + 8 * len(text)
 
 
@@ -263,7 +278,7 @@ def _text_width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _cut(label: str, room: int) -> str:
+def _shorten_label(label: str, room: int) -> str:
     """Cut a label to a width in letters."""
     if _text_width(label) <= room:
         return label

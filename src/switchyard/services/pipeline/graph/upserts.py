@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.pipeline.graph.descriptions import (
     citation_edges,
-    document_of,
+    describe_document,
     similarity_edges,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
@@ -20,7 +20,7 @@ from switchyard.services.pipeline.records.graph import EdgeKind, NewEdge, NodeDe
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
 
-_ABOUT_ITSELF = (EdgeKind.WRITTEN_BY, EdgeKind.PUBLISHED_IN, EdgeKind.ABOUT)
+_METADATA_EDGES = (EdgeKind.WRITTEN_BY, EdgeKind.PUBLISHED_IN, EdgeKind.ABOUT)
 
 
 async def upsert_document(
@@ -35,10 +35,10 @@ async def upsert_document(
     """Write a document into the graph: `about` is the result of its first stage; where known, also
     the documents that it is similar to (`links`), and what it cites (`references`, the result of
     `process_references`). Raises LedgerUnavailable."""
-    document = document_of(
+    document = describe_document(
         document_id, title=title, source=about.get("source"), entry=about.get("entry")
     )
-    edges: dict[EdgeKind, list[NewEdge]] = {kind: [] for kind in _ABOUT_ITSELF}
+    edges: dict[EdgeKind, list[NewEdge]] = {kind: [] for kind in _METADATA_EDGES}
     for edge in document.edges:
         edges[edge.kind].append(edge)
     if links is not None:

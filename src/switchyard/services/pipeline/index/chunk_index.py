@@ -204,12 +204,12 @@ class ChunkIndex(Protocol):
 
 
 async def merge_candidates(
-    near: Coroutine[Any, Any, list[ChunkCandidate]],
-    worded: Coroutine[Any, Any, list[ChunkCandidate]],
+    vector_search: Coroutine[Any, Any, list[ChunkCandidate]],
+    word_search: Coroutine[Any, Any, list[ChunkCandidate]],
 ) -> list[ChunkCandidate]:
     """Run both searches at the same time, and return each chunk once; of a chunk that both found,
     the candidate of the word search. Where one search fails, the other is ended."""
-    tasks = asyncio.create_task(near), asyncio.create_task(worded)
+    tasks = asyncio.create_task(vector_search), asyncio.create_task(word_search)
     try:
         candidates = itertools.chain.from_iterable(await asyncio.gather(*tasks))
         return list({each.key: each for each in candidates}.values())
@@ -217,7 +217,7 @@ async def merge_candidates(
         await end_tasks(*tasks)
 
 
-def unit(total: Any) -> list[float]:
+def normalize(total: Any) -> list[float]:
     """Scale a numpy vector to length 1; zeros stay zeros."""
     length = float((total * total).sum()) ** 0.5
     return [float(value) / length for value in total] if length else [0.0] * len(total)
@@ -229,7 +229,7 @@ def require_pairs(chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -
         raise ValueError(f"{len(chunks)} chunks and {len(vectors)} vectors")
 
 
-def each_once(documents: Iterable[NearDocument]) -> list[NearDocument]:
+def unique_documents(documents: Iterable[NearDocument]) -> list[NearDocument]:
     """Return each document once, with the similarity of its nearest chunk; the nearest first, equal
     ones by their ids."""
     nearest: dict[str, NearDocument] = {}
@@ -240,7 +240,7 @@ def each_once(documents: Iterable[NearDocument]) -> list[NearDocument]:
     return sorted(nearest.values(), key=lambda each: (-each.similarity, each.document_id))
 
 
-def best_first(matches: list[Match]) -> list[Match]:
+def sort_matches(matches: list[Match]) -> list[Match]:
     """Sort matches by similarity, the best first; equal ones by their chunks' ids."""
     return sorted(matches, key=lambda match: (-match.similarity, match.chunk.id))
 

@@ -39,7 +39,7 @@ _TRUST_POWER = 4
 """Power with which words count for less below that share."""
 _FEEDBACK_CHUNKS = 5
 """Number of the best chunks, with which all candidates are compared."""
-_LOUD_WORDS = 3
+_MIN_CAPITAL_WORDS = 3
 """A query of at least so many words, all in capitals, has no abbreviations, but is written that
 way."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
@@ -94,11 +94,13 @@ async def search(
     least = embedder.calibration.min_relevance if at_least is None else at_least
     candidate_count = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
     terms = query_terms(query)
-    query_text = query.lower() if query.isupper() and len(query.split()) >= _LOUD_WORDS else query
+    query_text = (
+        query.lower() if query.isupper() and len(query.split()) >= _MIN_CAPITAL_WORDS else query
+    )
     ranked: Iterable[_Ranked]
     if mode is SearchMode.VECTOR:
         vector = (await embedder.embed([query_text]))[0]
-        ranked = _similar(
+        ranked = _rank_by_similarity(
             await index.nearest(vector, candidate_count, document_ids=document_ids), least
         )
     elif mode is SearchMode.KEYWORD:
@@ -110,10 +112,10 @@ async def search(
         each = max(candidate_count, _CANDIDATES)
         candidates = await index.candidates(vector, query, each, document_ids=document_ids)
         fitting = list(_filter_fitting(candidates, least))
-        weighed = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
+        scored = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
         # All of the first ones may be of one document.
         ranked = await _read_first(
-            index, weighed, limit if per_document is None else len(candidates)
+            index, scored, limit if per_document is None else len(candidates)
         )
     wanted_forms = {form for word in terms for form in word}
     hits: list[Hit] = []
@@ -124,17 +126,17 @@ async def search(
             break
         if per_document is None or taken[document_id] < per_document:
             taken[document_id] += 1
-            hits.append(_hit(candidate, wanted_forms))
+            hits.append(_make_hit(candidate, wanted_forms))
     return hits
 
 
 async def _read_first(
-    index: ChunkIndex, weighed: Iterator[tuple[Key, float]], number: int
+    index: ChunkIndex, scored: Iterator[tuple[Key, float]], number: int
 ) -> list[_Ranked]:
     """Read the first `number` candidates. Those that were deleted meanwhile are replaced by the
     next ones."""
     first: list[_Ranked] = []
-    while rest := list(islice(weighed, number - len(first))):
+    while rest := list(islice(scored, number - len(first))):
         known = await index.read_candidates([key for key, _ in rest])
         first += [
             _Ranked(known[key].chunk, known[key].title, score)
@@ -144,7 +146,7 @@ async def _read_first(
     return first
 
 
-def _similar(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
+def _rank_by_similarity(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
     return [
         _Ranked(match.chunk, match.title, match.similarity)
         for match in matches
@@ -208,7 +210,7 @@ def _weigh(
         )
         for each in candidates
     ]
-    scores.sort(key=lambda scored: (-scored[0], scored[1]))
+    scores.sort(key=lambda each: (-each[0], each[1]))
     return ((key, score) for score, key in scores)
 
 
@@ -226,7 +228,7 @@ def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]
     return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
 
 
-def _hit(ranked: _Ranked, query_forms: set[str]) -> Hit:
+def _make_hit(ranked: _Ranked, query_forms: set[str]) -> Hit:
     chunk = ranked.chunk
     snippet = _snippet(chunk.text, query_forms)
     return Hit(

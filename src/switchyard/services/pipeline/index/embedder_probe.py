@@ -71,24 +71,24 @@ class ProbedEmbedder:
         return await self.embedder.embed(texts)
 
     async def _compare(self) -> None:
-        now = (await self.embedder.embed([PROBE_SENTENCE]))[0]
+        vector = (await self.embedder.embed([PROBE_SENTENCE]))[0]
         stored_probe = await self.store.probe(self.generation)
         if stored_probe is None:
-            await self._compare_with_a_chunk(now)
-            stored_probe = await self.store.put_probe(self.generation, json.dumps(now))
-        self._require(likeness(decode_probe(stored_probe), now))
+            await self._compare_with_a_chunk(vector)
+            stored_probe = await self.store.put_probe(self.generation, json.dumps(vector))
+        self._require_likeness(likeness(decode_probe(stored_probe), vector))
 
     async def _compare_with_a_chunk(self, near: Sequence[float]) -> None:
         """Verify with a stored chunk, for an index from before there were probes."""
         async with self.store.table(self.generation) as table:
             for match in await table.nearest(near, 1):
                 chunk = match.chunk
-                held = await table.vectors_at(chunk.document_id, [chunk.index])
-                now = await self.embedder.embed([chunk.text])
-                for vector in held:
-                    self._require(likeness(vector, now[0]))
+                stored_vectors = await table.vectors_at(chunk.document_id, [chunk.index])
+                present_vector = (await self.embedder.embed([chunk.text]))[0]
+                for stored_vector in stored_vectors:
+                    self._require_likeness(likeness(stored_vector, present_vector))
 
-    def _require(self, alike: float) -> None:
+    def _require_likeness(self, alike: float) -> None:
         if alike < MIN_COSINE:
             raise IndexMismatch(f"{describe_mismatch(self.generation, alike)}: {REMEDY}")
 

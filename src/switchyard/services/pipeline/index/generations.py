@@ -35,7 +35,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class RetiredGeneration:
     """A generation that another has replaced. Readers that began before that may still use it."""
 
     generation: Generation
@@ -50,7 +50,7 @@ class Generations:
     active: Generation
     """The one that is searched."""
     building: Generation | None = None
-    retired: tuple[Retired, ...] = ()
+    retired: tuple[RetiredGeneration, ...] = ()
     number: int = 0
     """Number of the state; 0 for an index that was never rebuilt."""
 
@@ -153,7 +153,7 @@ def decode_state(text: bytes | str) -> Generations:
             active=_generation(state["active"]),
             building=None if building is None else _generation(building),
             retired=tuple(
-                Retired(_generation(each["generation"]), float(each["since"]))
+                RetiredGeneration(_generation(each["generation"]), float(each["since"]))
                 for each in state["retired"]
             ),
             number=int(state["number"]),

@@ -24,7 +24,7 @@ from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
     Generations,
-    Retired,
+    RetiredGeneration,
     change_generations,
 )
 from switchyard.services.pipeline.index.open_index import OpenIndex, generation_of
@@ -151,7 +151,7 @@ async def abandon_rebuild(index: OpenIndex) -> Generation | None:
         given_up[:] = [current.building] if current.building is not None else []
         if current.building is None:
             return None
-        retired = (*current.retired, Retired(current.building, index.clock()))
+        retired = (*current.retired, RetiredGeneration(current.building, index.clock()))
         return replace(current, building=None, retired=retired)
 
     await change_generations(index.store, index.configured, step)
@@ -231,7 +231,7 @@ async def _copy_differences(
 def _swap(current: Generations, building: Generation, moment: float) -> Generations | None:
     if current.building != building:
         return None  # another process has swapped them, or abandoned the rebuild
-    retired = (*current.retired, Retired(current.active, moment))
+    retired = (*current.retired, RetiredGeneration(current.active, moment))
     return replace(current, active=building, building=None, retired=retired)
 
 

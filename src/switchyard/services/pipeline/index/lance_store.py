@@ -81,7 +81,8 @@ class LanceStore:
     def __init__(self, url: str) -> None:
         self._url = url
         self.location = without_credentials(url)
-        self._beside = Storage(as_url(url))
+        self._files = Storage(as_url(url))
+        """Files beside the tables: the catalogue's states, markers, progress and probes."""
         self._session: Any = None
 
     async def load(self) -> None:
@@ -92,24 +93,24 @@ class LanceStore:
             return await self._generations(first)
 
     async def _generations(self, first: Generation) -> Generations:
-        keys = [stored.key async for stored in self._beside.list_async(_STATES)]
+        keys = [stored.key async for stored in self._files.list_async(_STATES)]
         states = [key for key in keys if key.endswith(".json")]
         if states:
             return decode_state(
-                await self._beside.get_async(max(states), max_bytes=_MAX_STATE_BYTES)
+                await self._files.get_async(max(states), max_bytes=_MAX_STATE_BYTES)
             )
         async with self._connect() as connection:
             table = await _open_table(connection, FIRST_TABLE)
             if table is None:
                 return Generations(first)
-            embedder, dimensions = _made_by(await table.schema())
+            embedder, dimensions = _read_embedder(await table.schema())
         return Generations(Generation(FIRST_TABLE, embedder, dimensions))
 
     async def put_state(self, state: Generations) -> bool:
         # Numbers are padded, so that the last key by name is the newest.
         key = f"{_STATES}/{state.number:08d}.json"
         with self._translate_errors():
-            return await self._beside.put_new_async(key, encode_state(state))
+            return await self._files.put_new_async(key, encode_state(state))
 
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
@@ -119,53 +120,53 @@ class LanceStore:
                 if table is None:
                     table = await self._create(connection, generation)
                 schema = await table.schema()
-                _check(schema, generation)
-                yield LanceTable(table, generation.dimensions, _wording_of(schema))
+                _require_embedder(schema, generation)
+                yield LanceTable(table, generation.dimensions, _text_index_version(schema))
 
     @asynccontextmanager
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
         marker = f"{generation.table}.compacting"
         with self._translate_errors():
             await self._drop_stale(marker, _COMPACTION_TIMEOUT)
-            is_ours = await self._beside.put_new_async(marker, b"")
+            is_ours = await self._files.put_new_async(marker, b"")
             try:
                 yield is_ours
             finally:
                 if is_ours:
-                    await self._beside.delete_async(marker)
+                    await self._files.delete_async(marker)
 
     async def text_index_version(self, generation: Generation) -> int | None:
         with self._translate_errors():
             async with self._connect() as connection:
                 table = await _open_table(connection, generation.table)
-                return None if table is None else _wording_of(await table.schema())
+                return None if table is None else _text_index_version(await table.schema())
 
     async def drop(self, generation: Generation) -> None:
         with self._translate_errors():
             async with self._connect() as connection:
                 await connection.drop_table(generation.table, ignore_missing=True)
-            await self._beside.delete_async(_note_key(generation))
-            await self._beside.delete_async(_probe_key(generation))
+            await self._files.delete_async(_progress_key(generation))
+            await self._files.delete_async(_probe_key(generation))
 
     async def put_progress(self, generation: Generation, text: str) -> None:
         with self._translate_errors():
-            await self._beside.put_async(_note_key(generation), text.encode())
+            await self._files.put_async(_progress_key(generation), text.encode())
 
     async def progress(self, generation: Generation) -> str | None:
-        return await self._read(_note_key(generation))
+        return await self._read(_progress_key(generation))
 
     async def probe(self, generation: Generation) -> str | None:
         return await self._read(_probe_key(generation))
 
     async def put_probe(self, generation: Generation, text: str) -> str:
         with self._translate_errors():
-            is_new = await self._beside.put_new_async(_probe_key(generation), text.encode())
+            is_new = await self._files.put_new_async(_probe_key(generation), text.encode())
         return text if is_new else (await self.probe(generation) or text)
 
     async def _read(self, key: str) -> str | None:
         try:
             with self._translate_errors():
-                text = await self._beside.get_async(key, max_bytes=_MAX_STATE_BYTES)
+                text = await self._files.get_async(key, max_bytes=_MAX_STATE_BYTES)
         except NotStored:
             return None
         return text.decode(errors="replace")
@@ -206,7 +207,7 @@ class LanceStore:
         marker = f"{generation.table}.creating"
         pauses = PollPauses(FIRST_RETRY_DELAY, 1.0, 2 * _CREATION_TIMEOUT)
         while (pause := pauses.next()) is not None:
-            if await self._beside.put_new_async(marker, b""):
+            if await self._files.put_new_async(marker, b""):
                 try:
                     table = await _open_table(connection, generation.table)
                     if table is None:
@@ -219,7 +220,7 @@ class LanceStore:
                         await add_word_index(table, WORDS_COLUMN)
                     return table
                 finally:
-                    await self._beside.delete_async(marker)
+                    await self._files.delete_async(marker)
             await asyncio.sleep(pause)
             table = await _open_table(connection, generation.table)
             if table is not None:
@@ -233,17 +234,17 @@ class LanceStore:
         """Delete a marker that nobody has renewed for `timeout` seconds, by the store's own clock:
         this host's may differ, and a living process would lose its marker. One of the future was
         made before that clock was set back."""
-        stored = await self._beside.stat_async(marker)
+        stored = await self._files.stat_async(marker)
         if stored is None:
             return
         clock = f"{marker}.clock"
-        await self._beside.put_async(clock, b"")
-        present = await self._beside.stat_async(clock)
-        await self._beside.delete_async(clock)
+        await self._files.put_async(clock, b"")
+        present = await self._files.stat_async(clock)
+        await self._files.delete_async(clock)
         if present is None:  # another process asks at the same time
             return
         if abs((present.modified - stored.modified).total_seconds()) > timeout:
-            await self._beside.delete_async(marker)
+            await self._files.delete_async(marker)
 
 
 def as_url(address: str) -> str:
@@ -260,19 +261,19 @@ async def _open_table(connection: Any, name: str) -> Any | None:
         return None
 
 
-def _made_by(schema: Any) -> tuple[str, int]:
+def _read_embedder(schema: Any) -> tuple[str, int]:
     embedder = (schema.metadata or {}).get(_EMBEDDER, b"unknown").decode()
     return embedder, schema.field("vector").type.list_size
 
 
-def _wording_of(schema: Any) -> int:
+def _text_index_version(schema: Any) -> int:
     """Return the TOKENIZER_VERSION of a table's words; 0 where it has no column of words."""
-    wording = (schema.metadata or {}).get(_WORDING, b"")
-    return int(wording) if wording.isdigit() and WORDS_COLUMN in schema.names else 0
+    version = (schema.metadata or {}).get(_WORDING, b"")
+    return int(version) if version.isdigit() and WORDS_COLUMN in schema.names else 0
 
 
-def _check(schema: Any, generation: Generation) -> None:
-    made_by, length = _made_by(schema)
+def _require_embedder(schema: Any, generation: Generation) -> None:
+    made_by, length = _read_embedder(schema)
     if (made_by, length) != (generation.embedder, generation.dimensions):
         raise mismatch(made_by, length, generation)
 
@@ -286,7 +287,7 @@ def mismatch(made_by: str, length: int, configured: Generation) -> IndexMismatch
     )
 
 
-def _note_key(generation: Generation) -> str:
+def _progress_key(generation: Generation) -> str:
     return f"{generation.table}.noted"
 
 

@@ -25,11 +25,11 @@ from switchyard.services.pipeline.index.chunk_index import (
     Match,
     NearDocument,
     WordMatch,
-    best_first,
-    each_once,
     merge_candidates,
+    normalize,
     require_pairs,
-    unit,
+    sort_matches,
+    unique_documents,
 )
 from switchyard.services.pipeline.index.lance_commits import retry_on_conflict
 from switchyard.services.pipeline.index.lance_vectors import add_up, cosines
@@ -57,9 +57,9 @@ _VECTORS_IN_PART = 4_096
 """Vectors in a part of the index of neighbours: as many as LanceDB uses by default."""
 _MIN_PROBED_PARTS = 32
 """Parts that a search for neighbours reads at least, in some ten milliseconds; of a large index,
-one part in _SHARE."""
-_SHARE = 8
-_COMPARED = 2
+one part in _PROBED_SHARE."""
+_PROBED_SHARE = 8
+_REFINE_FACTOR = 2
 """For each chunk that is asked for, so many are compared by their full vectors: the index of
 neighbours has only a byte for each number, so that a search reads a quarter of the bytes."""
 _MAX_EQUAL = 200
@@ -73,13 +73,13 @@ reads all segments; from so many on, the index is rebuilt."""
 class LanceTable:
     """A table of LanceDB as a ChunkIndex. Cheap enough to open per job."""
 
-    def __init__(self, table: Any, dimensions: int, wording: int) -> None:
+    def __init__(self, table: Any, dimensions: int, text_index_version: int) -> None:
         self._table = table
         self.dimensions = dimensions
-        self._words = WORDS_COLUMN if wording else "text"
+        self._words = WORDS_COLUMN if text_index_version else "text"
         """Use an open table. One from before there was a column of stems is searched by its
         text."""
-        self._has_stems = wording >= STEMMED_FROM
+        self._has_stems = text_index_version >= STEMMED_FROM
 
     async def put(
         self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
@@ -135,14 +135,14 @@ class LanceTable:
         """Read the vectors in batches: those of large documents do not fit into memory."""
         if not document_ids:
             return {}
-        query = self._table.query().where(_one_of(document_ids))
+        query = self._table.query().where(_is_in(document_ids))
         batches = await query.select(["document_id", "vector"]).to_batches(
             max_batch_length=BATCH_SIZE
         )
         sums: dict[str, Any] = {}
         async for batch in batches:
             add_up(sums, batch, self.dimensions)
-        return {document_id: unit(total) for document_id, total in sums.items()}
+        return {document_id: normalize(total) for document_id, total in sums.items()}
 
     async def nearest(
         self,
@@ -154,11 +154,11 @@ class LanceTable:
     ) -> list[Match]:
         if not any(vector) or (document_ids is not None and not document_ids):
             return []
-        query = await self._near(list(vector), limit, exact=exact)
+        query = await self._nearest_query(list(vector), limit, exact=exact)
         if document_ids is not None:
-            query = query.where(_one_of(document_ids))
+            query = query.where(_is_in(document_ids))
         rows = await query.select([*_CHUNK_COLUMNS, "_distance"]).to_list()
-        return best_first(
+        return sort_matches(
             [
                 Match(_chunk(row), row["title"], similarity=1 - row["_distance"])
                 for row in rows
@@ -172,25 +172,27 @@ class LanceTable:
         query_vectors = [list(vector) for vector in vectors if any(vector)]
         if not query_vectors:
             return []
-        query = (await self._near(query_vectors, limit)).where(
+        query = (await self._nearest_query(query_vectors, limit)).where(
             f"document_id != {_quote(excluding)}"
         )
         rows = await query.select(["document_id", "title", "_distance"]).to_list()
-        return each_once(
+        return unique_documents(
             NearDocument(row["document_id"], row["title"], similarity=1 - row["_distance"])
             for row in rows
             if row["_distance"] is not None
         )
 
-    async def _near(self, vectors: list[Any], limit: int, *, exact: bool = False) -> Any:
+    async def _nearest_query(self, vectors: list[Any], limit: int, *, exact: bool = False) -> Any:
         """Build a query for the rows nearest to a vector, or to each of several."""
         query = self._table.query().nearest_to(vectors).distance_type("cosine").limit(limit)
         if exact:
             return query.bypass_vector_index()
         parts = await self._table.count_rows() // _VECTORS_IN_PART
         # It reads more parts only until enough rows are found that fit the conditions.
-        query = query.maximum_nprobes(0).minimum_nprobes(max(_MIN_PROBED_PARTS, parts // _SHARE))
-        return query.refine_factor(_COMPARED)
+        query = query.maximum_nprobes(0).minimum_nprobes(
+            max(_MIN_PROBED_PARTS, parts // _PROBED_SHARE)
+        )
+        return query.refine_factor(_REFINE_FACTOR)
 
     async def keyword_search(
         self, text: str, limit: int, *, document_ids: Collection[str] | None = None
@@ -229,7 +231,7 @@ class LanceTable:
         if not await has_word_index(self._table, self._words):
             await retry_on_conflict(lambda: add_word_index(self._table, self._words))
         search = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
-        return search if document_ids is None else search.where(_one_of(document_ids))
+        return search if document_ids is None else search.where(_is_in(document_ids))
 
     async def candidates(
         self,
@@ -240,20 +242,20 @@ class LanceTable:
         document_ids: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
         return await merge_candidates(
-            self._near_keys(vector, limit, document_ids),
+            self._vector_candidates(vector, limit, document_ids),
             self._word_candidates(vector, text, limit, document_ids),
         )
 
-    async def _near_keys(
+    async def _vector_candidates(
         self, vector: Sequence[float], limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
         if not any(vector) or (document_ids is not None and not document_ids):
             return []
         # A factor of 1 is enough: a chunk that is not among the first by a byte for each number is
         # not among the best of both searches.
-        query = (await self._near(list(vector), limit)).refine_factor(1)
+        query = (await self._nearest_query(list(vector), limit)).refine_factor(1)
         if document_ids is not None:
-            query = query.where(_one_of(document_ids))
+            query = query.where(_is_in(document_ids))
         rows = await query.select(["_distance"]).with_row_id().to_list()
         return [
             ChunkCandidate(row["_rowid"], 1 - row["_distance"])
@@ -331,7 +333,7 @@ class LanceTable:
         if "id" in indexed:  # earlier versions made one, with which upserts missed each other
             await self._drop_duplicates()
             await retry_on_conflict(partial(self._table.drop_index, indexed["id"].name))
-        segments = await self._segments(indexed.get("vector"))
+        segments = await self._count_segments(indexed.get("vector"))
         if number >= APPROXIMATE_FROM and not 0 < segments < _MAX_SEGMENTS:
             # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
             config = IvfSq(distance_type="cosine")
@@ -342,12 +344,12 @@ class LanceTable:
         ids, and the old ids are not used again."""
         rows = await self._table.query().select(["id"]).with_row_id().to_arrow()
         first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
-        doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
-        for start in range(0, len(doubles), BATCH_SIZE):
-            row_ids = ", ".join(map(str, doubles[start : start + BATCH_SIZE]))
+        duplicates = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
+        for start in range(0, len(duplicates), BATCH_SIZE):
+            row_ids = ", ".join(map(str, duplicates[start : start + BATCH_SIZE]))
             await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({row_ids})"))
 
-    async def _segments(self, index: Any | None) -> int:
+    async def _count_segments(self, index: Any | None) -> int:
         """Count the segments of an index of neighbours; 0 without an index, and for the kind that
         earlier versions made, which has to be rebuilt."""
         if index is None or index.index_type != "IvfSq":
@@ -407,7 +409,7 @@ def _chunk(row: Mapping[str, Any]) -> Chunk:
     return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
-def _one_of(ids: Collection[str], column: str = "document_id") -> str:
+def _is_in(ids: Collection[str], column: str = "document_id") -> str:
     return f"{column} IN ({', '.join(map(_quote, sorted(set(ids))))})"
 
 

@@ -55,7 +55,7 @@ class LocalModelEmbedder:
     dimensions: int
 
     def __post_init__(self) -> None:
-        size = _shape(self.folder).hidden_size
+        size = _read_config(self.folder).hidden_size
         if self.dimensions != size:
             raise PermanentError(
                 f"the vectors of {self.folder.name} have {size} numbers, JOBS_EMBED_DIMENSIONS is "
@@ -77,7 +77,7 @@ class LocalModelEmbedder:
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
         """Do as `embed`, for callers without an event loop."""
-        model = _model(self.folder)
+        model = _load_model(self.folder)
         # One by one: in a batch, padding costs as much time as is saved, and takes memory besides.
         return [model.vector(text) for text in texts]
 
@@ -102,7 +102,7 @@ def model_folder(setting: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _ModelConfig:
     """The sizes of a model, and how its vectors are made, as the folder's files say."""
 
     hidden_size: int
@@ -117,8 +117,8 @@ class _Shape:
 
 
 @lru_cache(maxsize=4)
-def _shape(folder: Path) -> _Shape:
-    config = _json(folder / _CONFIG)
+def _read_config(folder: Path) -> _ModelConfig:
+    config = _read_json(folder / _CONFIG)
     onnx = next((folder / name for name in _ONNX if (folder / name).is_file()), None)
     if (folder / _WEIGHTS).is_file() and config.get("model_type") == "bert":
         onnx = None
@@ -127,12 +127,12 @@ def _shape(folder: Path) -> _Shape:
             f"{folder} has neither an ONNX file nor {_WEIGHTS} of a BERT model: export the model "
             "to ONNX, as model.onnx there"
         )
-    pooling = _json(folder / _POOLING) if (folder / _POOLING).is_file() else {}
+    pooling = _read_json(folder / _POOLING) if (folder / _POOLING).is_file() else {}
     own = folder / "sentence_bert_config.json"
     try:
         positions = int(config.get("max_position_embeddings", _MAX_TOKENS))
-        longest = int((_json(own) if own.is_file() else {}).get("max_seq_length") or positions)
-        return _Shape(
+        longest = int((_read_json(own) if own.is_file() else {}).get("max_seq_length") or positions)
+        return _ModelConfig(
             hidden_size=int(config["hidden_size"]),
             heads=int(config["num_attention_heads"]),
             layers=int(config["num_hidden_layers"]),
@@ -146,7 +146,7 @@ def _shape(folder: Path) -> _Shape:
         raise PermanentError(f"{folder / _CONFIG} does not describe a model ({error})") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
@@ -156,8 +156,8 @@ def _json(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _fingerprint(folder: Path) -> str:
     digest = sha256()
-    shape = _shape(folder)
-    for path in (shape.onnx or folder / _WEIGHTS, folder / _TOKENIZER):
+    config = _read_config(folder)
+    for path in (config.onnx or folder / _WEIGHTS, folder / _TOKENIZER):
         with path.open("rb") as file:
             size = path.stat().st_size
             digest.update(f"{path.name} {size} ".encode())
@@ -165,7 +165,7 @@ def _fingerprint(folder: Path) -> str:
             for start in range(0, size, step):
                 file.seek(start)
                 digest.update(file.read(_HASHED_PIECE))
-    digest.update(f"{shape.max_tokens} {shape.uses_first_token}".encode())
+    digest.update(f"{config.max_tokens} {config.uses_first_token}".encode())
     return digest.hexdigest()[:12]
 
 
@@ -192,31 +192,33 @@ class _Model:
 
 
 @lru_cache(maxsize=1)
-def _model(folder: Path) -> _Model:
+def _load_model(folder: Path) -> _Model:
     """Load the model, once in a process: some 100 MB for all-MiniLM-L6-v2, and half a second."""
     with naming_extra():
         from tokenizers import Tokenizer
-    shape = _shape(folder)
+    config = _read_config(folder)
     try:
         tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
     except Exception as error:  # the library's errors derive from Exception directly
         raise PermanentError(f"the model's {folder / _TOKENIZER} can't be read: {error}") from error
     tokenizer.no_padding()
-    tokenizer.enable_truncation(shape.max_tokens)
+    tokenizer.enable_truncation(config.max_tokens)
     special = frozenset(
         number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
     )
     return _Model(
         tokenizer,
-        _onnx(shape.onnx) if shape.onnx is not None else _Bert(_weights(folder), shape),
+        _load_onnx(config.onnx)
+        if config.onnx is not None
+        else _Bert(_load_weights(folder), config),
         tokenizer.token_to_id("[UNK]"),
         special,
-        shape.hidden_size,
-        shape.uses_first_token,
+        config.hidden_size,
+        config.uses_first_token,
     )
 
 
-def _weights(folder: Path) -> dict[str, Matrix]:
+def _load_weights(folder: Path) -> dict[str, Matrix]:
     import numpy as np
 
     with naming_extra():
@@ -236,11 +238,11 @@ def _weights(folder: Path) -> dict[str, Matrix]:
 class _Bert:
     """BERT as published (Devlin et al., 2018), for one text at a time."""
 
-    def __init__(self, weights: Mapping[str, Matrix], shape: _Shape) -> None:
+    def __init__(self, weights: Mapping[str, Matrix], config: _ModelConfig) -> None:
         self._weights = weights
-        self._shape = shape
+        self._config = config
         _use_one_thread()
-        missing = [name for name in self._names() if name not in weights]
+        missing = [name for name in self._weight_names() if name not in weights]
         if missing:
             raise PermanentError(f"the model has no weights {missing[0]}: it is no BERT")
 
@@ -254,8 +256,8 @@ class _Bert:
             + weights["embeddings.token_type_embeddings.weight"][0]
         )
         rows = self._normalise(rows, "embeddings.LayerNorm")
-        heads, size = self._shape.heads, self._shape.hidden_size // self._shape.heads
-        for number in range(self._shape.layers):
+        heads, size = self._config.heads, self._config.hidden_size // self._config.heads
+        for number in range(self._config.layers):
             layer = f"encoder.layer.{number}"
             query, key, value = (
                 self._apply_layer(rows, f"{layer}.attention.self.{part}")
@@ -281,24 +283,28 @@ class _Bert:
         import numpy as np
 
         rows = rows - rows.mean(axis=-1, keepdims=True)
-        spread = np.sqrt((rows * rows).mean(axis=-1, keepdims=True) + self._shape.epsilon)
+        spread = np.sqrt((rows * rows).mean(axis=-1, keepdims=True) + self._config.epsilon)
         normed: Matrix = rows / spread * self._weights[f"{name}.weight"]
         return normed + self._weights[f"{name}.bias"]
 
-    def _names(self) -> list[str]:
+    def _weight_names(self) -> list[str]:
         parts = ["attention.self.query", "attention.self.key", "attention.self.value"]
         parts += ["attention.output.dense", "attention.output.LayerNorm", "intermediate.dense"]
         parts += ["output.dense", "output.LayerNorm"]
-        numbers = range(self._shape.layers)
+        numbers = range(self._config.layers)
         layers = [f"encoder.layer.{at}.{part}" for at in numbers for part in parts]
         tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
         return [
             *(f"embeddings.{table}.weight" for table in tables),
-            *(f"{name}.{kind}" for name in ("embeddings.LayerNorm", *layers) for kind in _KINDS),
+            *(
+                f"{name}.{kind}"
+                for name in ("embeddings.LayerNorm", *layers)
+                for kind in _PARAMETERS
+            ),
         ]
 
 
-_KINDS = ("weight", "bias")
+_PARAMETERS = ("weight", "bias")
 
 
 def _use_one_thread() -> None:
@@ -329,7 +335,7 @@ def _gelu(rows: Matrix) -> Matrix:
     return result
 
 
-def _onnx(path: Path) -> Callable[[Any], Matrix]:
+def _load_onnx(path: Path) -> Callable[[Any], Matrix]:
     with naming_extra():
         import onnxruntime
     options = onnxruntime.SessionOptions()

@@ -19,7 +19,7 @@ COUNTED_FROM = 10_000
 """Chunks from which a table is large: words of smaller ones are counted by each search."""
 _SAMPLED_CHUNKS = 50_000
 """Chunks whose words are counted, about, at most: a random sample of the table."""
-_SEEN = 20
+_MIN_SAMPLED_CHUNKS = 20
 """A word is kept if at least this many of the sampled chunks have it."""
 
 IS_COUNTED = """coalesce((
@@ -73,5 +73,5 @@ WITH sample AS MATERIALIZED (
 INSERT INTO {{counts}}
 SELECT word, count(*)::real / (SELECT count(*) FROM sample)
 FROM sample CROSS JOIN LATERAL (SELECT DISTINCT unnest(words) AS word) AS its
-GROUP BY word HAVING count(*) >= {_SEEN}
+GROUP BY word HAVING count(*) >= {_MIN_SAMPLED_CHUNKS}
 """

@@ -20,9 +20,9 @@ MAINTENANCE = 24 * 3600.0
 _MAX_LISTS, _VECTORS_IN_LIST = 1_000, 50
 """At most so many lists; with fewer, so many vectors in each. The memory to build lists grows with
 the square of their number."""
-_SHARE = 3
+_LIST_SHARE = 3
 """One in this many lists is searched: docs/vectors.md tells how much a search finds that way."""
-_SHARE_OF_SEVERAL = 12
+_LIST_SHARE_OF_SEVERAL = 12
 """The same in a search for several vectors, for each of them: one may find what another misses."""
 _EF_SEARCH, _EF_SEARCH_OF_SEVERAL = 800, 200
 """pgvector's `ef_search` (at most 1,000): for one vector, and for each of several."""
@@ -31,7 +31,7 @@ _COMPARED = 2
 _BUILD_MEMORY = 512 * 1024**2
 """Bytes that the server uses at most to build a graph, unless its own setting is more. Vectors that
 do not fit are added one by one, from the disk."""
-_NODE = 1_200
+_LINK_BYTES = 1_200
 """Bytes that a vector's links take while the graph is built, with some to spare."""
 _SAMPLES_PER_LIST = 50
 """Vectors per list that pgvector samples to find the centres; at least 10,000 in total."""
@@ -59,7 +59,7 @@ def search_settings(lists: int | None, *, several_vectors: bool = False) -> str:
             f"{planned}; SET LOCAL hnsw.ef_search = {number}; "
             "SET LOCAL hnsw.iterative_scan = strict_order"
         )
-    number = -(-lists // (_SHARE_OF_SEVERAL if several_vectors else _SHARE))
+    number = -(-lists // (_LIST_SHARE_OF_SEVERAL if several_vectors else _LIST_SHARE))
     # work_mem: the vectors of the lists are sorted, in memory.
     return (
         f"{planned}; SET LOCAL ivfflat.probes = {number}; "
@@ -116,7 +116,7 @@ async def index_neighbours(connection: Any, table: str, dimensions: int, number:
         await connection.execute(
             "SELECT set_config(name, greatest(setting::bigint, $1)::text, false) "
             "FROM pg_settings WHERE name = 'maintenance_work_mem'",
-            _memory(number, dimensions, lists) // 1024,
+            _build_memory(number, dimensions, lists) // 1024,
         )
         try:
             await _build(connection, name, table, dimensions, lists)
@@ -128,10 +128,10 @@ async def index_neighbours(connection: Any, table: str, dimensions: int, number:
     await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {other}", timeout=MAINTENANCE)
 
 
-def _memory(number: int, dimensions: int, lists: int | None) -> int:
+def _build_memory(number: int, dimensions: int, lists: int | None) -> int:
     """Return the bytes of memory to build the index with; lists need 450 MB at most."""
     if lists is None:
-        return min(number * (4 * dimensions + _NODE), _BUILD_MEMORY)
+        return min(number * (4 * dimensions + _LINK_BYTES), _BUILD_MEMORY)
     samples = max(_SAMPLES_PER_LIST * lists, 10_000)
     return (
         samples * (2 * dimensions + 4 * lists + 64) + lists * (12 * dimensions + 4 * lists) + 2**24

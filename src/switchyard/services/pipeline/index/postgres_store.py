@@ -83,12 +83,12 @@ class PostgresStore:
 
     async def put_state(self, state: Generations) -> bool:
         async with self._connection() as connection:
-            done = await connection.fetchval(
+            inserted = await connection.fetchval(
                 f"INSERT INTO {_CATALOGUE} VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING number",
                 state.number,
                 encode_state(state).decode(),
             )
-        return done is not None
+        return inserted is not None
 
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
@@ -135,10 +135,10 @@ class PostgresStore:
             )
 
     async def progress(self, generation: Generation) -> str | None:
-        return await self._read(generation.table)
+        return await self._read_note(generation.table)
 
     async def probe(self, generation: Generation) -> str | None:
-        return await self._read(_probe_name(generation))
+        return await self._read_note(_probe_name(generation))
 
     async def put_probe(self, generation: Generation, text: str) -> str:
         name = _probe_name(generation)
@@ -146,9 +146,9 @@ class PostgresStore:
             await connection.execute(
                 f"INSERT INTO {_NOTES} VALUES ($1, $2) ON CONFLICT DO NOTHING", name, text
             )
-        return await self._read(name) or text
+        return await self._read_note(name) or text
 
-    async def _read(self, name: str) -> str | None:
+    async def _read_note(self, name: str) -> str | None:
         async with self._connection() as connection:
             note: str | None = await connection.fetchval(
                 f"SELECT noted FROM {_NOTES} WHERE name = $1", name

@@ -19,11 +19,11 @@ from switchyard.services.pipeline.index.chunk_index import (
     Match,
     NearDocument,
     WordMatch,
-    best_first,
-    each_once,
     merge_candidates,
+    normalize,
     require_pairs,
-    unit,
+    sort_matches,
+    unique_documents,
 )
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.postgres_counts import IS_COUNTED, count_words
@@ -54,9 +54,9 @@ from switchyard.services.pipeline.text.stems import stems
 
 INLINE_DIMENSIONS = 1_900
 """Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
-COMPARED = 5_000
+MAX_COMPARED_CHUNKS = 5_000
 """A search compares all chunks of a filter's documents if there are no more than these."""
-_BY_WORDS = (
+_WORD_SEARCH_SETTINGS = (
     "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'; "
     "SET LOCAL plan_cache_mode = force_generic_plan"
 )
@@ -155,8 +155,8 @@ class PostgresTable:
         self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
     ) -> None:
         if chunks:
-            cut = stems if self._has_stems else words
-            rows = await asyncio.to_thread(_rows, title, chunks, vectors, cut)
+            to_words = stems if self._has_stems else words
+            rows = await asyncio.to_thread(_rows, title, chunks, vectors, to_words)
             async with self._connect() as connection:
                 await connection.executemany(
                     f"INSERT INTO {self._name} "
@@ -222,7 +222,7 @@ class PostgresTable:
                 "WHERE document_id = ANY($1) GROUP BY document_id",
                 list(document_ids),
             )
-        return {row[0]: unit(np.array(row[1], dtype=np.float64)) for row in rows}
+        return {row[0]: normalize(np.array(row[1], dtype=np.float64)) for row in rows}
 
     async def nearest(
         self,
@@ -232,12 +232,12 @@ class PostgresTable:
         document_ids: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        rows = await self._near(CHUNK, vector, limit, document_ids, exact=exact)
-        return best_first(
+        rows = await self._nearest_rows(CHUNK, vector, limit, document_ids, exact=exact)
+        return sort_matches(
             [Match(chunk_of(row), row["title"], similarity=1 - row["distance"]) for row in rows]
         )
 
-    async def _near(
+    async def _nearest_rows(
         self,
         columns: str,
         vector: Sequence[float],
@@ -286,10 +286,10 @@ class PostgresTable:
             return False
         count = await connection.fetchval(
             f"SELECT count(*) FROM (SELECT FROM {self._name} WHERE document_id = ANY($1) "
-            f"LIMIT {COMPARED + 1}) AS counted",
+            f"LIMIT {MAX_COMPARED_CHUNKS + 1}) AS counted",
             list(document_ids),
         )
-        return int(count) <= COMPARED
+        return int(count) <= MAX_COMPARED_CHUNKS
 
     async def neighbours(
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
@@ -305,7 +305,7 @@ class PostgresTable:
                 excluding,
                 limit,
             )
-        return each_once(
+        return unique_documents(
             NearDocument(row["document_id"], row["title"], similarity=1 - row["distance"])
             for row in rows
             if not math.isnan(row["distance"])
@@ -316,7 +316,7 @@ class PostgresTable:
     ) -> list[WordMatch]:
         if document_ids is not None and not document_ids:
             return []
-        async with self._open_read(_BY_WORDS) as connection:
+        async with self._open_read(_WORD_SEARCH_SETTINGS) as connection:
             return await keyword_search(
                 connection, self._name, self._is_counted, self._terms(text), limit, document_ids
             )
@@ -330,14 +330,14 @@ class PostgresTable:
         document_ids: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
         return await merge_candidates(
-            self._near_keys(vector, limit, document_ids),
+            self._vector_candidates(vector, limit, document_ids),
             self._word_candidates(vector, text, limit, document_ids),
         )
 
-    async def _near_keys(
+    async def _vector_candidates(
         self, vector: Sequence[float], limit: int, document_ids: Collection[str] | None
     ) -> list[ChunkCandidate]:
-        rows = await self._near("id", vector, limit, document_ids)
+        rows = await self._nearest_rows("id", vector, limit, document_ids)
         return [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
 
     async def _word_candidates(
@@ -345,7 +345,7 @@ class PostgresTable:
     ) -> list[ChunkCandidate]:
         if document_ids is not None and not document_ids:
             return []
-        async with self._open_read(_BY_WORDS) as connection:
+        async with self._open_read(_WORD_SEARCH_SETTINGS) as connection:
             terms = self._terms(text)
             return await word_candidates(
                 connection, self._name, self._is_counted, vector, terms, limit, document_ids
@@ -412,7 +412,7 @@ def _rows(
     title: str,
     chunks: Sequence[Chunk],
     vectors: Sequence[Sequence[float]],
-    cut: Callable[[str], list[str]],
+    to_words: Callable[[str], list[str]],
 ) -> list[tuple[Any, ...]]:
     require_pairs(chunks, vectors)
     return [
@@ -423,7 +423,7 @@ def _rows(
             chunk.page,
             _storable(title),
             _storable(chunk.text),
-            [_storable(word[:MAX_WORD]) for word in cut(chunk.text)],
+            [_storable(word[:MAX_WORD]) for word in to_words(chunk.text)],
             list(vector),
         )
         for chunk, vector in zip(chunks, vectors, strict=True)

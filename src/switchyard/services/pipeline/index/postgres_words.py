@@ -31,7 +31,7 @@ _MAX_COUNTED = 500
 """A search counts so many chunks with a word at most, where their number is not known."""
 _COMBINED_WORDS = 6
 """Number of the rarest words of a query of which all combinations are looked for."""
-_FEW = 500
+_MAX_COMPARED_CHUNKS = 500
 """Where fewer chunks than these are to be searched, all of them are compared."""
 _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
@@ -95,14 +95,16 @@ async def _most_relevant(
         return []
     counts = await connection.fetch(word_counts_statement(table, is_counted=is_counted), forms)
     numbers = {row["word"]: row["number"] for row in counts if row["number"]}
-    weighed = _weights(terms, numbers, max((row["chunks"] for row in counts), default=0))
-    if not weighed:
+    word_weights = _weigh_words(terms, numbers, max((row["chunks"] for row in counts), default=0))
+    if not word_weights:
         return []
-    near = None if vector is None else list(vector)
-    rows = await _candidates(connection, table, weighed, limit * _CANDIDATES, document_ids, near)
-    at = {form: number for number, form in enumerate(_forms(weighed))}
-    places = [(weight, [at[form] for form in word]) for word, weight in weighed.items()]
-    return _by_relevance(rows, places)[:limit]
+    vector_values = None if vector is None else list(vector)
+    rows = await _fetch_candidates(
+        connection, table, word_weights, limit * _CANDIDATES, document_ids, vector_values
+    )
+    at = {form: number for number, form in enumerate(_forms(word_weights))}
+    places = [(weight, [at[form] for form in word]) for word, weight in word_weights.items()]
+    return _rank_by_relevance(rows, places)[:limit]
 
 
 def word_counts_statement(table: str, *, is_counted: bool) -> str:
@@ -118,27 +120,29 @@ def chunk_of(row: Any) -> Chunk:
     return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
-async def _candidates(
+async def _fetch_candidates(
     connection: Any,
     table: str,
-    weighed: Mapping[tuple[str, ...], float],
+    word_weights: Mapping[tuple[str, ...], float],
     limit: int,
     document_ids: Collection[str] | None,
-    near: list[float] | None,
+    vector_values: list[float] | None,
 ) -> Sequence[Any]:
     """Fetch the chunks with the rarest words; of few chunks, all. A row has the chunk's length, how
     often it has each of the forms, in order, and its similarity to a vector."""
     documents = None if document_ids is None else list(document_ids)
-    together = combinations({word[0]: weight for word, weight in weighed.items()})
-    together += [form for word in weighed for form in word[1:]]
-    ids, values = _FOUND.format(table=table), [together, documents, limit]
-    if documents is not None and len(documents) < _FEW:
-        few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
-        if len(few) < _FEW:
+    together = combinations({word[0]: weight for word, weight in word_weights.items()})
+    together += [form for word in word_weights for form in word[1:]]
+    ids, values = _SELECT_IDS.format(table=table), [together, documents, limit]
+    if documents is not None and len(documents) < _MAX_COMPARED_CHUNKS:
+        few: list[str] = await connection.fetchval(
+            _SELECT_FEW_IDS.format(table=table, few=_MAX_COMPARED_CHUNKS), documents
+        )
+        if len(few) < _MAX_COMPARED_CHUNKS:
             ids, values = "$3", [few]
     # Found and compared in one statement, which saves a round trip.
-    statement = _COMPARED.format(table=table, ids=ids)
-    parameters = _forms(weighed), near
+    statement = _SELECT_FEATURES.format(table=table, ids=ids)
+    parameters = _forms(word_weights), vector_values
     rows: Sequence[Any] = await connection.fetch(statement, *parameters, *values)
     return rows
 
@@ -152,45 +156,45 @@ def combinations(weights: Mapping[str, float]) -> list[str]:
         [word for at, word in enumerate(rarest) if number >> at & 1]
         for number in range(1, 1 << len(rarest))
     ]
-    combined.sort(key=lambda some: -sum(weights[word] for word in some))
-    return [" ".join(some) for some in combined] + ordered[_COMBINED_WORDS:]
+    combined.sort(key=lambda combination: -sum(weights[word] for word in combination))
+    return [" ".join(combination) for combination in combined] + ordered[_COMBINED_WORDS:]
 
 
-def _weights(
+def _weigh_words(
     terms: Sequence[tuple[str, ...]], numbers: Mapping[str, float], chunks: float
 ) -> dict[tuple[str, ...], float]:
     """Return the weight of each word that any chunk has. A key is the tuple of the word's forms
     that any chunk has, the most frequent first. `numbers` are the chunks with each form, of all
     `chunks`."""
-    weighed: dict[tuple[str, ...], float] = {}
+    word_weights: dict[tuple[str, ...], float] = {}
     for word in terms:
         used = tuple(sorted((form for form in word if form in numbers), key=lambda f: -numbers[f]))
         if used:
             number = sum(numbers[form] for form in used)
-            weighed[used] = math.log(1 + (max(chunks, number) - number + 0.5) / (number + 0.5))
-    return weighed
+            word_weights[used] = math.log(1 + (max(chunks, number) - number + 0.5) / (number + 0.5))
+    return word_weights
 
 
-def _forms(weighed: Mapping[tuple[str, ...], float]) -> list[str]:
+def _forms(word_weights: Mapping[tuple[str, ...], float]) -> list[str]:
     """Return all forms of some words, sorted."""
-    return sorted({form for word in weighed for form in word})
+    return sorted({form for word in word_weights for form in word})
 
 
-def _by_relevance(
+def _rank_by_relevance(
     rows: Sequence[Any], places: Sequence[tuple[float, Sequence[int]]]
 ) -> list[tuple[float, Any]]:
     """Return BM25 and row of the candidates that have any of the words, best first. The mean length
     of a chunk is that of the candidates. `places` are each word's weight and the indices of its
     forms in a row's counts."""
-    usual = sum(row["length"] for row in rows) / max(len(rows), 1)
+    mean_length = sum(row["length"] for row in rows) / max(len(rows), 1)
     matches = []
     for row in rows:
-        longer = _K1 * (1 - _B + _B * row["length"] / usual) if usual else _K1
+        length_factor = _K1 * (1 - _B + _B * row["length"] / mean_length) if mean_length else _K1
         counts = row["counts"]
         relevance = 0.0
         for weight, forms in places:
             number = sum(counts[at] for at in forms)
-            relevance += weight * number * (_K1 + 1) / (number + longer)
+            relevance += weight * number * (_K1 + 1) / (number + length_factor)
         if relevance > 0:
             matches.append((relevance, row))
     return sorted(matches, key=lambda each: (-each[0], each[1]["id"]))
@@ -217,7 +221,7 @@ SELECT asked.word, total.chunks, coalesce(
 FROM unnest($1::text[]) AS asked(word) CROSS JOIN total
 """
 """The server's statistics are read only where `share` refers to them."""
-_FOUND = """
+_SELECT_IDS = """
 WITH RECURSIVE step AS (
     SELECT 0 AS number, ARRAY[]::text[] AS ids
     UNION ALL
@@ -234,11 +238,11 @@ WITH RECURSIVE step AS (
 SELECT ids FROM step ORDER BY number DESC LIMIT 1
 """
 """Looks for one combination of words after the other, until there are enough chunks."""
-_OF_FEW = """
+_SELECT_FEW_IDS = """
 SELECT coalesce(array_agg(id), ARRAY[]::text[])
 FROM (SELECT id FROM {table} WHERE document_id = ANY($1) LIMIT {few}) AS few
 """
-_COMPARED = """
+_SELECT_FEATURES = """
 SELECT id, cardinality(words) AS length,
     ARRAY(SELECT cardinality(array_positions(words, asked.word))
         FROM unnest($1::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts,

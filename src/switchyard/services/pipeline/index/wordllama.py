@@ -65,7 +65,7 @@ class WordllamaEmbedder:
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
         """Do as `embed`, for callers without an event loop."""
-        model = _model()
+        model = _load_model()
         return [model.vector(text, self.dimensions) for text in texts]
 
 
@@ -84,26 +84,26 @@ class _Model:
 
         # One by one: a batch would use all cores, and leave threads behind, which make forks fail.
         tokens = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-        if not self._knows(tokens):
+        if not self._knows_language(tokens):
             return [0.0] * dimensions
         total = self.vectors[tokens, :dimensions].sum(axis=0, dtype=np.float64)
         length = float(np.linalg.norm(total))
         return [float(value) / length for value in total] if length else [0.0] * dimensions
 
-    def _knows(self, tokens: Any) -> bool:
+    def _knows_language(self, tokens: Any) -> bool:
         import numpy as np
 
         word = np.cumsum(self.begins[tokens])
         letters = np.bincount(word, weights=self.letters[tokens])
         parts = np.bincount(word, weights=self.letters[tokens] > 0)
-        telling = letters > _SHORT_WORD
-        if not telling.any():
-            telling = letters > 0
-        return bool(telling.any() and letters[telling].sum() >= _MIN_LETTERS * parts[telling].sum())
+        is_long = letters > _SHORT_WORD
+        if not is_long.any():
+            is_long = letters > 0
+        return bool(is_long.any() and letters[is_long].sum() >= _MIN_LETTERS * parts[is_long].sum())
 
 
 @lru_cache(maxsize=1)
-def _model() -> _Model:
+def _load_model() -> _Model:
     """Load the model, once in a process: some 65 MB with numpy, and half a second."""
     import numpy as np
     from safetensors.numpy import load_file

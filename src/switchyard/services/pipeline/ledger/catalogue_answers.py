@@ -64,16 +64,16 @@ class CatalogueAnswerRepository(Repository):
         claimed: list[str] = []
         claim = {"holder": holder, "lease_until": now + ttl}
         is_over = or_(table.c.lease_until <= now, table.c.lease_until > latest_end(now, ttl))
-        free = or_(table.c.holder.is_(None), table.c.holder == holder, is_over)
+        is_free = or_(table.c.holder.is_(None), table.c.holder == holder, is_over)
         # In the same order in all processes, so that two of them can't deadlock.
         for key in sorted(set(keys) - answers.keys()):
-            taken = connection.execute(
+            claimed_row = connection.execute(
                 insert_into(connection, table)
                 .values(key=key, **claim)
-                .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
+                .on_conflict_do_update(index_elements=["key"], set_=claim, where=is_free)
                 .returning(table.c.key)
             )
-            if taken.first() is not None:
+            if claimed_row.first() is not None:
                 claimed.append(key)
         # Answered by another process between the first look and the claim.
         late_answers = _stored_answers(connection, claimed, now - max_age)
@@ -129,10 +129,10 @@ class CatalogueAnswerRepository(Repository):
         idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)
         number, is_complete = 0, True
         for old in (table.c.created_at <= now - max_age, table.c.created_at.is_(None)):
-            some = select(table.c.key).where(old, idle).limit(limit)
-            gone = connection.execute(delete(table).where(table.c.key.in_(some), old, idle))
-            number += gone.rowcount
-            is_complete &= gone.rowcount < limit
+            batch = select(table.c.key).where(old, idle).limit(limit)
+            deleted = connection.execute(delete(table).where(table.c.key.in_(batch), old, idle))
+            number += deleted.rowcount
+            is_complete &= deleted.rowcount < limit
         return Removal(Counter({table.name: number}), is_complete, watch.seconds())
 
 

@@ -42,7 +42,7 @@ from switchyard.services.pipeline.records.crawls import (
 
 CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction cancels."""
-_OUTCOME = 300
+_MAX_OUTCOME = 300
 """Characters of the outcome of a page, at most."""
 
 
@@ -79,7 +79,7 @@ class CrawlRepository(Repository):
         }
         new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
         if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
-            return _crawl_record(connection.execute(_with_key(crawl.idempotency_key)).one())
+            return _crawl_record(connection.execute(_select_by_key(crawl.idempotency_key)).one())
         claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
         return replace(crawl, claimed=claimed)
 
@@ -110,7 +110,7 @@ class CrawlRepository(Repository):
         now: float,
         interval: float,
     ) -> int:
-        by_address = {_address(each.url): each for each in pages}
+        by_address = {_hash_url(each.url): each for each in pages}
         condition = crawl_pages.c.crawl_id == crawl.id
         known = select(crawl_pages.c.address).where(
             condition, crawl_pages.c.address.in_(list(by_address))
@@ -164,7 +164,7 @@ class CrawlRepository(Repository):
         another page's address."""
         row = {
             "crawl_id": crawl_id,
-            "address": _address(url),
+            "address": _hash_url(url),
             "job_id": page.job_id,
             "host": host,
             "depth": page.depth,
@@ -185,7 +185,7 @@ class CrawlRepository(Repository):
     @read
     def crawl_of_key(self, connection: Connection, key: str) -> CrawlRecord | None:
         """Return the crawl that was started under an idempotency key."""
-        row = connection.execute(_with_key(key)).one_or_none()
+        row = connection.execute(_select_by_key(key)).one_or_none()
         return None if row is None else _crawl_record(row)
 
     @read
@@ -197,7 +197,7 @@ class CrawlRepository(Repository):
     def crawl_page(self, connection: Connection, crawl_id: str, url: str) -> CrawlPage | None:
         """Return the page of a crawl at an address."""
         query = select(crawl_pages).where(
-            crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == _address(url)
+            crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == _hash_url(url)
         )
         row = connection.execute(query).one_or_none()
         return None if row is None else _crawl_page(row)
@@ -206,7 +206,7 @@ class CrawlRepository(Repository):
     def crawl_progress(self, connection: Connection, crawl_id: str) -> CrawlProgress | None:
         """Return a crawl, and the states of its pages."""
         row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
-        return None if row is None else _progress(connection, _crawl_record(row))
+        return None if row is None else _read_progress(connection, _crawl_record(row))
 
     @read
     def list_crawls(
@@ -222,7 +222,9 @@ class CrawlRepository(Repository):
             limit,
             cursor,
         )
-        return Page(tuple(_progress(connection, each) for each in page.items), page.next_cursor)
+        return Page(
+            tuple(_read_progress(connection, each) for each in page.items), page.next_cursor
+        )
 
     @read
     def crawl_pages(
@@ -248,7 +250,7 @@ class CrawlRepository(Repository):
         """Cancel a crawl: jobs of waiting pages are cancelled, and pages that are being visited
         claim no others. Return how many jobs were cancelled; None where there is no such crawl.
         """
-        if not await self._note_cancelled(crawl_id, now):
+        if not await self._mark_cancelled(crawl_id, now):
             return None
         number = 0
         while job_ids := await self._waiting_jobs(crawl_id):
@@ -257,7 +259,7 @@ class CrawlRepository(Repository):
         return number
 
     @write
-    def _note_cancelled(self, connection: Connection, crawl_id: str, now: float) -> bool:
+    def _mark_cancelled(self, connection: Connection, crawl_id: str, now: float) -> bool:
         cancelled_at = func.coalesce(crawls.c.cancelled_at, now)
         change = update(crawls).where(crawls.c.id == crawl_id).values(cancelled_at=cancelled_at)
         return connection.execute(change).rowcount > 0
@@ -315,26 +317,26 @@ class CrawlRepository(Repository):
     @write
     def _drop_some(self, connection: Connection, crawl_id: str, limit: int) -> Removal:
         watch = Stopwatch(connection)
-        mine = crawl_pages.c.crawl_id == crawl_id
-        some = select(crawl_pages.c.address).where(mine).limit(limit)
-        pages = delete(crawl_pages).where(mine, crawl_pages.c.address.in_(some))
+        of_crawl = crawl_pages.c.crawl_id == crawl_id
+        batch = select(crawl_pages.c.address).where(of_crawl).limit(limit)
+        pages = delete(crawl_pages).where(of_crawl, crawl_pages.c.address.in_(batch))
         removed = Counter({"crawl_pages": connection.execute(pages).rowcount})
         if removed["crawl_pages"] < limit:
-            gone = connection.execute(delete(crawls).where(crawls.c.id == crawl_id))
-            removed["crawls"] = gone.rowcount
+            deleted = connection.execute(delete(crawls).where(crawls.c.id == crawl_id))
+            removed["crawls"] = deleted.rowcount
         return Removal(+removed, False, watch.seconds())
 
 
-def _with_key(key: str) -> Select[Any]:
+def _select_by_key(key: str) -> Select[Any]:
     return select(crawls).where(crawls.c.idempotency_key == key)
 
 
-def _address(url: str) -> str:
+def _hash_url(url: str) -> str:
     """Return a hash of an address, which is short enough for indexes."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 
-def _progress(connection: Connection, crawl: CrawlRecord) -> CrawlProgress:
+def _read_progress(connection: Connection, crawl: CrawlRecord) -> CrawlProgress:
     query = (
         select(jobs.c.state, func.count())
         .select_from(crawl_pages.join(jobs, jobs.c.id == crawl_pages.c.job_id))
@@ -376,5 +378,5 @@ def _listed_page(row: Row[Any]) -> ListedPage:
         result = json.loads(row.result)
         document = result.get("document_id")
         outcome = result.get("skipped") or (document and f"document {document}")
-    text = None if outcome is None else str(outcome)[:_OUTCOME]
+    text = None if outcome is None else str(outcome)[:_MAX_OUTCOME]
     return ListedPage(_crawl_page(row), str(row.state or "gone"), text)

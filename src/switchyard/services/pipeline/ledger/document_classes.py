@@ -12,7 +12,7 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.pipeline.ledger.pipeline_tables import document_classes
 from switchyard.services.pipeline.records.documents import DocumentClass
 
-_AT_ONCE = 500
+_MAX_IDS = 500
 """Ids in one statement."""
 
 
@@ -55,10 +55,10 @@ class DocumentClassRepository(Repository):
         columns = document_classes.c
         ids = sorted(set(document_ids))
         by_document: dict[str, tuple[DocumentClass, ...]] = {}
-        for start in range(0, len(ids), _AT_ONCE):
+        for start in range(0, len(ids), _MAX_IDS):
             query = (
                 select(document_classes)
-                .where(columns.document_id.in_(ids[start : start + _AT_ONCE]))
+                .where(columns.document_id.in_(ids[start : start + _MAX_IDS]))
                 .order_by(columns.kind, columns.score.desc(), columns.label)
             )
             for row in connection.execute(query):

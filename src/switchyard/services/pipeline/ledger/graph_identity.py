@@ -46,7 +46,7 @@ def scheme_of(key: str) -> str:
 def best_key(keys: Iterable[str]) -> str:
     """Return the key that names a node."""
 
-    def place(key: str) -> tuple[int, str]:
+    def sort_key(key: str) -> tuple[int, str]:
         scheme = scheme_of(key)
         return (
             SCHEMES_BEST_FIRST.index(scheme)
@@ -55,7 +55,7 @@ def best_key(keys: Iterable[str]) -> str:
             key,
         )
 
-    return min(keys, key=place)
+    return min(keys, key=sort_key)
 
 
 def contradict(keys: Collection[str], other: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Find nodes of the graph by their keys, read them, and encode places in listings."""
+"""Find nodes of the graph by their keys, read them, and encode the cursors of listings."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from switchyard.services.pipeline.records.graph import EdgeKind, GraphEdge, Grap
 def node_of(connection: Connection, key: str) -> int | None:
     """Return the id of the node with this key, or of the document with this id. DOIs may also be in
     capital letters."""
-    typed = (key, key.casefold())
+    spellings = (key, key.casefold())
     node_id: int | None = connection.scalar(
-        select(graph_keys.c.node_id).where(graph_keys.c.key.in_(typed)).limit(1)
+        select(graph_keys.c.node_id).where(graph_keys.c.key.in_(spellings)).limit(1)
     )
     if node_id is None:
         document_id = key.removeprefix("document:")
@@ -50,18 +50,18 @@ def nodes_of(
         .outerjoin(graph_ranks, is_current_rank())
         .where(among(connection, graph_nodes.c.id, ids))
     )
-    here = select(graph_documents.c.node_id, graph_documents.c.document_id).where(
+    document_rows = select(graph_documents.c.node_id, graph_documents.c.document_id).where(
         among(connection, graph_documents.c.node_id, ids)
     )
     documents: dict[int, list[str]] = {}
-    for node_id, document_id in connection.execute(here):
+    for node_id, document_id in connection.execute(document_rows):
         documents.setdefault(node_id, []).append(document_id)
     keys: dict[int, list[str]] = {}
     if with_keys:
-        named = select(graph_keys.c.node_id, graph_keys.c.key).where(
+        key_rows = select(graph_keys.c.node_id, graph_keys.c.key).where(
             among(connection, graph_keys.c.node_id, ids)
         )
-        for node_id, key in connection.execute(named):
+        for node_id, key in connection.execute(key_rows):
             keys.setdefault(node_id, []).append(key)
     return {
         row.id: GraphNode(
@@ -87,7 +87,7 @@ def keys_of(connection: Connection, ids: Iterable[int]) -> dict[int, str]:
     return {row.id: row.key for row in rows}
 
 
-def of_kinds(query: Select[Any], kinds: Collection[EdgeKind]) -> Select[Any]:
+def filter_kinds(query: Select[Any], kinds: Collection[EdgeKind]) -> Select[Any]:
     """Restrict a query to edges of these kinds; without kinds, return it unchanged."""
     return query.where(graph_edges.c.kind.in_(sorted(map(str, kinds)))) if kinds else query
 
@@ -103,25 +103,25 @@ def check_limit(limit: int) -> None:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}")
 
 
-def encode_place(*place: object) -> str:
+def encode_cursor(*place: object) -> str:
     """Encode a place in a listing as a cursor."""
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
 
 
-def decode_place(cursor: str, kinds: Sequence[type]) -> list[Any]:
+def decode_cursor(cursor: str, kinds: Sequence[type]) -> list[Any]:
     """Decode a cursor. Raises InvalidCursor for one that is not of this listing."""
-    trouble = InvalidCursor(f"{cursor!r} is not a cursor of this listing")
+    invalid = InvalidCursor(f"{cursor!r} is not a cursor of this listing")
     try:
         place = json.loads(base64.urlsafe_b64decode(cursor))
     except (binascii.Error, ValueError, RecursionError) as error:
-        raise trouble from error
+        raise invalid from error
     if not isinstance(place, list) or len(place) != len(kinds):
-        raise trouble
+        raise invalid
     for each, kind in zip(place, kinds, strict=True):
         numeric = isinstance(each, int | float) and not isinstance(each, bool)
         fits = numeric if kind is float else isinstance(each, kind) and not isinstance(each, bool)
         if not fits or (numeric and not -(2**63) < each < 2**63):
-            raise trouble
+            raise invalid
         if isinstance(each, str) and not (each.isascii() and each.isprintable()):
-            raise trouble
+            raise invalid
     return place

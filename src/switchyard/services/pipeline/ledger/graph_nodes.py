@@ -43,21 +43,21 @@ class GraphNodes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         # Changes nothing, but locks the row: other writers of the graph wait for our end.
-        held = connection.scalar(
+        last_id = connection.scalar(
             update(graph_counters)
             .where(graph_counters.c.name == "id")
             .values(value=graph_counters.c.value)
             .returning(graph_counters.c.value)
         )
-        self._next = int(held or 1)
+        self._next = int(last_id or 1)
         self._nodes: dict[int, Node] = {}
         self._by_key: dict[str, int] = {}
         self._by_title: dict[str, list[int]] = {}
         self._merged: dict[int, int] = {}
         self._new_keys: list[tuple[str, int]] = []
-        self.better: dict[int, NodeDescription] = {}
-        """Works with the description that may be better than the one so far, for their own
-        edges."""
+        self.better_descriptions: dict[int, NodeDescription] = {}
+        """Descriptions of works that may be better than those so far, by node: their edges are
+        written for the work itself."""
 
     def new_id(self) -> int:
         self._next += 1
@@ -135,16 +135,16 @@ class GraphNodes:
         node.is_changed = True
 
     def drop_idle(self, node_ids: Iterable[int]) -> None:
-        """Drop those of the nodes that no edge leads to and that are no document, and the nodes to
-        which only they led."""
-        waiting = set(node_ids)
-        while waiting:
+        """Drop the nodes that are no document and to which no edge leads; then, in the same way,
+        the nodes to which the dropped ones led."""
+        candidates = set(node_ids)
+        while candidates:
             document = select(graph_documents.c.id).where(
                 graph_documents.c.node_id == graph_nodes.c.id
             )
             edge = select(graph_edges.c.target).where(graph_edges.c.target == graph_nodes.c.id)
             idle = select(graph_nodes.c.id).where(
-                among(self._connection, graph_nodes.c.id, waiting),
+                among(self._connection, graph_nodes.c.id, candidates),
                 ~document.exists(),
                 ~edge.exists(),
             )
@@ -153,7 +153,7 @@ class GraphNodes:
                 return
             is_source = among(self._connection, graph_edges.c.source, ids)
             targets = select(graph_edges.c.target).where(is_source).distinct()
-            waiting = set(self._connection.scalars(targets)) - set(ids)
+            candidates = set(self._connection.scalars(targets)) - set(ids)
             cited = self._cited_by(ids)
             for column in (
                 graph_edges.c.source,
@@ -227,7 +227,7 @@ class GraphNodes:
         self._add_keys(node, keys)
         if node.title:
             self._by_title.setdefault(node.title, []).append(node_id)
-        self._note_better(node, description)
+        self._remember_better(node, description)
         return node_id
 
     def _enrich(self, node: Node, description: NodeDescription) -> None:
@@ -249,11 +249,11 @@ class GraphNodes:
         self._add_keys(node, [key for key in description.keys if key not in self._by_key])
         node.is_changed |= replace(node, keys=before.keys) != before
         if better or again or node.kind is NodeKind.DOCUMENT:
-            self._note_better(node, description)
+            self._remember_better(node, description)
 
-    def _note_better(self, node: Node, description: NodeDescription) -> None:
+    def _remember_better(self, node: Node, description: NodeDescription) -> None:
         if description.edges and description.document_id is None:
-            self.better[node.id] = description
+            self.better_descriptions[node.id] = description
 
     def _add_keys(self, node: Node, keys: Sequence[str]) -> None:
         for key in keys:
@@ -271,7 +271,7 @@ class GraphNodes:
         """Merge two nodes into the older one."""
         self.flush()
         kept_id, merged_id = sorted((node_id, other))
-        stays, goes = self.node(kept_id), self.node(merged_id)
+        kept, merged = self.node(kept_id), self.node(merged_id)
         touched = {kept_id} | self._cited_by((kept_id, merged_id))
         for table in (graph_keys, graph_documents):
             moved = update(table).where(table.c.node_id == merged_id).values(node_id=kept_id)
@@ -279,21 +279,21 @@ class GraphNodes:
         self._move_edges(merged_id, kept_id)
         for column in (graph_ranks.c.node_id, graph_nodes.c.id):
             self._connection.execute(delete(column.table).where(column == merged_id))
-        if trust_of(goes.provenance) > trust_of(stays.provenance):
-            stays.label, stays.title, stays.provenance = goes.label, goes.title, goes.provenance
-        stays.year = goes.year if stays.year is None else stays.year
-        stays.author = stays.author or goes.author
-        stays.keys |= goes.keys
-        stays.documents |= goes.documents
-        if NodeKind.DOCUMENT in (stays.kind, goes.kind):
-            stays.kind = NodeKind.DOCUMENT
-        stays.key = best_key([stays.key, *stays.keys])
-        stays.is_changed = True
+        if trust_of(merged.provenance) > trust_of(kept.provenance):
+            kept.label, kept.title, kept.provenance = merged.label, merged.title, merged.provenance
+        kept.year = merged.year if kept.year is None else kept.year
+        kept.author = kept.author or merged.author
+        kept.keys |= merged.keys
+        kept.documents |= merged.documents
+        if NodeKind.DOCUMENT in (kept.kind, merged.kind):
+            kept.kind = NodeKind.DOCUMENT
+        kept.key = best_key([kept.key, *kept.keys])
+        kept.is_changed = True
         self._merged[merged_id] = kept_id
         del self._nodes[merged_id]
-        self._by_key |= dict.fromkeys(goes.keys, kept_id)
-        if merged_id in self.better:
-            self.better[kept_id] = self.better.pop(merged_id)
+        self._by_key |= dict.fromkeys(merged.keys, kept_id)
+        if merged_id in self.better_descriptions:
+            self.better_descriptions[kept_id] = self.better_descriptions.pop(merged_id)
         self.count_citations(touched)
         return kept_id
 

@@ -20,13 +20,13 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
     check_limit,
-    decode_place,
+    decode_cursor,
     edge_between,
-    encode_place,
+    encode_cursor,
+    filter_kinds,
     keys_of,
     node_of,
     nodes_of,
-    of_kinds,
 )
 from switchyard.services.pipeline.ledger.graph_rankings import current_generation, is_current_rank
 from switchyard.services.pipeline.ledger.pipeline_tables import (
@@ -84,7 +84,7 @@ class GraphReads(Repository):
         """List the neighbours of a node by edges of these kinds; without kinds, of all kinds.
         Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
         check_limit(limit)
-        after = None if cursor is None else decode_place(cursor, (int, str, int))
+        after = None if cursor is None else decode_cursor(cursor, (int, str, int))
         node_id = node_of(connection, key)
         if node_id is None:
             return None
@@ -93,7 +93,9 @@ class GraphReads(Repository):
         nodes = nodes_of(connection, {node_id, *(row.other for row in rows)})
         return Page(
             items=tuple(_neighbour(nodes, node_id, row) for row in rows if row.other in nodes),
-            next_cursor=encode_place(rows[-1].way, rows[-1].kind, rows[-1].other) if more else None,
+            next_cursor=encode_cursor(rows[-1].way, rows[-1].kind, rows[-1].other)
+            if more
+            else None,
         )
 
     @read
@@ -123,7 +125,7 @@ class GraphReads(Repository):
             query = query.where(graph_nodes.c.kind == str(kind))
         if cursor is not None:
             query = query.where(
-                tuple_(by, graph_nodes.c.id) < tuple_(*decode_place(cursor, (float, int)))
+                tuple_(by, graph_nodes.c.id) < tuple_(*decode_cursor(cursor, (float, int)))
             )
         query = query.order_by(by.desc(), graph_nodes.c.id.desc()).limit(limit + 1)
         rows = connection.execute(query).all()
@@ -131,7 +133,7 @@ class GraphReads(Repository):
         nodes = nodes_of(connection, [row.id for row in rows])
         return Page(
             items=tuple(nodes[row.id] for row in rows if row.id in nodes),
-            next_cursor=encode_place(rows[-1].by, rows[-1].id) if more else None,
+            next_cursor=encode_cursor(rows[-1].by, rows[-1].id) if more else None,
         )
 
     async def graph_cocited(self, key: str, limit: int = 20) -> RelatedWorks | None:
@@ -186,8 +188,8 @@ class GraphReads(Repository):
         current = select(graph_rankings).where(graph_rankings.c.generation == current_generation())
         ranking = connection.execute(current).mappings().one_or_none()
         return GraphSummary(
-            nodes=_counts(connection, graph_nodes.c.kind),
-            edges=_counts(connection, graph_edges.c.kind),
+            nodes=_count_by_kind(connection, graph_nodes.c.kind),
+            edges=_count_by_kind(connection, graph_edges.c.kind),
             ranking=None if ranking is None else Ranking(**ranking),
         )
 
@@ -254,7 +256,7 @@ class GraphReads(Repository):
         return RelatedWorks(works, sampled or total > MAX_SAMPLED_EDGES)
 
 
-def _counts(connection: Connection, kind: Any) -> dict[str, int]:
+def _count_by_kind(connection: Connection, kind: Any) -> dict[str, int]:
     rows = connection.execute(select(kind.label("kind"), func.count().label("rows")).group_by(kind))
     return {row.kind: row.rows for row in rows}
 
@@ -285,7 +287,7 @@ def _neighbour_rows(
             func.max(graph_edges.c.weight).label("weight"),
             func.min(graph_edges.c.provenance).label("provenance"),
         ).where(near == node_id)
-        query = of_kinds(query, kinds)
+        query = filter_kinds(query, kinds)
         if after is not None and after[0] == way:
             query = query.where(tuple_(graph_edges.c.kind, far) > tuple_(*after[1:]))
         grouped = query.group_by(graph_edges.c.kind, far).order_by(graph_edges.c.kind, far)

@@ -13,9 +13,9 @@ from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.pipeline.ledger.graph_lookup import (
     edge_between,
+    filter_kinds,
     node_of,
     nodes_of,
-    of_kinds,
 )
 from switchyard.services.pipeline.ledger.pipeline_tables import graph_edges
 from switchyard.services.pipeline.records.graph import (
@@ -220,7 +220,7 @@ def _steps(
     ):
         if direction not in (way, Direction.BOTH):
             continue
-        query = of_kinds(select(here, there).where(among(connection, here, nodes)), kinds)
+        query = filter_kinds(select(here, there).where(among(connection, here, nodes)), kinds)
         steps += [(row[0], row[1]) for row in connection.execute(query.limit(limit))]
     return steps
 
@@ -243,7 +243,9 @@ def _edges_between(
         among(connection, edges.target + 0, nodes),
     )
     place = (edges.source, edges.kind, edges.target)
-    grouped = of_kinds(query, kinds).group_by(*place).order_by(*place).limit(MAX_SHOWN_EDGES + 1)
+    grouped = (
+        filter_kinds(query, kinds).group_by(*place).order_by(*place).limit(MAX_SHOWN_EDGES + 1)
+    )
     return list(connection.execute(grouped))
 
 

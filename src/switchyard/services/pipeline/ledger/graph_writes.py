@@ -47,7 +47,7 @@ class GraphWrites(Repository):
         nodes = GraphNodes(connection)
         targets = [edge.target for edge in new_edges]
         nodes.load([document, *targets, *(edge.target for each in targets for edge in each.edges)])
-        owner, source, left = _place_document(connection, nodes, document, document_id)
+        owner, source, maybe_idle = _place_document(connection, nodes, document, document_id)
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         targets_found = [
             (kind, edge, _find_target(connection, nodes, edge.target))
@@ -69,12 +69,12 @@ class GraphWrites(Repository):
             .where(condition, graph_edges.c.owner == owner)
             .returning(graph_edges.c.target)
         )
-        left |= set(removed)
+        maybe_idle |= set(removed)
         if rows:
             connection.execute(insert(graph_edges), list(rows.values()))
-            left |= _drop_hearsay(connection, source, {kind for kind, _ in rows})
+            maybe_idle |= _drop_edges_by_others(connection, source, {kind for kind, _ in rows})
         _adjust_citations(connection, before, _cited_nodes(connection, source))
-        nodes.drop_idle(left - {target for _, target in rows})
+        nodes.drop_idle(maybe_idle - {target for _, target in rows})
 
     @write
     def drop_from_graph(self, connection: Connection, document_id: str) -> bool:
@@ -94,10 +94,10 @@ class GraphWrites(Repository):
             .where(graph_edges.c.source == deleted.node_id, graph_edges.c.owner == deleted.id)
             .returning(graph_edges.c.target)
         )
-        left = {deleted.node_id, *removed}
+        maybe_idle = {deleted.node_id, *removed}
         _adjust_citations(connection, before, _cited_nodes(connection, deleted.node_id))
         _demote_to_work(connection, deleted.node_id)
-        nodes.drop_idle(left)
+        nodes.drop_idle(maybe_idle)
         return True
 
     @read
@@ -171,8 +171,8 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     """Write descriptions of works by others where they are better than before; of a document, only
     edges of kinds that it does not have itself. All works at once, as a document cites dozens."""
     updates = []
-    while nodes.better:
-        node_id, description = nodes.better.popitem()
+    while nodes.better_descriptions:
+        node_id, description = nodes.better_descriptions.popitem()
         updates.append(
             (node_id, description, [(edge, nodes.find(edge.target)) for edge in description.edges])
         )
@@ -183,10 +183,10 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     for node_id, description, targets in updates:
         source = nodes.current_id(node_id)
         if nodes.node(source).documents:
-            told_itself, hearsay = _own_kinds(connection, source)
-            if hearsay and description.provenance == "reference":
+            own_kinds, edges_by_others = _own_kinds(connection, source)
+            if edges_by_others and description.provenance == "reference":
                 continue
-            targets = [each for each in targets if each[0].kind not in told_itself]
+            targets = [each for each in targets if each[0].kind not in own_kinds]
             if not targets:
                 continue
         rows[source] = [
@@ -208,19 +208,19 @@ def _own_kinds(connection: Connection, source: int) -> tuple[set[str], bool]:
     """Return the kinds of edges that a document has itself, and whether others describe some."""
     query = select(graph_edges.c.kind, graph_edges.c.owner).where(graph_edges.c.source == source)
     rows = connection.execute(query.distinct()).all()
-    hearsay = any(row.owner == _WORK_ITSELF for row in rows)
-    return {row.kind for row in rows if row.owner != _WORK_ITSELF}, hearsay
+    edges_by_others = any(row.owner == _WORK_ITSELF for row in rows)
+    return {row.kind for row in rows if row.owner != _WORK_ITSELF}, edges_by_others
 
 
-def _drop_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
+def _drop_edges_by_others(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
     """Delete edges by which others describe a document, of kinds that it has itself. Returns the
     nodes to which they led."""
-    hearsay = delete(graph_edges).where(
+    edges_by_others = delete(graph_edges).where(
         graph_edges.c.source == source,
         graph_edges.c.owner == _WORK_ITSELF,
         graph_edges.c.kind.in_(list(kinds)),
     )
-    return set(connection.scalars(hearsay.returning(graph_edges.c.target)))
+    return set(connection.scalars(edges_by_others.returning(graph_edges.c.target)))
 
 
 def _demote_to_work(connection: Connection, node_id: int) -> None:

@@ -36,7 +36,7 @@ def sample(number: int) -> Sample:
     article = ARTICLES[which]
     title = article.title if edition == 0 else f"{article.title}, edition {edition + 1}"
     suffix = "" if edition == 0 else f"-{edition + 1}"
-    return Sample(f"{article.slug}{suffix}.pdf", title, _pdf(article, title))
+    return Sample(f"{article.slug}{suffix}.pdf", title, _draw_pdf(article, title))
 
 
 def samples(count: int = len(ARTICLES)) -> Iterator[Sample]:
@@ -56,7 +56,7 @@ def write_samples(directory: Path, count: int = len(ARTICLES)) -> list[Path]:
     return paths
 
 
-def _pdf(article: Article, title: str) -> bytes:
+def _draw_pdf(article: Article, title: str) -> bytes:
     import pymupdf
 
     library: Any = pymupdf

@@ -66,47 +66,48 @@ class Canvas:
     _document: Any = None
     _page: Any = None
     _shape: Any = None
-    _here: list[_Column] = field(default_factory=list)
-    _at: int = 0
+    _page_columns: list[_Column] = field(default_factory=list)
+    _column_number: int = 0
+    """Index of the column that is being filled."""
     _y: float = 0.0
     _top: float = 0.0
     """Where the page's columns begin."""
     _footnotes: list[Block] = field(default_factory=list)
-    _letters: Typeface = field(init=False)
+    _typeface: Typeface = field(init=False)
 
     def __post_init__(self) -> None:
         self._document = pymupdf().open()
-        self._letters = Typeface.chosen(self.random, self.prose)
+        self._typeface = Typeface.choose(self.random, self.prose)
         self.new_page()
 
     # --- pages ------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
-        """Of the page, from 1."""
+        """Number of the page, from 1."""
         return int(self._document.page_count)
 
     def new_page(self) -> None:
         self._end_page()
         self._page = self._document.new_page(width=WIDTH, height=HEIGHT)
-        for face in self._letters.faces:
+        for face in self._typeface.faces:
             if face.file is not None:
                 self._page.insert_font(fontname=face.name, fontbuffer=face.file)
         self._shape = self._page.new_shape()
-        self._columns_from(MARGIN + 20)
+        self._begin_columns(MARGIN + 20)
         if self.running_head is not None:
             furniture = (("header", self.running_head, 36.0), ("footer", str(self.number), 812.0))
             for kind, text, y in furniture:
-                self._write(text, MARGIN, y, WIDTH - 2 * MARGIN, 8.5)
+                self._write_line(text, MARGIN, y, WIDTH - 2 * MARGIN, 8.5)
                 self.furniture.append(Block(kind, self.number, text))
 
-    def _columns_from(self, top: float) -> None:
+    def _begin_columns(self, top: float) -> None:
         width = (WIDTH - 2 * MARGIN - GUTTER * (self.columns - 1)) / self.columns
         lefts = [MARGIN + at * (width + GUTTER) for at in range(self.columns)]
         if self.prose.is_rtl:
             lefts.reverse()
-        self._here = [_Column(left, width, HEIGHT - MARGIN - 20) for left in lefts]
-        self._at, self._y, self._top = 0, top, top
+        self._page_columns = [_Column(left, width, HEIGHT - MARGIN - 20) for left in lefts]
+        self._column_number, self._y, self._top = 0, top, top
 
     def _end_page(self) -> None:
         if self._shape is not None:
@@ -115,15 +116,15 @@ class Canvas:
         self._footnotes = []
 
     def _next_column(self) -> None:
-        if self._at + 1 < len(self._here):
-            self._at += 1
+        if self._column_number + 1 < len(self._page_columns):
+            self._column_number += 1
             self._y = self._top
         else:
             self.new_page()
 
     def _ensure_room(self, height: float) -> bool:
         """Begin the next column or page unless so much fits below. Returns whether it fits."""
-        if self._y + height <= self._here[self._at].bottom:
+        if self._y + height <= self._page_columns[self._column_number].bottom:
             return True
         self._next_column()
         return False
@@ -132,30 +133,30 @@ class Canvas:
 
     def title(self, text: str, byline: str = "") -> None:
         """Write the title over all columns of the page, which begin below it."""
-        for line in self._letters.wrapped(text, WIDTH - 2 * MARGIN, 19, bold=True):
-            self._write(line, MARGIN, self._y + 19, WIDTH - 2 * MARGIN, 19, bold=True)
+        for line in self._typeface.wrap(text, WIDTH - 2 * MARGIN, 19, bold=True):
+            self._write_line(line, MARGIN, self._y + 19, WIDTH - 2 * MARGIN, 19, bold=True)
             self._y += 25
         self.blocks.append(Block("heading", self.number, text))
         if byline:
-            self._write(byline, MARGIN, self._y + 11, WIDTH - 2 * MARGIN, 11)
+            self._write_line(byline, MARGIN, self._y + 11, WIDTH - 2 * MARGIN, 11)
             self._y += 20
             self.blocks.append(Block("paragraph", self.number, byline))
-        self._columns_from(self._y + 10)
+        self._begin_columns(self._y + 10)
 
     def heading(self, text: str) -> None:
         self._y += 6
         self._ensure_room(13 * 1.5 + 3 * self.size * 1.35)
-        self._flow("heading", text, 13, bold=True)
+        self._write_flowing("heading", text, 13, bold=True)
         self._y += 2
 
     def paragraph(self, text: str, kind: str = "paragraph") -> None:
-        self._flow(kind, text, self.size)
+        self._write_flowing(kind, text, self.size)
         self._y += self.size * 0.7
 
     def footnote(self, mark: str, text: str) -> None:
         """Write a footnote at the foot of the column; leave it out where there is no room."""
-        column = self._here[self._at]
-        lines = self._letters.wrapped(f"{mark} {text}", column.width, 8)
+        column = self._page_columns[self._column_number]
+        lines = self._typeface.wrap(f"{mark} {text}", column.width, 8)
         height = len(lines) * 10 + 8
         if self._y + height + 60 > column.bottom:
             return
@@ -165,25 +166,25 @@ class Canvas:
         self._shape.finish(width=0.4)
         for line in lines:
             y += 10
-            self._write(line, column.x, y, column.width, 8)
+            self._write_line(line, column.x, y, column.width, 8)
         self._footnotes.append(Block("footnote", self.number, f"{mark} {text}"))
 
     def box(self, heading: str, text: str) -> None:
         """Draw a shaded box in the column."""
-        column = self._here[self._at]
+        column = self._page_columns[self._column_number]
         size, inner = 9.0, column.width - 16
-        lines = self._letters.wrapped(text, inner, size)
+        lines = self._typeface.wrap(text, inner, size)
         height = 24 + len(lines) * size * 1.35
         if not self._ensure_room(height):
-            column = self._here[self._at]
+            column = self._page_columns[self._column_number]
         frame = (column.x, self._y, column.x + column.width, self._y + height)
         self._shape.draw_rect(pymupdf().Rect(frame))
         self._shape.finish(fill=(0.92, 0.94, 0.97), color=(0.6, 0.6, 0.7), width=0.5)
         y = self._y + 14
-        self._write(heading, column.x + 8, y, inner, 10, bold=True)
+        self._write_line(heading, column.x + 8, y, inner, 10, bold=True)
         for line in lines:
             y += size * 1.35
-            self._write(line, column.x + 8, y, inner, size)
+            self._write_line(line, column.x + 8, y, inner, size)
         self.blocks.append(Block("box", self.number, f"{heading}\n{text}"))
         self._y += height + 10
 
@@ -192,17 +193,17 @@ class Canvas:
         page."""
         self._ensure_room(60)
         if caption:
-            self._flow("caption", caption, 9)
+            self._write_flowing("caption", caption, 9)
         head, rest, continued = rows[0], list(rows[1:]), False
         while rest:
-            column = self._here[self._at]
+            column = self._page_columns[self._column_number]
             lines = int((column.bottom - self._y) // 16) - 1
             if lines < 1:
                 self._next_column()
                 continue
             part, rest = rest[:lines], rest[lines:]
             table_rows = [tuple(head), *(tuple(row) for row in part)]
-            self._grid(table_rows, column, ruled)
+            self._draw_grid(table_rows, column, ruled)
             text = "\n".join(" ".join(row) for row in table_rows)
             self.blocks.append(Block("table", self.number, text, tuple(table_rows), continued))
             continued = True
@@ -210,14 +211,14 @@ class Canvas:
                 self._next_column()
         self._y += 12
 
-    def _grid(self, rows: Sequence[Sequence[str]], column: _Column, ruled: bool) -> None:
+    def _draw_grid(self, rows: Sequence[Sequence[str]], column: _Column, ruled: bool) -> None:
         widths = [0.4, *([0.6 / (len(rows[0]) - 1)] * (len(rows[0]) - 1))]
         for number, row in enumerate(rows):
             x = column.x + (column.width if self.prose.is_rtl else 0)
             for width, cell in zip(widths, row, strict=True):
                 each = width * column.width
                 left = x - each if self.prose.is_rtl else x
-                self._write(cell, left + 3, self._y + 11, each - 6, 9, bold=number == 0)
+                self._write_line(cell, left + 3, self._y + 11, each - 6, 9, bold=number == 0)
                 if ruled:
                     frame = (left, self._y, left + each, self._y + 16)
                     self._shape.draw_rect(pymupdf().Rect(frame))
@@ -228,14 +229,14 @@ class Canvas:
     def figure(self, draw: Callable[[Any, Any, Any], list[str]], caption: str) -> None:
         """Draw a figure by `draw` (page, shape, frame), which returns the words on it, and write
         its caption below."""
-        column = self._here[self._at]
+        column = self._page_columns[self._column_number]
         if not self._ensure_room(190):
-            column = self._here[self._at]
+            column = self._page_columns[self._column_number]
         frame = pymupdf().Rect(column.x + 4, self._y, column.x + column.width - 4, self._y + 150)
         labels = draw(self._page, self._shape, frame)
         self.blocks.append(Block("figure", self.number, " ".join(labels)))
         self._y += 156
-        self._flow("caption", caption, 9)
+        self._write_flowing("caption", caption, 9)
         self._y += 10
 
     def gap(self, height: float) -> None:
@@ -243,34 +244,38 @@ class Canvas:
 
     # --- letters ----------------------------------------------------------------------------
 
-    def _flow(self, kind: str, text: str, size: float, *, bold: bool = False) -> None:
+    def _write_flowing(self, kind: str, text: str, size: float, *, bold: bool = False) -> None:
         """Write lines one below the other, on over columns and pages."""
         leading = size * 1.35
-        lines = self._letters.wrapped(text, self._here[self._at].width, size, bold=bold)
+        lines = self._typeface.wrap(
+            text, self._page_columns[self._column_number].width, size, bold=bold
+        )
         part: list[str] = []
         continued = False
-        where = (self.number, self._at)
+        where = (self.number, self._column_number)
         for line in lines:
             self._ensure_room(leading)
-            if (self.number, self._at) != where and part:
-                self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
+            if (self.number, self._column_number) != where and part:
+                self.blocks.append(
+                    Block(kind, where[0], self._typeface.join_lines(part), (), continued)
+                )
                 part, continued = [], True
-            where = (self.number, self._at)
-            column = self._here[self._at]
-            self._write(line, column.x, self._y + size, column.width, size, bold=bold)
+            where = (self.number, self._column_number)
+            column = self._page_columns[self._column_number]
+            self._write_line(line, column.x, self._y + size, column.width, size, bold=bold)
             self._y += leading
             part.append(line)
-        self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
+        self.blocks.append(Block(kind, where[0], self._typeface.join_lines(part), (), continued))
 
-    def _write(
+    def _write_line(
         self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False
     ) -> None:
         """Write one line, with its baseline at `y`."""
         text = line.replace("\u00ad", "-")
         if self.prose.is_rtl and text.isascii():
-            x += width - self._letters.length(text, size, bold)
+            x += width - self._typeface.length(text, size, bold)
         if not self.prose.is_rtl or text.isascii():
-            font = self._letters.face(bold).name
+            font = self._typeface.face(bold).name
             self._shape.insert_text((x, y), text, fontname=font, fontsize=size)
             return
         # To MuPDF, "left" is where a line begins, which is on the right with `rtl`.

@@ -35,7 +35,7 @@ class Typeface:
     """Cache of the lengths of words, per point of their size, as measuring is slow."""
 
     @classmethod
-    def chosen(cls, random: Random, prose: TextGenerator) -> Self:
+    def choose(cls, random: Random, prose: TextGenerator) -> Self:
         """Choose fonts with or without serifs by chance; those of the script where these do not
         have it."""
         library = pymupdf()
@@ -50,7 +50,7 @@ class Typeface:
     def face(self, bold: bool) -> Face:
         return self.faces[bold]
 
-    def joined(self, lines: Sequence[str]) -> str:
+    def join_lines(self, lines: Sequence[str]) -> str:
         """Return the text that was wrapped into these lines."""
         if not self.prose.is_spaced:
             return "".join(lines)
@@ -59,11 +59,11 @@ class Typeface:
             text = text[:-1] + line if text.endswith("\u00ad") else f"{text} {line}".lstrip()
         return text.replace("\u00ad", "-")
 
-    def wrapped(self, text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
+    def wrap(self, text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
         """Wrap a text into lines that fit. A line that ends within a word ends with a soft
         hyphen."""
         if not self.prose.is_spaced:
-            return self._by_letters(text, width, size, bold)
+            return self._wrap_by_letters(text, width, size, bold)
         lines, line, room = [], "", width
         space = self.length(" ", size, bold)
         for word in text.split():
@@ -72,14 +72,14 @@ class Typeface:
                 line = f"{line} {word}" if line else word
                 room -= space + length if room < width else length
                 continue
-            at = self._break(word, room - space, size, bold)
+            at = self._break_point(word, room - space, size, bold)
             if at:
                 line, word = f"{line} {word[:at]}\u00ad", word[at:]
             lines.append(line)
             line, room = word, width - self.length(word, size, bold)
         return [*lines, line]
 
-    def _by_letters(self, text: str, width: float, size: float, bold: bool) -> list[str]:
+    def _wrap_by_letters(self, text: str, width: float, size: float, bold: bool) -> list[str]:
         lines, line, room = [], "", width
         for letter in text:
             length = self.length(letter, size, bold)
@@ -91,7 +91,7 @@ class Typeface:
             room -= length
         return [*lines, line]
 
-    def _break(self, word: str, room: float, size: float, bold: bool) -> int:
+    def _break_point(self, word: str, room: float, size: float, bold: bool) -> int:
         """Return after how many letters a long word can be broken; 0 for none."""
         if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
             return 0

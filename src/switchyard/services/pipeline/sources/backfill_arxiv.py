@@ -43,7 +43,7 @@ class ArxivOptions(BaseModel):
     """Take in the PDF, instead of title and abstract."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_order(self) -> Self:
         if self.from_ is not None and self.to is not None and self.from_ > self.to:
             raise ValueError("from must not be later than to")
         return self

@@ -38,7 +38,7 @@ class GithubOptions(BaseModel):
     """Names of repositories, each as `owner/name`."""
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_one_given(self) -> Self:
         if sum(each is not None for each in (self.org, self.query, self.repositories)) != 1:
             raise ValueError("give one of org, query and repositories")
         return self

@@ -29,7 +29,7 @@ class HuggingfaceOptions(BaseModel):
     kind: Kind = "model"
 
     @model_validator(mode="after")
-    def _check_something(self) -> Self:
+    def _check_search_or_author(self) -> Self:
         if self.search is None and self.author is None:
             raise ValueError("give search or author: the whole hub has millions of models")
         return self

@@ -20,7 +20,7 @@ _REMAINING = ("x-ratelimit-remaining", "x-rate-limit-remaining")
 _RESET = ("x-ratelimit-reset", "x-rate-limit-reset")
 
 
-def refused_for_now(
+def demanded_pause(
     status: int, headers: Mapping[str, str], body: bytes, *, otherwise: float, now: float
 ) -> float | None:
     """Return the seconds of the pause that a server demands; None where it has refused the request
@@ -30,19 +30,19 @@ def refused_for_now(
     epoch.
     """
     after = parse_retry_after(headers.get("retry-after", ""), date=headers.get("date", ""))
-    left_alone = after if after is not None else nothing_left(headers, now=now)
+    pause = after if after is not None else pause_when_used_up(headers, now=now)
     if status == 429:
-        return otherwise if left_alone is None else left_alone
+        return otherwise if pause is None else pause
     if status == 503:
         return after
     if status == 403:  # GitHub's, for both of its limits
-        if left_alone is None and b"rate limit" in body[:2000].lower():
+        if pause is None and b"rate limit" in body[:2000].lower():
             return otherwise
-        return left_alone
+        return pause
     return None
 
 
-def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
+def pause_when_used_up(headers: Mapping[str, str], *, now: float) -> float | None:
     """Return the seconds until the server's limit is reset if this request has used it up; None if
     requests are left, or the server does not say."""
     if any(headers.get(name, "").strip() == "0" for name in _REMAINING):

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.library_loading import load
-from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
+from switchyard.services.pipeline.sources.rate_headers import demanded_pause, pause_when_used_up
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceBusy,
@@ -81,7 +81,7 @@ class SourceServer:
 
 
 class SourceClient:
-    """Asks one server. Open it with `SourceClient.connect`."""
+    """Sends requests to one server. Open it with `SourceClient.connect`."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class SourceClient:
         stored = await self._cache.find(asked_for, accept) if conditional else None
         headers = {"Accept": accept, **conditions(stored.headers if stored else {})}
         for _ in range(MAX_REDIRECTS + 1):
-            answer = await self._in_turn(url, headers)
+            answer = await self._fetch_in_turn(url, headers)
             target = answer.headers.get("location", "")
             if answer.status not in _MOVED or not target:
                 break
@@ -206,12 +206,12 @@ class SourceClient:
                 message = f"{self.server.label}'s files: {error}: pause for {wait:.0f} s"
                 raise SourceBusy(message, wait=wait) from error
 
-    async def _in_turn(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
+    async def _fetch_in_turn(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
         server = self.server
         async with self.pace.turn(takes=server.timeout) as turn:
             answer = await self._fetch(url, headers)
             now = time.time()
-            wait = refused_for_now(
+            wait = demanded_pause(
                 answer.status,
                 answer.headers,
                 answer.body,
@@ -222,7 +222,7 @@ class SourceClient:
                 wait = await turn.pause(wait)
                 message = f"{server.label} answers {answer.status}: pause for {wait:.0f} s"
                 raise SourceBusy(message, wait=wait)
-            rest = nothing_left(answer.headers, now=now)
+            rest = pause_when_used_up(answer.headers, now=now)
             if rest is not None:
                 await turn.pause(rest)
         return answer
@@ -250,8 +250,10 @@ class SourceClient:
                         raise InvalidSourceResponse(
                             f"{server.label}'s answer exceeds {server.max_bytes:,} bytes"
                         )
-                got = {name.lower(): value for name, value in response.headers.items()}
-                return SourceResponse(server.label, url, response.status_code, got, bytes(body))
+                response_headers = {name.lower(): value for name, value in response.headers.items()}
+                return SourceResponse(
+                    server.label, url, response.status_code, response_headers, bytes(body)
+                )
         except httpx.HTTPError as error:
             raise SourceUnavailable(_describe(server.label, error)) from error
         except TimeoutError as error:

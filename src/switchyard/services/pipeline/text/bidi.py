@@ -40,15 +40,15 @@ class Glyph:
 
 def text_in_order(glyphs: Sequence[Glyph], size: float) -> str:
     """Return the text of a line in the order in which it is read, from its glyphs in any order."""
-    placed = _clusters(glyphs, size)
-    if not placed:
+    clusters = _clusters(glyphs, size)
+    if not clusters:
         return ""
-    read = _from_left if _runs_right(placed) else _logical
-    text = read(placed)
+    read = _read_from_left if _runs_right(clusters) else _read_from_right
+    text = read(clusters)
     if _disorder(text) > 0:  # the file has the letters of the line in reverse
-        turned = read([each[::-1] for each in reversed(placed)])
-        if _disorder(turned) < _disorder(text):
-            return turned
+        reversed_text = read([each[::-1] for each in reversed(clusters)])
+        if _disorder(reversed_text) < _disorder(text):
+            return reversed_text
     return text
 
 
@@ -58,20 +58,20 @@ def text_from_left(glyphs: Sequence[Glyph], size: float) -> str:
     return "".join(_clusters(glyphs, size))
 
 
-def _runs_right(placed: Sequence[str]) -> bool:
+def _runs_right(clusters: Sequence[str]) -> bool:
     """Return whether a line runs from left to right, although some of its words do not."""
-    kinds = [_kind(char) for text in placed for char in text]
+    kinds = [_kind(char) for text in clusters for char in text]
     strong = [kind for kind in kinds if kind in "LR"]
-    if any({"L", "R"} <= {_kind(char) for char in text} for text in placed if len(text) > 1):
+    if any({"L", "R"} <= {_kind(char) for char in text} for text in clusters if len(text) > 1):
         return True  # a glyph with words of both directions
     if strong[:1] == strong[-1:]:
         return strong[:1] == ["L"]
     return strong.count("L") >= strong.count("R")
 
 
-def _from_left(placed: Sequence[str]) -> str:
+def _read_from_left(clusters: Sequence[str]) -> str:
     """Return the text of a line from left to right, with its words from right to left reversed."""
-    kinds = [_kind(text) for text in placed]
+    kinds = [_kind(text) for text in clusters]
     read: list[str] = []
     at = 0
     while at < len(kinds):
@@ -79,7 +79,7 @@ def _from_left(placed: Sequence[str]) -> str:
         while kinds[at] == "R" and end < len(kinds) and kinds[end] != "L":
             last = end if kinds[end] == "R" else last
             end += 1
-        read.append(_logical(placed[at : last + 1]) if kinds[at] == "R" else placed[at])
+        read.append(_read_from_right(clusters[at : last + 1]) if kinds[at] == "R" else clusters[at])
         at = last + 1
     return " ".join("".join(read).split())
 
@@ -101,20 +101,20 @@ def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
         if near:
             nearest = min(near, key=lambda at: (texts[at].isspace(), abs(centres[at] - middle)))
             texts[nearest] += mark.text
-    placed: list[str] = []
+    spaced: list[str] = []
     for at, text in enumerate(texts):
         if at and clusters[at].x0 - clusters[at - 1].x1 > _GAP * size:
-            placed.append(" ")
-        placed.append(text)
-    return placed
+            spaced.append(" ")
+        spaced.append(text)
+    return spaced
 
 
-def _logical(placed: Sequence[str]) -> str:
+def _read_from_right(clusters: Sequence[str]) -> str:
     """Return the text of a line from right to left, from its clusters from left to right."""
-    kinds = _resolve_directions(placed)
+    kinds = _resolve_directions(clusters)
     read: list[str] = []
     run: list[str] = []
-    for text, kind in zip(reversed(placed), reversed(kinds), strict=True):
+    for text, kind in zip(reversed(clusters), reversed(kinds), strict=True):
         if kind == "L":
             run.append(text)
             continue
@@ -132,10 +132,10 @@ def _kind(text: str) -> str:
     return "R" if kind in _STRONG_RTL else kind
 
 
-def _resolve_directions(placed: Sequence[str]) -> list[str]:
+def _resolve_directions(clusters: Sequence[str]) -> list[str]:
     """Return L for clusters that keep their order from left to right: words of other scripts,
     numbers, and signs between two of them; R for all others."""
-    kinds = [_kind(text) for text in placed]
+    kinds = [_kind(text) for text in clusters]
     resolved = list(kinds)
     for at, kind in enumerate(kinds):
         before = kinds[at - 1] if at else ""
@@ -148,21 +148,21 @@ def _resolve_directions(placed: Sequence[str]) -> list[str]:
         if resolved[at] != "L":
             at += 1
             continue
-        end = _end_of_run(placed, resolved, at)
+        end = _end_of_run(clusters, resolved, at)
         resolved[at:end] = ["L"] * (end - at)
         at = end
     return ["L" if kind == "L" or kind in _NUMBERS else "R" for kind in resolved]
 
 
-def _end_of_run(placed: Sequence[str], kinds: Sequence[str], start: int) -> int:
+def _end_of_run(clusters: Sequence[str], kinds: Sequence[str], start: int) -> int:
     """Return where a run of words of another script ends that begins at `start`. The run includes
     blanks and signs between its words, numbers behind them, and brackets around them."""
     end = last = start
     brackets = open_brackets = 0
     while end < len(kinds) and kinds[end] != "R":
-        if placed[end] in _OPENING:
+        if clusters[end] in _OPENING:
             brackets += 1
-        elif placed[end] in _CLOSING:
+        elif clusters[end] in _CLOSING:
             brackets -= 1
             if brackets >= 0 and last >= start and brackets < open_brackets:
                 last, open_brackets = end, brackets

@@ -53,7 +53,7 @@ def extract(
         pages = tuple(PdfPage(number, "", is_scan=True) for number in range(1, count + 1))
         page_title, metadata, needs_ocr, repaired = None, {}, True, False
     else:
-        pages = (PdfPage(1, _plain(data)),)
+        pages = (PdfPage(1, _read_plain_text(data)),)
         page_title, metadata, needs_ocr, repaired = None, {}, False, False
     texts = [page.text for page in pages]
     return {
@@ -61,7 +61,7 @@ def extract(
         "media_type": media_type,
         "metadata": metadata,
         "page_count": len(pages),
-        **_counts(pages),
+        **_count_pages(pages),
         "needs_ocr": needs_ocr,
         "repaired": repaired,
         "outline": outline,
@@ -89,11 +89,11 @@ def with_ocr(
     pages = []
     for page in text["pages"]:
         number = page["page"]
-        anew = read.get(number)
-        is_read_anew = anew is not None and not is_gibberish(anew)
-        is_unreadable = number in unreadable and not (is_read_anew and has_words(anew or ""))
-        page_text = page["text"] if anew is None or is_unreadable else anew
-        why = errors.get(number, _UNKNOWN) if number in read and anew is None else None
+        ocr_text = read.get(number)
+        is_read_anew = ocr_text is not None and not is_gibberish(ocr_text)
+        is_unreadable = number in unreadable and not (is_read_anew and has_words(ocr_text or ""))
+        page_text = page["text"] if ocr_text is None or is_unreadable else ocr_text
+        why = errors.get(number, _UNKNOWN) if number in read and ocr_text is None else None
         if number not in read and number in broken:
             why = problems.get(str(number), _UNKNOWN)
         is_broken = not page_text or number in scanned or number in broken
@@ -101,19 +101,19 @@ def with_ocr(
         pages.append(PdfPage(number, page_text, why if is_broken else None, is_scan, is_unreadable))
     texts = [page.text for page in pages]
     if len(texts) and text["title"] == _title(None, None, [], filename):
-        named = _title(title, None, texts, filename)
+        new_title = _title(title, None, texts, filename)
     else:
-        named = text["title"]
+        new_title = text["title"]
     return dict(text) | {
-        "title": named,
-        **_counts(pages),
+        "title": new_title,
+        **_count_pages(pages),
         "needs_ocr": False,
         "ocr_pages": sorted(by_ocr | {number for number, text in read.items() if text}),
         "pages": [{"page": page.number, "text": page.text} for page in pages],
     }
 
 
-def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
+def _count_pages(pages: Sequence[PdfPage]) -> dict[str, Any]:
     return {
         "word_count": sum(count_words(page.text) for page in pages),
         "character_count": sum(len(page.text) for page in pages),
@@ -125,7 +125,7 @@ def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
     }
 
 
-def _plain(data: bytes) -> str:
+def _read_plain_text(data: bytes) -> str:
     text = clean(decode_text(data))
     if not has_words(text):
         raise CorruptDocument("the text has no words")

@@ -93,7 +93,7 @@ def is_unreadable(lines: Sequence[Line]) -> bool:
     return is_gibberish(" ".join(line.text for line in lines))
 
 
-def marked(text: str) -> str:
+def mark_controls(text: str) -> str:
     """Return a line of the file, with U+FFFD for control characters that stand for letters: where a
     font has no map, there are many of them."""
     controls = _CONTROL.findall(text)
@@ -138,7 +138,7 @@ def _latin_pairs(text: str) -> list[tuple[str, str]]:
     be abbreviations, are left out where there are others."""
     runs = [run for run in _LATIN_RUN.findall(text) if 3 <= len(run) <= _MAX_WORD]
     mixed = [run for run in runs if not run.isupper()]
-    return [pair for run in (mixed or runs) for pair in pairwise(map(_plain, run))]
+    return [pair for run in (mixed or runs) for pair in pairwise(map(_without_accent, run))]
 
 
 def _is_cipher(text: str, least: int) -> bool:
@@ -192,7 +192,7 @@ def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
     runs = _WORD.findall(text)
     mixed = [run for run in runs if not run.isupper()]
     known = mixed if 2 * len(mixed) > len(runs) else runs
-    plain = ("".join(map(_plain, run)).lower() for run in known)
+    plain = ("".join(map(_without_accent, run)).lower() for run in known)
     return {word for run in plain for word in letters.findall(run)}
 
 
@@ -261,5 +261,5 @@ def _script(char: str) -> str:
 
 
 @lru_cache(maxsize=4_096)
-def _plain(char: str) -> str:
+def _without_accent(char: str) -> str:
     return unicodedata.normalize("NFKD", char)[0]

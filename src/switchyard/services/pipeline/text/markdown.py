@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from switchyard.services.pipeline.text.layout import Line, blocks_of, facing_pages, paragraphs_of
-from switchyard.services.pipeline.text.legibility import marked
+from switchyard.services.pipeline.text.legibility import mark_controls
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.plain_text import clean, unwrap
 from switchyard.services.pipeline.text.running_heads import without_running
 from switchyard.services.pipeline.text.tables import rows_with_tables, with_tables
-from switchyard.services.pipeline.text.vertical_text import laid_level
+from switchyard.services.pipeline.text.vertical_text import turn_vertical_lines
 
 _LARGER = 1.15
 """A line is a heading if its letters are more than this many times as large as the text's."""
@@ -57,7 +57,7 @@ def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list
     pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
     page_lines = without_running(pages)
     levels = _levels(page_lines)
-    titles = {_key(entry.title): min(entry.level, 6) for entry in outline}
+    titles = {_comparison_key(entry.title): min(entry.level, 6) for entry in outline}
     return [
         _page_text(replace(page, lines=lines), levels, titles)
         for page, lines in zip(pages, page_lines, strict=True)
@@ -65,7 +65,7 @@ def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list
 
 
 def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str, int]) -> str:
-    level_lines = laid_level(page.lines, page.width)
+    level_lines = turn_vertical_lines(page.lines, page.width)
     if level_lines is not None:
         lines = level_lines
     else:
@@ -101,19 +101,19 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
 def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
     """Return the level of a heading by the size of its letters, for sizes that only headings
     have."""
-    printed: dict[float, int] = {}
+    letters_by_size: dict[float, int] = {}
     for lines in pages:
         for line in lines:
-            printed[line.size] = printed.get(line.size, 0) + len(line.text)
+            letters_by_size[line.size] = letters_by_size.get(line.size, 0) + len(line.text)
     letters: Counter[float] = Counter()
-    for size, count in printed.items():
+    for size, count in letters_by_size.items():
         letters[_round_size(size)] += count
     if not letters:
         return {}
-    usual = letters.most_common(1)[0][0]
-    larger = sorted((size for size in letters if size > _LARGER * usual), reverse=True)
+    body_size = letters.most_common(1)[0][0]
+    larger = sorted((size for size in letters if size > _LARGER * body_size), reverse=True)
     levels = {size: min(number, _LEVELS) for number, size in enumerate(larger, 1)}
-    return levels | {usual: 0}
+    return levels | {body_size: 0}
 
 
 def _level_of(
@@ -122,7 +122,7 @@ def _level_of(
     """Return the level of a heading; 0 for a paragraph that is no heading."""
     if not text or len(text) > 200 or text.count(" ") >= _HEADLINE_WORDS or text.isdecimal():
         return 0
-    if titles and (level := titles.get(_key(text))):
+    if titles and (level := titles.get(_comparison_key(text))):
         return level
     size = _round_size(paragraph[0].size)
     if level := levels.get(size, 0):
@@ -137,7 +137,7 @@ def _round_size(size: float) -> float:
     return round(size * 2) / 2
 
 
-def _key(title: str) -> str:
+def _comparison_key(title: str) -> str:
     """Return a title for comparisons: outlines lack the numbers or the spaces that the page has."""
     return "".join(char for char in title.casefold() if char.isalpha())
 
@@ -157,5 +157,5 @@ def _mirror(page: PageLines) -> list[Line]:
 
 def cleaned(text: str) -> str:
     """Clean the text of one line, as later steps need it."""
-    text = clean(text if text.isprintable() else marked(text))
+    text = clean(text if text.isprintable() else mark_controls(text))
     return text if text.isprintable() else " ".join(text.split())

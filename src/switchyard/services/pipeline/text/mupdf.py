@@ -33,12 +33,12 @@ from switchyard.services.pipeline.text.superscripts import is_raised, raised
 from switchyard.services.pipeline.text.table_cells import PADDING, Word, with_cells
 from switchyard.services.pipeline.text.xfa import text_of_form
 
-_APART = 1.0
+_MAX_GAP = 1.0
 """Distance of two pieces of a line from right to left, at most, in sizes of a letter."""
 _NO_WIDTH = 0.01
 _BOLD = 16
 """Flag of a span."""
-_LOST = re.compile(
+_LOST_PAGE_WARNING = re.compile(
     r"^.*(?:non-page object|not a stream|cannot load|read error|premature end|syntax error"
     r"|unknown filter|cannot draw text).*",
     re.MULTILINE,
@@ -52,7 +52,7 @@ _METADATA = {"format": "format"} | {
     )
 }
 """MuPDF's name of each metadata field, by ours."""
-_PART = re.compile(r"\((\w+)\)\s*(\d{1,10}) \d+ R")
+_XFA_PART = re.compile(r"\((\w+)\)\s*(\d{1,10}) \d+ R")
 """A part of an XFA form: its name and the number of its stream."""
 _PICTURES = frozenset(("fill-image", "fill-imgmask"))
 _TEXTS = frozenset(("fill-text", "stroke-text", "ignore-text"))
@@ -206,7 +206,7 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
 def _check_not_lost(reason: str, page: Any) -> None:
     """Raise ValueError where MuPDF gives an empty page instead of one that it can't read. Most of
     its warnings are about something else: a font, a colour profile, a tag."""
-    lost = _LOST.search(reason)
+    lost = _LOST_PAGE_WARNING.search(reason)
     if lost is not None and not page.get_images() and not page.get_bboxlog():
         raise ValueError(lost.group())
 
@@ -271,7 +271,9 @@ def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
         if kind not in {"array", "xref"}:
             return None
         parts = (
-            _PART.findall(xfa_entry) if kind == "array" else [("template", xfa_entry.split()[0])]
+            _XFA_PART.findall(xfa_entry)
+            if kind == "array"
+            else [("template", xfa_entry.split()[0])]
         )
         for name, xref in parts:
             if name in {"template", "datasets"}:
@@ -396,7 +398,7 @@ def _are_beside(line: Any, other: Any) -> bool:
     shared = min(b1, y1) - max(b0, y0)
     return bool(
         shared > 0.6 * min(b1 - b0, y1 - y0)
-        and max(x0 - a1, a0 - x1) < _APART * size
+        and max(x0 - a1, a0 - x1) < _MAX_GAP * size
         and line["dir"][0] >= 0.5
         and other["dir"][0] >= 0.5
     )

@@ -48,7 +48,7 @@ def _replace_tables(rows: list[list[Line]]) -> list[Line]:
         side_by_side = len(row) > 1 and not any(line.is_table for line in row)
         goes_on = side_by_side and not (run and row[0].y0 - run[-1][0].y1 > 3 * row[0].height)
         if run and not goes_on:
-            table = _table_of(run)
+            table = _find_table(run)
             tables += table is not None
             lines.extend([line for each in run for line in each] if table is None else [table])
             run = []
@@ -59,7 +59,7 @@ def _replace_tables(rows: list[list[Line]]) -> list[Line]:
     return lines if tables else []
 
 
-def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
+def _find_table(rows: Sequence[Sequence[Line]]) -> Line | None:
     if len(rows) < _MIN_ROWS:
         return None
     lines = [line for row in rows for line in row]
@@ -70,7 +70,7 @@ def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
         and not _is_justified(rows)
         and len(lines) >= _FILLED * len(columns) * len(rows)
     )
-    return _table(rows, lines, columns) if is_table else None
+    return _make_table(rows, lines, columns) if is_table else None
 
 
 def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> bool:
@@ -120,7 +120,7 @@ def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
     return columns
 
 
-def _table(
+def _make_table(
     rows: Sequence[Sequence[Line]], lines: Sequence[Line], columns: Sequence[tuple[float, float]]
 ) -> Line:
     written = []

@@ -16,19 +16,19 @@ _NEAR = 0.7
 """Distance of two letters of a column, at most, in heights of a letter."""
 
 
-def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
+def turn_vertical_lines(lines: Sequence[Line], width: float) -> list[Line] | None:
     """Turn the lines of a page that is written from top to bottom to the left, so that its columns
     become lines below one another. None where the page is written level. `width` is the page's."""
-    if 2 * sum(_may_stand(line) for line in lines) <= len(lines):
+    if 2 * sum(_may_be_vertical(line) for line in lines) <= len(lines):
         return None
     columns = _columns(lines)
     texts = ["".join(line.text for line in column) for column in columns]
-    standing = sum(
+    vertical_letters = sum(
         len(_EAST_ASIAN.findall(text))
         for column, text in zip(columns, texts, strict=True)
-        if len(text) >= _MIN_COLUMN_LENGTH and _may_stand(column[0])
+        if len(text) >= _MIN_COLUMN_LENGTH and _may_be_vertical(column[0])
     )
-    if 2 * standing <= sum(map(len, texts)):
+    if 2 * vertical_letters <= sum(map(len, texts)):
         return None
     return [_turn_column(column, text, width) for column, text in zip(columns, texts, strict=True)]
 
@@ -37,21 +37,21 @@ def _columns(lines: Sequence[Line]) -> list[list[Line]]:
     """Join each line with the lines directly below it."""
     columns: list[list[Line]] = []
     for line in lines:
-        if columns and _may_stand(line) and _is_below(columns[-1][-1], line):
+        if columns and _may_be_vertical(line) and _is_below(columns[-1][-1], line):
             columns[-1].append(line)
         else:
             columns.append([line])
     return columns
 
 
-def _may_stand(line: Line) -> bool:
+def _may_be_vertical(line: Line) -> bool:
     return len(line.text) <= _MAX_SIDE_BY_SIDE or line.height > 1.5 * (line.x1 - line.x0)
 
 
 def _is_below(above: Line, line: Line) -> bool:
     size = max(above.size, line.size)
     aside = abs(line.x0 + line.x1 - above.x0 - above.x1) / 2
-    return _may_stand(above) and aside < 0.4 * size and abs(line.y0 - above.y1) < _NEAR * size
+    return _may_be_vertical(above) and aside < 0.4 * size and abs(line.y0 - above.y1) < _NEAR * size
 
 
 def _turn_column(column: Sequence[Line], text: str, width: float) -> Line:

@@ -103,15 +103,13 @@ class _Data(_Reader):
 
 
 def _read(content: bytes, reader: _Reader) -> Iterator[str]:
-    """Yield the paragraphs of a part, up to a damage."""
+    """Yield the paragraphs of a part; of a damaged one, those before the damage."""
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.data
     parser.StartDoctypeDeclHandler = _refuse  # entities could make it grow without end
-    with suppress(
-        expat.ExpatError, CorruptDocument
-    ):  # of a damaged part, what stands before the damage
+    with suppress(expat.ExpatError, CorruptDocument):
         parser.Parse(content[:MAX_PACKET_BYTES], True)
     yield from reader.found
 

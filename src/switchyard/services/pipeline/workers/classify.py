@@ -15,9 +15,9 @@ from switchyard.services.pipeline.classes.class_definitions import (
     ClassDefinitions,
     MeaningKind,
     RuleKind,
-    definitions,
+    read_definitions,
 )
-from switchyard.services.pipeline.classes.keyword_classes import Keywords, classes_by_keywords
+from switchyard.services.pipeline.classes.keyword_classes import KeywordFinder, classes_by_keywords
 from switchyard.services.pipeline.classes.similarity_classes import (
     classes_by_similarity,
     similarities,
@@ -46,7 +46,7 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
-        defined = await asyncio.to_thread(definitions, ctx.settings.classes)
+        defined = await asyncio.to_thread(read_definitions, ctx.settings.classes)
         text = await files.output_of_async(EXTRACT)
         # The embedder of the active generation, whatever the settings say: the index may have been
         # rebuilt for another one.
@@ -90,7 +90,7 @@ def _keyword_classes_of(defined: ClassDefinitions, pages: Sequence[str]) -> list
     kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, RuleKind)}
     labels = [label for kind in kinds.values() for label in kind.labels.values()]
     keywords = {keyword for label in labels for keyword in label.keywords}
-    counts = Keywords(sorted(keywords)).count(pages)
+    counts = KeywordFinder(sorted(keywords)).count(pages)
     return [
         each for name, kind in kinds.items() for each in classes_by_keywords(name, kind, counts)
     ]
@@ -104,7 +104,7 @@ async def _similarity_classes_of(
         return []
     async with index.open_active() as (table, embedder):
         count = await table.count(document_id)
-        passages = await table.vectors_at(document_id, _evenly_spread(count))
+        passages = await table.vectors_at(document_id, _spread_numbers(count))
     vectors = await _description_vectors(ctx, embedder, kinds)
     classes = []
     for name, kind in kinds.items():
@@ -118,7 +118,7 @@ async def _similarity_classes_of(
     return classes
 
 
-def _evenly_spread(count: int) -> list[int]:
+def _spread_numbers(count: int) -> list[int]:
     step = max(1.0, count / MAX_PASSAGES)
     return [int(at * step) for at in range(min(count, MAX_PASSAGES))]
 

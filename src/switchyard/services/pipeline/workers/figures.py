@@ -99,10 +99,10 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 async def _are_stored(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the pictures are still stored."""
-    there = {
+    stored_keys = {
         stored.key async for stored in files.storage.list_async(figure_folder(files.document_id))
     }
-    return all(each["key"] in there for each in figures)
+    return all(each["key"] in stored_keys for each in figures)
 
 
 async def _describe_all(
@@ -110,13 +110,13 @@ async def _describe_all(
 ) -> dict[str, Any]:
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, cut
 
-    looked_through: CutPictures = await ctx.in_process(
+    cut_pictures: CutPictures = await ctx.in_process(
         cut,
         files.source_file(original.result, original.content, ctx.settings),
         timeout=CUT_TIMEOUT,
         memory_limit_mb=MEMORY_MB,
     )
-    pictures = looked_through.pictures
+    pictures = cut_pictures.pictures
     described: list[dict[str, Any]] = []
     for start in range(0, len(pictures), _AT_ONCE):
         if time.monotonic() > ends_at or ctx.is_cancelled():
@@ -147,7 +147,7 @@ async def _describe_all(
             )
     if described and all(each.get("refused") for each in described):
         raise NoPictureTaken(f"the model takes none of the pictures: {described[0]['refused']}")
-    page_errors = {str(page): error for page, error in looked_through.page_errors.items()}
+    page_errors = {str(page): error for page, error in cut_pictures.page_errors.items()}
     return {"figures": described, "page_errors": page_errors}
 
 
@@ -160,7 +160,7 @@ async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
     require_vision(ctx)
     files = DocumentFiles.for_document(ctx, payload.document_id)
     original = await files.output_of_async(INGEST)
-    about: dict[str, Any] = {"document_id": payload.document_id}
+    result: dict[str, Any] = {"document_id": payload.document_id}
     if payload.figure is None:
         pieces: Sequence[Picture] = await ctx.in_process(
             page_pictures,
@@ -169,19 +169,19 @@ async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
             timeout=CUT_TIMEOUT,
             memory_limit_mb=MEMORY_MB,
         )
-        about["page"] = payload.page
+        result["page"] = payload.page
         pictures = [(piece.content, MEDIA_TYPES[piece.suffix]) for piece in pieces]
         caption = ""
     else:
         figure = await _stored_figure(files, original, payload.figure)
-        about |= {"page": figure["page"], "figure": payload.figure}
+        result |= {"page": figure["page"], "figure": payload.figure}
         try:
             content = await files.storage.get_async(figure["key"])
         except NotStored as error:
             raise _no_figure(payload) from error
         pictures, caption = [(content, figure["media_type"])], figure["caption"]
     answer = await _ask_about(ctx, pictures, caption, payload.question)
-    return Done({**about, **answer})
+    return Done({**result, **answer})
 
 
 async def _stored_figure(

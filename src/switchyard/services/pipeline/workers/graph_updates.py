@@ -46,7 +46,7 @@ async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
         return
     from switchyard.services.pipeline.graph.upserts import upsert_document
 
-    about, title = await _about_and_title(files)
+    about, title = await _read_metadata(files)
     if not about:
         document = await PipelineLedger(ctx.ledger).documents.get_document(files.document_id)
         if document is not None:
@@ -54,7 +54,7 @@ async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
     await upsert_document(ctx.ledger, files.document_id, about, title or "", **edges)
 
 
-async def _about_and_title(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
+async def _read_metadata(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
     """Return the metadata that a document's source gives, and its title; from its result where the
     stages' outputs were deleted."""
     try:

@@ -66,8 +66,8 @@ def _fields(reference: Reference, kind: WorkKind) -> Iterator[tuple[str, str]]:
     yield "edition", _escape(reference.edition)
     yield "isbn", _escape(reference.isbn)
     # These two are read literally: an escape would become a part of the address.
-    yield "doi", quote(_line(reference.doi), safe=_ADDRESS)
-    yield "url", quote(_line(reference.url), safe=_ADDRESS)
+    yield "doi", quote(_join_lines(reference.doi), safe=_ADDRESS)
+    yield "url", quote(_join_lines(reference.url), safe=_ADDRESS)
     if reference.arxiv_id:
         yield "eprint", _escape(reference.arxiv_id)
         yield "archiveprefix", "arXiv"
@@ -84,10 +84,10 @@ def _name(person: Person) -> str:
     if not person.given:
         # An organisation: BibTeX reads no first name from braces.
         return f"{{{_escape(person.family)}}}"
-    return f"{_part(person.family)}, {_part(person.given)}"
+    return f"{_protect_name_part(person.family)}, {_protect_name_part(person.given)}"
 
 
-def _part(name: str) -> str:
+def _protect_name_part(name: str) -> str:
     """Return a part of a name, in braces where a comma or an "and" in it would divide it."""
     escaped = _escape(name)
     return f"{{{escaped}}}" if "," in name or _AND.search(name) else escaped
@@ -95,20 +95,22 @@ def _part(name: str) -> str:
 
 def _title(title: str) -> str:
     """Put acronyms and the like in braces, as styles change other words to lower case."""
-    line = _line(title)
+    line = _join_lines(title)
     return "".join(
-        f"{{{_signs(part)}}}" if any(sign.isupper() for sign in part[1:]) else _signs(part)
+        f"{{{_escape_signs(part)}}}"
+        if any(sign.isupper() for sign in part[1:])
+        else _escape_signs(part)
         for part in _WORDS.split(line)
     )
 
 
 def _escape(text: str) -> str:
-    return _signs(_line(text))
+    return _escape_signs(_join_lines(text))
 
 
-def _signs(text: str) -> str:
+def _escape_signs(text: str) -> str:
     return _SPECIAL.sub(lambda sign: _ESCAPES[sign.group()], text)
 
 
-def _line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(clean(text).split())

@@ -20,14 +20,14 @@ def citation_keys_of(references: Sequence[Reference]) -> list[str]:
     taken: set[str] = set()
     keys = []
     for reference in references:
-        base = _base(reference)
+        base = _base_key(reference)
         key = next(key for key in itertools.chain([base], _suffixed_keys(base)) if key not in taken)
         taken.add(key)
         keys.append(key)
     return keys
 
 
-def _base(reference: Reference) -> str:
+def _base_key(reference: Reference) -> str:
     name = reference.authors[0].family if reference.authors else ""
     title = _words(reference.title)
     stop_words = stop_words_among(title)

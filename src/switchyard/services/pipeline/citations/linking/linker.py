@@ -52,8 +52,8 @@ TURN_TIMEOUT = 10.0
 """Seconds that a job waits for its turn at a catalogue, or for the end of a catalogue's pause,
 before it goes back to its queue."""
 MAX_PAUSE = 600.0
-"""A job comes back later for a catalogue that pauses for up to so many seconds. A catalogue that
-pauses for longer is left out: the others link the references."""
+"""Seconds of a catalogue's pause for which a job comes back later. A catalogue that pauses for
+longer is left out: the others link the references."""
 READ_BATCH_SIZE = 500
 """Answers that are read from the ledger at once."""
 
@@ -102,12 +102,12 @@ class Linker:
         async with AsyncExitStack() as stack:
             catalogues = []
             for name in settings.link_catalogues:
-                kind = CATALOGUES[name]
-                opening = SourceClient.connect(
-                    kind.server(settings), settings, ledger, max_wait=TURN_TIMEOUT
+                catalogue_class = CATALOGUES[name]
+                connecting = SourceClient.connect(
+                    catalogue_class.server(settings), settings, ledger, max_wait=TURN_TIMEOUT
                 )
-                client = await stack.enter_async_context(opening)
-                catalogues.append(kind(client, contact=settings.contact))
+                client = await stack.enter_async_context(connecting)
+                catalogues.append(catalogue_class(client, contact=settings.contact))
             max_age = settings.link_answers_days * DAY
             yield cls(ledger, catalogues, max_age=max_age, timeout=timeout, max_pause=max_pause)
 
@@ -128,13 +128,13 @@ class Linker:
             open_questions, questions = await asyncio.to_thread(
                 _open_questions, questions_of_all, method, links
             )
-            answers = await self._answers(questions)
+            answers = await self._find_answers(questions)
             links = await asyncio.to_thread(
-                _updated_links, links, references, open_questions, answers
+                _update_links, links, references, open_questions, answers
             )
         return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
 
-    async def _answers(self, questions: Mapping[str, WorkQuestion]) -> WorksByQuestion:
+    async def _find_answers(self, questions: Mapping[str, WorkQuestion]) -> WorksByQuestion:
         """Return the answer to each question, by the question's key: from the ledger, or asked by
         this or another process."""
         answers: WorksByQuestion = {}
@@ -231,7 +231,7 @@ class Linker:
                 answers[key] += [
                     {"provider": catalogue.name, "work": work.as_json()} for work in works
                 ]
-            left = [each for each in left if not _settles(each, answers[each.key])]
+            left = [each for each in left if not _is_settled(each, answers[each.key])]
         if failed is None and not is_incomplete:
             return answers, set()
         if failed is not None and not answered:
@@ -299,7 +299,7 @@ def _open_questions(
     return open_questions, {each.key: each for each in open_questions.values()}
 
 
-def _updated_links(
+def _update_links(
     links: Sequence[WorkLink | None],
     references: Sequence[Reference],
     open_questions: Mapping[int, WorkQuestion],
@@ -331,7 +331,7 @@ def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
     return [(each["provider"], CitedWork.from_json(each["work"])) for each in answer]
 
 
-def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
+def _is_settled(question: WorkQuestion, answer: Sequence[Any]) -> bool:
     """Return whether no other catalogue need be asked: for an identifier, if there is any work; for
     a search, if exactly one work fits the question."""
     if not answer or question.method is not LookupMethod.SEARCH:

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.citations.reference import Reference
 THRESHOLD = 0.8
 """Least score at which a work that a search has found is linked."""
 MARGIN = 0.08
-"""Difference, at least, of a linked work's score and that of the next work."""
+"""Least difference between a linked work's score and that of the next best work."""
 MIN_CANDIDATE_SCORE = 0.5
 MIN_TITLE_LIKENESS = 0.4
 """Least likeness of the titles at which a work that an identifier names is linked."""
@@ -34,9 +34,9 @@ def score(reference: Reference, work: CitedWork) -> float:
     the titles differ, the other fields count little."""
     likenesses = {
         "title": title_likeness(reference.title, work.title),
-        "authors": _authors(reference, work),
-        "year": _years(reference.year, work.year),
-        "container": _container(reference.container, work.container),
+        "authors": _compare_authors(reference, work),
+        "year": _compare_years(reference.year, work.year),
+        "container": _compare_containers(reference.container, work.container),
     }
     known = {name: value for name, value in likenesses.items() if value is not None}
     if "title" not in known:
@@ -101,7 +101,7 @@ def _numbers(words: Sequence[str]) -> set[str]:
     return {word for word in words if word[0].isdigit()}
 
 
-def _authors(reference: Reference, work: CitedWork) -> float | None:
+def _compare_authors(reference: Reference, work: CitedWork) -> float | None:
     """Return the share of the reference's authors, five at most, that the work has."""
     if not reference.authors or not work.authors:
         return None
@@ -113,21 +113,21 @@ def _authors(reference: Reference, work: CitedWork) -> float | None:
     return sum(words[-1] in names for words in families) / len(families)
 
 
-def _years(year: int | None, other: int | None) -> float | None:
+def _compare_years(year: int | None, other: int | None) -> float | None:
     """Return how well two years fit: a preprint is often a year older than the printed work."""
     if year is None or other is None:
         return None
     return {0: 1.0, 1: 0.7, 2: 0.3}.get(abs(year - other), 0.0)
 
 
-def _container(name: str, other: str) -> float | None:
+def _compare_containers(name: str, other: str) -> float | None:
     """Return how well two containers' names fit. Abbreviations (Commun. ACM) count by the
     beginnings of their words."""
     first, second = words_of(name), words_of(other)
     if not first or not second:
         return None
-    return max(_begins(first, second), _begins(second, first))
+    return max(_prefix_share(first, second), _prefix_share(second, first))
 
 
-def _begins(short: Sequence[str], long: Sequence[str]) -> float:
+def _prefix_share(short: Sequence[str], long: Sequence[str]) -> float:
     return sum(any(word.startswith(each) for word in long) for each in short) / len(short)

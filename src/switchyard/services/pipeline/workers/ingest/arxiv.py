@@ -59,7 +59,7 @@ class IngestArxiv(BaseModel):
     """Run the stages again although the document has this version."""
 
     @model_validator(mode="after")
-    def _one_or_many(self) -> IngestArxiv:
+    def _check_id_or_query(self) -> IngestArxiv:
         if (self.id is None) == (self.query is None):
             raise ValueError("give either id or query")
         if self.id is not None and self.model_fields_set & _OF_QUERIES:

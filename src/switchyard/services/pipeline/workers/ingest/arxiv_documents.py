@@ -79,7 +79,7 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
         if not same or await is_taken(ctx, known):
             return duplicate_outcome(known)
     data, identity = await _paper_content(entry, ctx, offered)
-    arrival = IncomingDocument(
+    incoming = IncomingDocument(
         data,
         identity,
         source=source,
@@ -91,13 +91,13 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
     )
     document_id = document_id_of(source)
     if ctx.ledger is None:
-        await arrival.store(ctx, document_id)
+        await incoming.store(ctx, document_id)
     else:
         async with source_lease(ctx.ledger, source):
-            placed = await arrival.take_place(ctx, ctx.ledger, known, claim)
-        if not isinstance(placed, str):
-            return placed
-        document_id = placed
+            placement = await incoming.take_place(ctx, ctx.ledger, known, claim)
+        if not isinstance(placement, str):
+            return placement
+        document_id = placement
     again = known is not None and known.pipeline != ctx.pipeline
     return extract_next(
         document_id,

@@ -28,7 +28,7 @@ from switchyard.services.pipeline.crawls.crawl_pages import (
     JOB_TYPE,
     SLOW_LANE_FACTOR,
     crawl_pressure,
-    found_pages,
+    make_pages,
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
@@ -114,7 +114,7 @@ async def _claim_links(
     registry = Registry([job_type_of(crawl_page)])
     ids = await ledger.system.job_ids()
     depth = page.depth + 1
-    pages = list(found_pages(registry, ids, crawl.id, urls, depth, page.job_id, tags=ctx.tags))
+    pages = list(make_pages(registry, ids, crawl.id, urls, depth, page.job_id, tags=ctx.tags))
     if not pages:
         return 0
     slower = SLOW_LANE_FACTOR if pressure is Pressure.SLOW else 1.0

@@ -158,7 +158,7 @@ class ExtractText(BaseModel):
     filename: str | None = Field(default=None, max_length=1000)
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> ExtractText:
+    def _check_one_given(self) -> ExtractText:
         if (self.document_id is None) == (self.key is None):
             raise ValueError("give either document_id or key")
         return self

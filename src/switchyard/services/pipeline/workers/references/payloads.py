@@ -31,7 +31,7 @@ class ReferencesOf(_FromFile):
     """Run the stages again although their outputs are kept."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> ReferencesOf:
+    def _check_one_given(self) -> ReferencesOf:
         if sum(each is not None for each in (self.document_id, self.key, self.text)) != 1:
             raise ValueError("give one of document_id, text and key")
         return self
@@ -46,7 +46,7 @@ class ParseReferences(_FromFile):
     )
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> ParseReferences:
+    def _check_one_given(self) -> ParseReferences:
         if sum(each is not None for each in (self.references, self.key, self.text)) != 1:
             raise ValueError("give one of references, text and key")
         return self
@@ -65,7 +65,7 @@ class LinkCitations(BaseModel):
     """As in DocumentJob."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> LinkCitations:
+    def _check_one_given(self) -> LinkCitations:
         if (self.document_id is None) == (self.references is None):
             raise ValueError("give one of document_id and references")
         return self
