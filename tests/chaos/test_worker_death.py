@@ -90,12 +90,12 @@ async def test_four_harmless_jobs_survive_the_deaths_of_three_workers(
         effects = Effects(tmp_path)
         accepted = await publish_all(system, requests_of(4, "hot.effect", until="go"))
         for _ in range(3):
-            victim = await processes.start("worker", slots=4)
+            victim = await processes.start("worker", slots=8)
             await all_under_way(effects, victim, accepted)
             victim.kill()
             await victim.ended()
         write(tmp_path, "go")
-        await processes.start("worker", slots=4)
+        await processes.start("worker", slots=8)
         await assert_all_accounted_for(system, accepted)
         assert [(await system.record(each)).crashes for each in accepted] == [3] * 4
 
@@ -114,7 +114,7 @@ async def test_hot_job_starts_at_once_beside_suspects_that_run(
         effects = Effects(tmp_path)
         suspects = await publish_all(system, requests_of(3, until="go"))
         for kill in (True, False):
-            worker = await processes.start("worker", slots=4)
+            worker = await processes.start("worker", slots=8)
             await all_under_way(effects, worker, suspects)
             if kill:
                 worker.kill()

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from switchyard.services.engine.records.results import (
     HeldBy,
     IdCollision,
     Superseded,
+    Suspect,
 )
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
@@ -114,6 +116,30 @@ async def test_a_takeover_counts_a_crash_and_tells_of_the_lost_attempt(ledger: L
     (lost,) = record.timeline
     assert (lost.outcome, lost.worker_id, lost.attempt) == ("crashed", "worker-1", 1)
     assert lost.started_at == pytest.approx(NOW + 10)
+
+
+async def test_a_suspect_is_queued_until_a_claim_does_not_defer_it(ledger: Ledger) -> None:
+    await ledger.jobs.claim(claim())
+    deferring = replace(claim(claim_id="claim-2", worker_id="worker-2"), defers_suspects=True)
+    assert await ledger.jobs.claim(deferring) == HeldBy("worker-1", "claim-1")
+    taken = replace(deferring, takeover_from="claim-1")
+    for request in (taken, deferring, deferring):
+        assert await ledger.jobs.claim(request) == Suspect(crashes=1)
+        record = await ledger.job_reads.get("job-1")
+        assert record is not None
+        assert (record.state, record.crashes, record.worker_id) == (State.QUEUED, 1, None)
+        assert [line.outcome for line in record.timeline] == ["crashed"]
+    own = replace(deferring, defers_suspects=False)
+    assert await ledger.jobs.claim(own) == Claimed(crashes=1, unended=1)
+    assert await ledger.jobs.claim(deferring) == Claimed(crashes=1, unended=1)  # its own, again
+
+
+async def test_a_suspect_that_was_cancelled_is_not_queued_again(ledger: Ledger) -> None:
+    await ledger.jobs.claim(claim())
+    await ledger.jobs.cancel("job-1", NOW)
+    taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
+    answer = await ledger.jobs.claim(replace(taken, defers_suspects=True))
+    assert answer == Finished(State.CANCELLED)
 
 
 async def test_a_takeover_from_a_claim_that_is_gone_is_refused(ledger: Ledger) -> None:

@@ -3,14 +3,18 @@
 import asyncio
 import os
 import time
+from typing import Any
 
 import pytest
 
 from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.message import JobMessage
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.jobs.retry import MAX_DEATHS
 from switchyard.services.engine.records.requests import FinishRequest
 from switchyard.services.engine.records.states import AttemptOutcome, State
+from switchyard.services.engine.runtime import execution
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System
@@ -63,6 +67,37 @@ async def test_a_suspect_that_kills_its_own_process_is_dead_and_harms_nobody(
     journal.release(other)
     await system.wait_for_state(other, State.SUCCEEDED)
     await eventually(lambda: worker.worker.counters.succeeded == 1, what="the worker's word")
+
+
+async def test_suspects_leave_a_slot_to_other_jobs_of_their_lane(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspects = [await system.publish_foreign("hot.noop") for _ in range(6)]
+    for number, message in enumerate(suspects):
+        await held_by(system, message, f"ghost-{number}")
+    go, begun = asyncio.Event(), []
+
+    async def slowly(job_type: JobType, payload: Any, ctx: JobContext) -> Any:
+        begun.append(ctx.job_id)
+        await go.wait()
+        return await job_type.handler(payload, ctx)
+
+    monkeypatch.setattr(execution, "_run_alone", slowly)
+    await system.start_worker("llm", slots=4)
+
+    async def another_runs() -> None:
+        other = await system.publish("hot.noop")
+        await system.wait_for_state(other, State.SUCCEEDED)
+
+    await another_runs()  # while they wait for the deaths of their workers
+    await eventually(lambda: len(begun) == 2)
+    await another_runs()
+    assert len(begun) == 2  # one slot is for suspects of the other lane, and one for other jobs
+    go.set()
+    for message in suspects:
+        record = await system.wait_for_state(message.job_id, State.SUCCEEDED)
+        assert (record.crashes, record.attempts) == (1, 0)
+        assert [line.outcome for line in record.timeline] == ["crashed"]
 
 
 async def test_a_job_that_was_there_whenever_a_worker_died_is_dead_at_last(

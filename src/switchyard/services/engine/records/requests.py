@@ -108,6 +108,8 @@ class ClaimRequest:
     now: float
     takeover_from: str | None = None
     """The claim of a worker that has died, as `HeldBy` named it: compare and set."""
+    defers_suspects: bool = False
+    """Whether a job that was in a dying worker is left to wait: the answer is then `Suspect`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,12 +96,23 @@ class HeldBy:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A worker has died with the job in it, and the request defers such jobs: it is queued. Send
+    the delivery back for later, or claim without `defers_suspects`."""
+
+    crashes: int
+    """As in `Claimed`."""
+
+
+@dataclass(frozen=True, slots=True)
 class IdCollision:
     """The message has the id of another job: its type or payload differs, or it claims a redrive
     that was not requested, or has a time in the future. The job's record stays unchanged."""
 
 
-ClaimResult = Claimed | HeldByPause | Finished | StillJoining | Superseded | HeldBy | IdCollision
+ClaimResult = (
+    Claimed | HeldByPause | Finished | StillJoining | Superseded | HeldBy | Suspect | IdCollision
+)
 
 
 @dataclass(frozen=True, slots=True)

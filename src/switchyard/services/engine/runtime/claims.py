@@ -7,6 +7,7 @@ later when the job runs already or has come before its time, adopted when the jo
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -27,13 +28,17 @@ from switchyard.services.engine.records.results import (
     HeldBy,
     HeldByPause,
     IdCollision,
+    Suspect,
 )
 from switchyard.services.engine.runtime.attempt_endings import expired
 from switchyard.services.engine.runtime.attempt_reporter import Counters
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.running_job import DeliveredJob
+from switchyard.services.engine.runtime.suspect_slots import SuspectSlots
 
+MAX_KNOWN_BEATS = 1_000
+"""Workers' signs of life that are remembered."""
 MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)
 
 
@@ -50,6 +55,7 @@ class Claims:
     worker_id: str
     takeover_after: float
     """Seconds of silence after which a worker counts as dead."""
+    suspects: SuspectSlots
     lanes: tuple[Lane, ...] = LANES
     running: dict[str, DeliveredJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
@@ -62,14 +68,22 @@ class Claims:
         self._ttls = {lane.name: timedelta(seconds=lane.ttl_seconds) for lane in self.lanes}
         self._open: set[str] = set()
         """Ids of the claims that this worker has requested and not yet closed."""
+        self._beats: dict[str, tuple[int, float]] = {}
+        """By claim of another worker: that worker's last known sign of life, and since when it is
+        known, on the monotonic clock."""
 
     async def claim(
-        self, delivery: Delivery, message: JobMessage, *, unknown_type: Failure | None
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        *,
+        unknown_type: Failure | None,
+        is_isolated: bool = False,
     ) -> DeliveredJob | None:
         """Claim the job of a delivery, until `close`; None when the delivery is settled instead.
 
         The job is run, unless it is too old or of an `unknown_type`: the failure for a worker that
-        does not have the job's type.
+        does not have the job's type. `is_isolated`: each run of it has a process, suspect or not.
 
         Raises LedgerError.
         """
@@ -80,7 +94,7 @@ class Claims:
             # of this system exceeds MAX_WAIT.
             await self._delay_again(delivery, message, (not_before - moment).total_seconds())
             return None
-        request = self._request(delivery, message)
+        request = self._request(delivery, message, defers_suspects=not is_isolated)
         self._open.add(request.claim_id)
         self.claiming.set()
         job: DeliveredJob | None = None
@@ -96,6 +110,8 @@ class Claims:
         finally:
             if job is None:
                 self._open.discard(request.claim_id)
+            if job is None or is_isolated:
+                self.suspects.give_back(request.claim_id)
 
     def startable_until(self, delivery: Delivery, message: JobMessage) -> float | None:
         """Return until when the job may be started, in seconds since the epoch; None when it is too
@@ -120,8 +136,11 @@ class Claims:
         """End the claim of a job whose attempt is over."""
         del self.running[job.message.job_id]
         self._open.discard(job.claim_id)
+        self.suspects.give_back(job.claim_id)
 
-    def _request(self, delivery: Delivery, message: JobMessage) -> ClaimRequest:
+    def _request(
+        self, delivery: Delivery, message: JobMessage, *, defers_suspects: bool
+    ) -> ClaimRequest:
         return ClaimRequest(
             message=message,
             lane=delivery.lane,
@@ -130,6 +149,7 @@ class Claims:
             worker_id=self.worker_id,
             claim_id=f"{self.worker_id}/{next(self._numbers)}",
             now=self.ledger.clock.time(),
+            defers_suspects=defers_suspects,
         )
 
     async def _claim_in_ledger(self, delivery: Delivery, request: ClaimRequest) -> Claimed | None:
@@ -147,13 +167,24 @@ class Claims:
             if claim.worker_id == self.worker_id:
                 # A claim of ours whose answer was lost: nothing runs under it.
                 await self.recorder.release_claim(message, claim.claim_id)
-            elif await self._has_fallen_silent(claim.worker_id):
+            elif await self._has_fallen_silent(claim, delivery.lane, request.claim_id):
                 request = replace(
-                    request, takeover_from=claim.claim_id, now=self.ledger.clock.time()
+                    request,
+                    takeover_from=claim.claim_id,
+                    now=self.ledger.clock.time(),
+                    defers_suspects=request.defers_suspects
+                    and not self.suspects.holds(request.claim_id),
                 )
             else:
                 await self._wait_for_holder(delivery, message, claim)
                 return None
+            claim = await self.ledger.jobs.claim(request)
+        if isinstance(claim, Suspect):
+            if not self.suspects.take(delivery.lane, request.claim_id):
+                self._log.info("suspect waits", crashes=claim.crashes)
+                await self._delay_shortly(delivery, message)
+                return None
+            request = replace(request, takeover_from=None, defers_suspects=False)
             claim = await self.ledger.jobs.claim(request)
         if isinstance(claim, HeldBy):  # another worker took it over more quickly
             await self._wait_for_holder(delivery, message, claim)
@@ -203,23 +234,42 @@ class Claims:
         delivery.ack()
 
     async def _delay_shortly(self, delivery: Delivery, message: JobMessage) -> None:
-        """Send a copy of a job that runs through the shortest retry level: by the time it is back,
-        the run may have ended. Requeued, it would be back at once, over and over."""
+        """Send a copy of a job that runs, or a suspect, through the shortest retry level: by the
+        time it is back, the run may have ended. Requeued, it would be back at once, over and
+        over."""
         await self.follow_up.delay(delivery, message, self.follow_up.policy.levels[0])
         delivery.ack()
 
-    async def _has_fallen_silent(self, worker_id: str) -> bool:
-        """Wait for `takeover_after` seconds, and tell whether a worker showed no sign of life in
-        them.
+    async def _has_fallen_silent(self, holder: HeldBy, lane: str, claim_id: str) -> bool:
+        """Tell whether a job's worker has shown no sign of life for `takeover_after` seconds.
+
+        Waits for that long where suspects may hold one slot more. Otherwise False: then the sign is
+        noted, and the job comes back later.
 
         Watching its counter needs no clock that two hosts agree on, and no lease that is either
-        too long to recover quickly or too short for a busy ledger.
+        too long to recover quickly or too short for a busy ledger. While it runs a job, a worker
+        gives signs often: so what was noted counts for as long as it has this claim.
         """
-        beat = await self.ledger.workers.worker_beat(worker_id)
+        moment = time.monotonic()
+        beat = await self.ledger.workers.worker_beat(holder.worker_id)
         if beat is None:
             return True
-        await asyncio.sleep(self.takeover_after)
-        return await self.ledger.workers.worker_beat(worker_id) in (beat, None)
+        known, since = self._beats.get(holder.claim_id, (beat, moment))
+        if known != beat:
+            since = moment
+        left = since + self.takeover_after - moment
+        if left > 0 and not self.suspects.take(lane, claim_id):
+            self._note_beat(holder.claim_id, beat, since)
+            return False
+        if left > 0:
+            await asyncio.sleep(left)
+            return await self.ledger.workers.worker_beat(holder.worker_id) in (beat, None)
+        return True
+
+    def _note_beat(self, claim_id: str, beat: int, since: float) -> None:
+        if claim_id not in self._beats and len(self._beats) >= MAX_KNOWN_BEATS:
+            del self._beats[next(iter(self._beats))]  # the oldest
+        self._beats[claim_id] = beat, since
 
     # --- too old, or of an unknown type ------------------------------------------------------
 

@@ -105,7 +105,12 @@ class Runner(AttemptLifecycle[DeliveredJob]):
     ) -> None:
         unknown_type = task if isinstance(task, Failure) else None
         try:
-            job = await self.claims.claim(delivery, message, unknown_type=unknown_type)
+            job = await self.claims.claim(
+                delivery,
+                message,
+                unknown_type=unknown_type,
+                is_isolated=not isinstance(task, Failure) and task[0].isolation == "process",
+            )
             if job is not None:
                 await self._run_attempt(job, None if isinstance(task, Failure) else task, permit)
         finally:

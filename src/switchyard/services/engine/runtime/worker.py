@@ -41,6 +41,7 @@ from switchyard.services.engine.runtime.permit_batching import PermitRequestBatc
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
 from switchyard.services.engine.runtime.signs_of_life import keep_beating
+from switchyard.services.engine.runtime.suspect_slots import SuspectSlots
 from switchyard.services.engine.runtime.worker_commands import ControlListener
 from switchyard.services.engine.wings import missing_wings_hint
 
@@ -179,6 +180,7 @@ class Worker:
                     worker=plan.kind,
                     worker_id=self.worker_id,
                     takeover_after=settings.takeover_after,
+                    suspects=SuspectSlots(plan.lanes, plan.slots),
                     lanes=lanes,
                     claiming=self._claiming,
                 ),

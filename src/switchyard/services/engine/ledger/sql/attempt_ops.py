@@ -23,6 +23,7 @@ from switchyard.services.engine.records.results import (
     IdCollision,
     NoSuchJob,
     Running,
+    Suspect,
 )
 from switchyard.services.engine.records.states import FINISHED, AttemptOutcome, State
 
@@ -65,12 +66,14 @@ class Claim:
         if message is not request.message:
             request = replace(request, message=message)
         answer = rules.decide_claim(row, request)
-        if not isinstance(answer, Claimed):
+        if not isinstance(answer, Claimed | Suspect):
             return answer
-        if message is not self.request.message:
-            answer = replace(answer, message=message)
         if row is not None and row.cancel_asked_at is not None:
             return self._end_cancelled(rows, row)
+        if isinstance(answer, Suspect):
+            return self._defer(rows, row, answer)
+        if message is not self.request.message:
+            answer = replace(answer, message=message)
         if row is not None and (row.join_id is not None or row.joins):
             answer = replace(answer, join_id=row.join_id, joins=row.joins)
         if row is None:
@@ -93,6 +96,17 @@ class Claim:
         row.started_at = row.updated_at = request.now
         row.changed = True
         return answer
+
+    def _defer(self, rows: Rows, row: JobRow | None, suspect: Suspect) -> Suspect:
+        """Leave a suspect to wait: the attempt that died with its worker is over."""
+        if row is not None and row.state is State.RUNNING:
+            rows.end_attempt(row, AttemptOutcome.CRASHED, self.request.now)
+            row.crashes = suspect.crashes
+            row.state = State.QUEUED
+            row.worker_id = row.claim_id = None
+            row.updated_at = self.request.now
+            row.changed = True
+        return suspect
 
     def _hold_if_paused(self, rows: Rows, row: JobRow, request: ClaimRequest) -> HeldByPause | None:
         """Hold the job in the ledger if a pause covers it: there, waiting uses up neither a queue's

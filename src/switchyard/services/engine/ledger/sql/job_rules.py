@@ -20,6 +20,7 @@ from switchyard.services.engine.records.results import (
     HeldBy,
     StillJoining,
     Superseded,
+    Suspect,
 )
 from switchyard.services.engine.records.states import (
     FINISHED,
@@ -38,8 +39,16 @@ GOES_BACK = "displaced"
 
 
 def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
-    """Tell whether the request may run the job. `Claimed.crashes` includes the takeover, if it is
-    one."""
+    """Tell whether the request may run the job. `crashes` of `Claimed` and `Suspect` includes
+    the takeover, if it is one."""
+    answer = _decide_claim(row, request)
+    is_ours = row is not None and row.claim_id == request.claim_id
+    if request.defers_suspects and isinstance(answer, Claimed) and answer.crashes and not is_ours:
+        return Suspect(answer.crashes)
+    return answer
+
+
+def _decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
     if row is None:
         return Claimed(crashes=0)
     if row.state in (State.SUCCEEDED, State.CANCELLED):
