@@ -212,7 +212,7 @@ def collect(
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{len(times)} of {sent} hot jobs ran")
             time.sleep(0.1)
-    # The first ones find the worker still starting its backfill jobs.
+    # The first ones find the worker still starting, or its backfill jobs.
     values = sorted(float(line) * 1000 for line in times[10:])
     rows[0].rounds.append(values[len(values) // 2])
     rows[1].rounds.append(values[math.ceil(len(values) * 0.99) - 1])

@@ -10,7 +10,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.engine.records.requests import FinishRequest
 from switchyard.services.engine.records.results import AttemptFinished, Cancelled, Running
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from switchyard.services.engine.runtime import execution
+from switchyard.services.engine.runtime import handler_task
 from switchyard.services.engine.runtime.worker_commands import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -136,7 +136,7 @@ async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System
 async def test_a_handler_that_ignores_its_cancel_and_its_time_limit_holds_nothing(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "HEED_TIMEOUT", 0.3)
+    monkeypatch.setattr(handler_task, "HEED_TIMEOUT", 0.3)
     worker = await system.start_worker("llm", slots=1)
     await listening(system)
     job_id = await system.publish("hot.stubborn")

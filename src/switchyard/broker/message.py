@@ -131,8 +131,12 @@ class Metadata(BaseModel):
 def may_be_unreadable(text: bytes) -> bool:
     """Tell whether JSON may have more levels or longer numbers than every reader takes. Quick and
     pessimistic: where True, decode it to find out."""
+    if len(text) <= MAX_SAFE_BRACKETS:
+        return False
     if text.count(b"{") + text.count(b"[") > MAX_SAFE_BRACKETS:
         return True
+    if len(text) < MAX_DIGITS:
+        return False
     half = MAX_DIGITS // 2
     # A run of MAX_DIGITS digits covers at least one whole part of half that length.
     return any(text[at : at + half].isdigit() for at in range(0, len(text) - half + 1, half))

@@ -110,7 +110,7 @@ async def test_a_feed_that_listens_hears_every_event_although_nobody_did_before(
     heard: list[int] = []
 
     class Hearing(EventFeed):
-        def heard(self, event: Any) -> None:
+        def deliver(self, event: Any) -> None:
             heard.append(int(event.job_id))
 
     feed = Hearing(of(lanes))

@@ -15,8 +15,10 @@ from functools import partial
 
 from switchyard.broker.errors import Unroutable
 
-NO_LISTENER_TTL = 0.25
-"""Seconds, from the sending of an event that reached nobody, in which others need not be sent."""
+NO_LISTENER_TTL = 1.0
+"""Seconds, from the sending of an event that reached nobody, in which others need not be sent.
+A busy worker reads the broker's answer some 0.3 s later: with less, it would send all events just
+when it has the least time for them."""
 PROBE_INTERVAL = NO_LISTENER_TTL / 5
 """Seconds after an answer `no listener` when one event is sent as a probe: if the broker answers
 it in time, the entry is renewed before it lapses."""

@@ -22,7 +22,6 @@ from switchyard.services.engine.runtime.child import (
     OUT_OF_MEMORY,
     WORN_OUT,
     ChildResult,
-    failure_of,
     pickle_call,
     run,
     run_async_job,
@@ -30,13 +29,11 @@ from switchyard.services.engine.runtime.child import (
     serve,
     unpickle_outcome,
 )
+from switchyard.services.engine.runtime.handler_task import HandlerTask, too_slow
 from switchyard.services.engine.runtime.process_pool import ProcessEnded, ProcessPool
 from switchyard.services.engine.runtime.running_job import is_from_outside
 from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
 
-HEED_TIMEOUT = 15.0
-"""Seconds for a handler in the event loop to end after its time limit or a cancel. Then its
-job ends without it, and its slot is free."""
 PROCESS_POLL_INTERVAL = 0.5
 """Seconds between reads of the progress of a job in a process of its own."""
 SUSPECTS_AT_ONCE = 4
@@ -84,28 +81,16 @@ class Executor:
         return await self._run_in_loop(job_type, payload, ctx)
 
     async def _run_in_loop(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-        # A task of its own: so its cancellation is told from that of this call, and a handler
-        # that ignores its cancellation blocks nothing.
-        running = asyncio.create_task(_run_here(job_type, payload, ctx))
+        handler = HandlerTask(job_type, payload, ctx)
         try:
-            await asyncio.wait({running}, timeout=job_type.timeout + HEED_TIMEOUT)
+            await handler.wait()
         except asyncio.CancelledError:
-            running.cancel()
-            try:
-                await asyncio.wait({running}, timeout=HEED_TIMEOUT)
-            finally:
-                self._abandon_unless_done(running, job_type, ctx)
-            if not running.done():
+            if self._abandon_unless_done(handler.task, job_type, ctx):
                 raise
         else:
-            if self._abandon_unless_done(running, job_type, ctx):
+            if self._abandon_unless_done(handler.task, job_type, ctx):
                 return _unstoppable(job_type, ctx)
-        try:
-            return running.result()
-        except asyncio.CancelledError as error:
-            if is_from_outside(error):
-                raise
-            return Failure.from_error(error)
+        return handler.result()
 
     def _abandon_unless_done(
         self, running: asyncio.Task[Any], job_type: JobType, ctx: JobContext
@@ -180,7 +165,7 @@ class Executor:
                 return ended.outcome
             return ended
         except TimeoutError:
-            return _too_slow(job_type)
+            return too_slow(job_type)
         except ProcessEnded as error:
             if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
                 return Failure("MemoryError", _too_big(job_type.name, job_type.memory_limit_mb))
@@ -223,21 +208,6 @@ class Executor:
     async def close(self) -> None:
         """End the processes, killing what still runs."""
         await self._pool.close()
-
-
-async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-    """Run a handler in the event loop; return its outcome, or a Failure. Raises CancelledError
-    where its task was cancelled."""
-    limit = asyncio.timeout(job_type.timeout)
-    try:
-        async with limit:
-            return await job_type.handler(payload, ctx)
-    except BaseException as error:
-        if is_from_outside(error):
-            raise
-        if issubclass(type(error), TimeoutError) and limit.expired():
-            return _too_slow(job_type)
-        return failure_of(error)
 
 
 def _unstoppable(job_type: JobType, ctx: JobContext) -> Failure:
@@ -308,10 +278,6 @@ def _handing_on(page: SharedProgressReader, progress_buffer: ProgressBuffer) -> 
     finally:
         coming[0].cancel()
         page.hand_on(progress_buffer)
-
-
-def _too_slow(job_type: JobType) -> Failure:
-    return Failure(TIMED_OUT, f"{job_type.name} ran longer than its {job_type.timeout:g} s")
 
 
 def _too_much_work(job_type: JobType) -> Failure:

@@ -1,0 +1,86 @@
+"""A handler's run in the event loop: in a task of its own, with its time limit.
+
+In a task of its own, the handler's cancellation is told from that of the job's attempt, and a
+handler that ignores it blocks nothing. Each job pays for this, so it is written with one timer and
+one future: `asyncio.timeout` in the task and `asyncio.wait` around it take twice as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel
+
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.registry import JobType
+from switchyard.services.engine.jobs.retry import Failure
+from switchyard.services.engine.records.results import TIMED_OUT
+from switchyard.services.engine.runtime.child import failure_of
+from switchyard.services.engine.runtime.running_job import is_from_outside
+
+HEED_TIMEOUT = 15.0
+"""Seconds for a handler in the event loop to end after its time limit or a cancel. Then its
+job ends without it, and its slot is free."""
+
+
+class HandlerTask:
+    """The running handler. Made in the event loop that runs it, where it begins soon after."""
+
+    def __init__(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> None:
+        loop = asyncio.get_running_loop()
+        self._job_type = job_type
+        self._is_late = False
+        self._can_go_on: asyncio.Future[None] = loop.create_future()
+        """Done when the handler has ended, or has not in the time that it had."""
+        self.task = loop.create_task(self._run(payload, ctx))
+        self._timer = loop.call_later(job_type.timeout, self._stop_late_handler)
+
+    async def wait(self) -> None:
+        """Wait until the handler has ended, or for HEED_TIMEOUT after its time limit; `task` tells
+        which. A cancelled call cancels the handler, and waits for HEED_TIMEOUT before it raises."""
+        try:
+            await self._can_go_on
+        except asyncio.CancelledError:
+            self.task.cancel()
+            await asyncio.wait({self.task}, timeout=HEED_TIMEOUT)
+            raise
+        finally:
+            self._timer.cancel()
+
+    def result(self) -> Any:
+        """Return the outcome of a handler that has ended, or a Failure. Raises CancelledError where
+        the calling task was cancelled."""
+        try:
+            return self.task.result()
+        except asyncio.CancelledError as error:
+            if is_from_outside(error):
+                raise
+            return too_slow(self._job_type) if self._is_late else Failure.from_error(error)
+
+    async def _run(self, payload: BaseModel, ctx: JobContext) -> Any:
+        try:
+            return await self._job_type.handler(payload, ctx)
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            if self._is_late and issubclass(type(error), TimeoutError):
+                return too_slow(self._job_type)
+            return failure_of(error)
+        finally:
+            self._let_go_on()
+
+    def _stop_late_handler(self) -> None:
+        self._is_late = True
+        self.task.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HEED_TIMEOUT, self._let_go_on)
+
+    def _let_go_on(self) -> None:
+        if not self._can_go_on.done():
+            self._can_go_on.set_result(None)
+
+
+def too_slow(job_type: JobType) -> Failure:
+    """Return the failure of a handler that was ended at its time limit."""
+    return Failure(TIMED_OUT, f"{job_type.name} ran longer than its {job_type.timeout:g} s")
