@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,10 +21,19 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, client_of, connected, serving
 from tests.support.eventually import eventually
-from tests.support.llm_server import MODEL, LlmServer, answers, fails, says, streams
+from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails, says, streams
 from tests.support.site import Behaviour, Exchange, Request
 from tests.support.system import System
 
+UNSERVED = [
+    ("post", "/audio/speech", "not_found"),
+    ("get", "/chat/completions", "method_not_allowed"),
+    ("get", "/chat/completions/chatcmpl-1/messages", "not_found"),
+    ("get", "/responses/resp-1", "not_found"),
+    ("post", "/responses/compact", "not_found"),
+    ("delete", "/models/llama", "method_not_allowed"),
+]
+"""Requests to what the API does not have, and how they are refused."""
 KEY = "a-secret-of-32-characters-00000"
 CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
 TOOLS: Any = [
@@ -357,13 +367,34 @@ async def test_what_is_wrong_with_a_request_is_told_as_openai_does(
         assert invalid.value.param == "messages.0.role"
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model=MODEL, messages=[])
-        with pytest.raises(openai.NotFoundError):
-            await client.post("/nothing", cast_to=object)
+        for method, path, code in UNSERVED:
+            with pytest.raises(openai.APIStatusError) as unserved:
+                await getattr(client, method)(path, cast_to=object)
+            assert unserved.value.code == code, path
         wanted = {"X-Job-Priority": "11"}
         with pytest.raises(openai.BadRequestError) as priority:
             await client.chat.completions.create(model=MODEL, messages=CHAT, extra_headers=wanted)
         assert priority.value.param == "x-job-priority"
     assert llm.requests == []
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+async def test_curl_reads_an_answer_and_a_stream(queued_api: RunningApi, llm: LlmServer) -> None:
+    async def curl(**more: Any) -> str:
+        body = json.dumps({"model": MODEL, "messages": CHAT, **more})
+        command = ("curl", "-sSfN", "--noproxy", "*", "-H", "Content-Type: application/json", "-d")
+        program = await asyncio.create_subprocess_exec(
+            *command, body, f"{queued_api.url}/v1/chat/completions", stdout=asyncio.subprocess.PIPE
+        )
+        written, _ = await program.communicate()
+        assert program.returncode == 0
+        return written.decode()
+
+    assert json.loads(await curl())["choices"][0]["message"]["content"] == ANSWER
+    lines = [line for line in (await curl(stream=True)).split("\n\n") if line]
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(x["choices"][0]["delta"].get("content", "") for x in chunks) == ANSWER
 
 
 async def test_models_are_those_of_the_settings(queued_api: RunningApi) -> None:
