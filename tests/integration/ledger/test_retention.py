@@ -18,6 +18,7 @@ from switchyard.services.engine.scheduler.retention import Pruner
 from switchyard.services.engine.scheduler.small_steps import (
     MAX_STEP,
     MIN_REMOVED,
+    MIN_REMOVED_ON_SERVER,
     StepSize,
 )
 from tests.support.ended_jobs import ENDED, ended, known, recorded
@@ -240,6 +241,14 @@ async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: 
     await ended(ledger, "another")
     await pruner.run()
     assert await known(ledger) == {"parent", "open", "another"}, "it rests: most would stay again"
+
+
+async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> None:
+    """Each is followed by a rest, so a busy server would never come to the end of small ones."""
+    removing = Pruner(ledger, AGES)._removing.size
+    removing.note(10.0)
+    is_server = ledger.core.database.dialect == "postgresql"
+    assert removing.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
 
 
 async def test_a_removal_on_postgresql_waits_for_few_answers(postgres_url: str) -> None:

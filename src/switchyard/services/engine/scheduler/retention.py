@@ -23,6 +23,7 @@ from switchyard.services.engine.records.retention import (
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.scheduler.small_steps import (
     MIN_REMOVED,
+    MIN_REMOVED_ON_SERVER,
     SmallSteps,
     StepSize,
 )
@@ -83,8 +84,11 @@ class Pruner:
         traffic = traffic or HotTraffic(ledger.workers)
         self._removed: Counter[str] = Counter() if removed is None else removed
         """Rows by table, since this process began."""
-        self._examining = SmallSteps(traffic, StepSize(MIN_EXAMINED))
-        self._removing = SmallSteps(traffic)
+        is_here = ledger.core.database.dialect == "sqlite"
+        smallest = MIN_REMOVED if is_here else MIN_REMOVED_ON_SERVER
+        at_least = max(MIN_EXAMINED, smallest)
+        self._examining = SmallSteps(traffic, StepSize(at_least, first=at_least))
+        self._removing = SmallSteps(traffic, StepSize(smallest, first=at_least))
         reading = StepSize(first=MIN_REMOVED, largest=MAX_READ)
         self._reading = SmallSteps(traffic, reading)
         self._idle_until = float("-inf")

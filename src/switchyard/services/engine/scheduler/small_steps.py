@@ -22,6 +22,10 @@ MIN_REMOVED = 20
 """Rows of the smallest: on a busy machine one takes its time however small it is, and many small
 ones would only add to the load. Twenty rows are short also where each has a MiB."""
 
+MIN_REMOVED_ON_SERVER = 200
+"""The same for PostgreSQL, where nobody waits for who removes ended rows: with twenty, a busy
+system makes more than that removes, although all rows of the jobs go by one statement."""
+
 
 class TimedStep(Protocol):
     """Result of one transaction."""
