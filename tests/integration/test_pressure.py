@@ -62,6 +62,7 @@ async def put_off(system: System, number: int) -> None:
                 redrives=0,
                 attempts=0,
                 queue="backfill.llm",
+                rank=0,
                 body=b"{}",
                 levels=(300.0,),
                 expires_at=4_000_000_000.0,

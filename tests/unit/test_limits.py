@@ -201,7 +201,9 @@ def test_actual_use_corrects_the_estimate_in_its_own_second() -> None:
 
 def test_a_job_comes_back_by_itself_late_when_it_can_be_called_else_a_bit_later_each_time() -> None:
     def level(body: bytes | None, times: int) -> float:
-        request = PermitRequest("hold", "holder", (), "job", 0, 0, "hot.llm", body, LEVELS, 0, 15)
+        request = PermitRequest(
+            "hold", "holder", (), "job", 0, 0, "hot.llm", 0, body, LEVELS, 0, 15
+        )
         return backoff_level(request, times)
 
     assert [level(b"{}", times) for times in (0, 1, 9)] == [40, 40, 40]

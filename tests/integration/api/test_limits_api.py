@@ -20,6 +20,7 @@ async def test_limits_are_shown_with_what_runs_and_what_waits(
                 redrives=0,
                 attempts=0,
                 queue="hot.llm",
+                rank=0,
                 body=b"{}",
                 levels=(300.0,),
                 expires_at=4_000_000_000.0,

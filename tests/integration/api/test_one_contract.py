@@ -107,6 +107,7 @@ async def names(system: System, api: RunningApi) -> dict[str, str]:
                 redrives=0,
                 attempts=0,
                 queue="hot.llm",
+                rank=0,
                 body=b"{}",
                 levels=(300.0,),
                 expires_at=4_000_000_000.0,

@@ -23,6 +23,7 @@ from switchyard.services.engine.records.limits import (
     PermitReleased,
     PermitRequest,
     PermitReturn,
+    rank_of,
 )
 from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
@@ -34,7 +35,12 @@ ONE = PermitDemand("openai", "", LimitSize(concurrency=1))
 
 
 def request(
-    job_id: str, *needs: PermitDemand, claimed: bool = False, large: bool = False
+    job_id: str,
+    *needs: PermitDemand,
+    claimed: bool = False,
+    large: bool = False,
+    lane: str = "hot",
+    priority: int = 5,
 ) -> PermitRequest:
     return PermitRequest(
         hold=f"hold-{next(NUMBERS)}",
@@ -43,7 +49,8 @@ def request(
         job_id=job_id,
         redrives=0,
         attempts=0,
-        queue="hot.llm",
+        queue=f"{lane}.llm",
+        rank=rank_of(lane, priority),
         body=None if large else job_id.encode(),
         levels=(5.0, 10.0, 20.0),
         expires_at=4_000_000_000.0,
@@ -114,6 +121,35 @@ async def test_a_newcomer_does_not_overtake_those_that_wait(ledger: Ledger) -> N
     answer = await take(ledger, "newcomer")
     assert isinstance(answer, PermitRefused)
     assert called(answer) == ["second"]
+
+
+async def test_room_goes_to_the_most_urgent_whoever_came_first(ledger: Ledger) -> None:
+    first = request("first", lane="backfill")
+    await ledger.limits.take_permits(first)
+    waiting = [
+        request("backfill", lane="backfill"),
+        request("hot", priority=3),
+        request("hot-later", priority=3),
+        request("hot-urgent", priority=9),
+    ]
+    for each in waiting:
+        assert isinstance(await ledger.limits.take_permits(each), PermitRefused)
+    order, ended = [], first
+    while woken := called(await ledger.limits.return_permits(ended.hold, ended.needs, None)):
+        order += woken
+        (ended,) = [each for each in waiting if each.job_id == woken[0]]
+        assert isinstance(await ledger.limits.take_permits(ended), PermitGranted)
+    assert order == ["hot-urgent", "hot", "hot-later", "backfill"]
+
+
+async def test_a_hot_newcomer_passes_those_of_lower_lanes_that_wait(ledger: Ledger) -> None:
+    await together(ledger, [request("first", lane="backfill")])
+    await together(ledger, [request("second", lane="backfill")])
+    await ledger.limits.release_permits("worker-1")  # which calls nobody
+    later = [request("third", lane="backfill"), request("newcomer")]
+    answers = await together(ledger, later)
+    assert [type(each) for each in answers] == [PermitRefused, PermitGranted]
+    assert called(answers[0]) == []
 
 
 async def test_one_that_is_called_and_does_not_come_holds_nobody_up_for_long(

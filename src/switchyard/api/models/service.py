@@ -80,7 +80,7 @@ class LimitView(ApiModel):
     tokens_last_minute: int
     waiting: int = Field(description="Jobs that wait for room.")
     next_room: float | None = Field(
-        description="Seconds until there is room for the job that waits longest, or for a job of "
+        description="Seconds until there is room for the job that is next in line, or for a job of "
         "one token if none waits. 0: there is room now; null: not before a job ends."
     )
 

@@ -18,7 +18,12 @@ from switchyard.services.engine.ledger.sql.job_operations import JobChange
 from switchyard.services.engine.ledger.sql.permit_batch import PermitChange, wake_waiting
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
-from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_waits, limits
+from switchyard.services.engine.ledger.sql.tables import (
+    IN_ORDER,
+    limit_holds,
+    limit_waits,
+    limits,
+)
 from switchyard.services.engine.records.limits import (
     LimitReport,
     LimitSize,
@@ -148,11 +153,10 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
     in_use = {(row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))}
     condition = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
     waiting = select(func.count()).where(*condition).scalar_subquery()
-    oldest_tokens = select(limit_waits.c.tokens).where(*condition)
-    oldest_tokens = oldest_tokens.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
+    next_tokens = select(limit_waits.c.tokens).where(*condition).order_by(*IN_ORDER).limit(1)
     reports = []
     query = select(
-        limits, waiting.label("waiting"), oldest_tokens.scalar_subquery().label("needs_tokens")
+        limits, waiting.label("waiting"), next_tokens.scalar_subquery().label("needs_tokens")
     )
     query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
     for row in connection.execute(query):

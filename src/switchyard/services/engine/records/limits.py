@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from switchyard.broker.lanes import LANES
+from switchyard.broker.message import MAX_PRIORITY
+
 WINDOW_SECONDS = 60
 """Length of the window in which a rate is counted, in seconds."""
 
@@ -50,6 +53,8 @@ class PermitRequest:
     """With `redrives`, the generation of the message."""
     queue: str
     """Queue of the job's delivery."""
+    rank: int
+    """Place in the order of urgency (`rank_of`): the least is served first."""
     body: bytes | None
     """The message, to publish again when the job is woken; None where it is too large to be
     kept."""
@@ -61,6 +66,13 @@ class PermitRequest:
     """Seconds after which the permits run out unless they are renewed."""
     claimed: bool = False
     """The job is claimed already, by this process."""
+
+
+def rank_of(lane: str, priority: int) -> int:
+    """Return the place of a job among those that wait for a limit: by its lane, then by its
+    priority; the least comes first."""
+    ranks = {each.name: rank for rank, each in enumerate(LANES)}
+    return ranks.get(lane, len(ranks)) * (MAX_PRIORITY + 1) + MAX_PRIORITY - priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +152,8 @@ class LimitReport:
     waiting: int
     """Jobs that were put off because the limit was used up."""
     next_room: float | None
-    """Seconds until the job that waits longest has room; where none waits, until a job of one token
-    would have. 0: now. None: not before a running job ends."""
+    """Seconds until the job that is next in line has room; where none waits, until a job of one
+    token would have. 0: now. None: not before a running job ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,12 @@ from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
-from switchyard.services.engine.records.limits import PermitDemand, PermitRefused, PermitRequest
+from switchyard.services.engine.records.limits import (
+    PermitDemand,
+    PermitRefused,
+    PermitRequest,
+    rank_of,
+)
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, HeldByPause
 from switchyard.services.engine.records.states import FINISHED, State
@@ -284,6 +289,7 @@ class InlineRunner(AsyncCloseable):
             redrives=message.metadata.redrives,
             attempts=message.metadata.attempts,
             queue="",
+            rank=rank_of(job.lane, message.priority),
             body=None,
             levels=(LIMIT_POLL_INTERVAL,),
             expires_at=float("inf"),

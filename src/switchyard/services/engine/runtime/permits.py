@@ -2,7 +2,7 @@
 
 A job that is refused a permit goes into the longest retry level, with no attempt used up, and grows
 older in its lane meanwhile. It keeps its place in the ledger: the worker that returns a permit
-wakes the jobs that wait longest, by sending a copy of the job ahead of its queue; the scheduler
+wakes the most urgent jobs that wait, by sending a copy of the job ahead of its queue; the scheduler
 does so where time frees a permit. The copy in the retry level comes later, and is skipped by the
 rules for copies. So a lost copy costs time and no job.
 
@@ -23,6 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.errors import PublishError
+from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import MAX_PRIORITY, JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
@@ -43,6 +44,7 @@ from switchyard.services.engine.records.limits import (
     PermitRefused,
     PermitRequest,
     WokenJob,
+    rank_of,
 )
 from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.runtime.attempt_endings import limit_refused
@@ -195,6 +197,7 @@ class PermitClient:
             redrives=metadata.redrives,
             attempts=metadata.attempts,
             queue=queue,
+            rank=rank_of(lane_of(queue), message.priority),
             body=body if len(body) <= MAX_KEPT_BYTES else None,
             levels=self.follow_up.policy.levels,
             expires_at=permit.expires_at,

@@ -48,6 +48,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 )
 from switchyard.services.engine.ledger.sql.limit_writing import MAX_RESERVED
 from switchyard.services.engine.ledger.sql.tables import (
+    IN_ORDER,
     WAS_WOKEN,
     jobs,
     limit_holds,
@@ -62,7 +63,8 @@ _COLUMNS: dict[str, TypeEngine[Any]] = {
     **dict.fromkeys(("kind", "job_id", "hold", "name", "key", "state"), Text()),
     **dict.fromkeys(("in_use", "reserved", "reserved_tokens"), BigInteger()),
     **dict.fromkeys(("tokens", "times", "redrives", "attempts", "started_second"), BigInteger()),
-    **dict.fromkeys(("now", "oldest_wait_since", "since"), Double()),
+    **dict.fromkeys(("rank", "first_rank"), BigInteger()),
+    **dict.fromkeys(("now", "since"), Double()),
     **dict.fromkeys(("called_until", "expires_at"), Double()),
 }
 """The columns of the statement that reads counts, waits, jobs and holds together; null where a
@@ -79,10 +81,10 @@ class LockedLimitRows:
     """The rows of the limits, locked."""
     counts: dict[LimitId, Row[Any]] = field(default_factory=dict)
     """By limit: `in_use` is the number of its running jobs, `reserved` that of permits kept for
-    woken jobs, with `reserved_tokens`; `oldest_wait_since` is null where no job may be woken."""
+    woken jobs, with `reserved_tokens`; `first_rank` is null where no job may be woken."""
     waits: dict[str, Row[Any]] = field(default_factory=dict)
-    """By job, with `name` and `key` of its limit: `since`, `tokens`, how many `times` it was put
-    off, and until when its permit is reserved (`called_until`)."""
+    """By job, with `name` and `key` of its limit: `rank`, `since`, `tokens`, how many `times` it
+    was put off, and until when its permit is reserved (`called_until`)."""
     jobs: dict[str, Row[Any]] = field(default_factory=dict)
     """By job: `state`, `redrives` and `attempts`."""
     holds: list[Row[Any]] = field(default_factory=list)
@@ -127,7 +129,7 @@ def read_locked(
 def read_waiting(
     connection: Connection, limit_ids: Collection[LimitId], now: float, at_most: int
 ) -> dict[LimitId, list[Row[Any]]]:
-    """Read the jobs that may be woken, the longest wait first; up to `at_most` of each limit."""
+    """Read the jobs that may be woken, in the order of IN_ORDER; up to `at_most` of each limit."""
     values = {"now": now, "at_most": at_most}
     if is_sqlite(connection):
         # It has no LATERAL, and no round trip to save.
@@ -185,20 +187,21 @@ def _first_waiting_of_each() -> Select[Any]:
         select(limits.c.name, limits.c.key, *each.c)
         .select_from(limits.join(each, true()))
         .where(_has_listed_id("postgresql"))
-        .order_by(each.c.since, each.c.job_id)
+        .order_by(each.c.rank, each.c.since, each.c.job_id)
     )
 
 
 def _first_waiting(name: ColumnElement[str], key: ColumnElement[str]) -> Select[Any]:
     now, at_most = bindparam("now", type_=Double), bindparam("at_most", type_=BigInteger)
     conditions = (limit_waits.c.name == name, limit_waits.c.key == key, *_may_be_woken(now))
-    query = select(limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.since)
-    query = query.where(*conditions).order_by(limit_waits.c.since, limit_waits.c.job_id)
-    return query.limit(at_most)
+    query = select(
+        limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.rank, limit_waits.c.since
+    )
+    return query.where(*conditions).order_by(*IN_ORDER).limit(at_most)
 
 
 def _select_counts(now: ColumnElement[float]) -> Select[Any]:
-    """Select each limit's counts of permits in use and reserved, the time, and the oldest wait."""
+    """Select each limit's counts of permits in use and reserved, the time, and the first rank."""
     is_held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
     waiting = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
     until = limit_waits.c.called_until
@@ -206,7 +209,7 @@ def _select_counts(now: ColumnElement[float]) -> Select[Any]:
     in_use = select(func.count()).where(*is_held, limit_holds.c.expires_at > now)
     tokens = func.coalesce(func.sum(limit_waits.c.tokens), 0)
     # The first of an index, where a minimum would read all of them.
-    oldest = select(limit_waits.c.since).where(*waiting, *_may_be_woken(now))
+    first = select(limit_waits.c.rank).where(*waiting, *_may_be_woken(now))
     return _select_kind(
         "limit",
         name=limits.c.name,
@@ -215,7 +218,7 @@ def _select_counts(now: ColumnElement[float]) -> Select[Any]:
         reserved=select(func.count()).where(*is_woken).scalar_subquery(),
         reserved_tokens=select(tokens).where(*is_woken).scalar_subquery(),
         now=now,
-        oldest_wait_since=oldest.order_by(limit_waits.c.since).limit(1).scalar_subquery(),
+        first_rank=first.order_by(*IN_ORDER).limit(1).scalar_subquery(),
     )
 
 
@@ -228,6 +231,7 @@ def _select_requesting(dialect: str) -> list[Select[Any]]:
         key=limit_waits.c.key,
         tokens=limit_waits.c.tokens,
         times=limit_waits.c.times,
+        rank=limit_waits.c.rank,
         since=limit_waits.c.since,
         called_until=limit_waits.c.called_until,
     )

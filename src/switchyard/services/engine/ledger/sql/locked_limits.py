@@ -49,7 +49,7 @@ class LockedLimit:
             in_use=int(count.in_use),
             reserved=int(count.reserved),
             reserved_tokens=int(count.reserved_tokens),
-            somebody_waits=count.oldest_wait_since is not None,
+            somebody_waits=count.first_rank is not None,
         )
 
     @property
@@ -124,12 +124,12 @@ class PermitQueue:
         """Jobs that request permits in this transaction: they need not be woken."""
         self._waiting: dict[LimitId, deque[Row[Any]]] = {}
 
-    def wake(self, limit: LockedLimit, before: float | None = None) -> None:
-        """Wake the jobs that have waited longest, while the limit allows it; with `before`, only
-        those that began to wait before that time."""
+    def wake(self, limit: LockedLimit, before: tuple[int, float] | None = None) -> None:
+        """Wake waiting jobs in order, while the limit allows it; with `before`, a rank and a time,
+        only those that come before a job of that rank that waits since that time."""
         while limit.somebody_waits and limit.refusal(0) is None:
             waiting = self._queue(limit)
-            while waiting and (before is None or waiting[0].since < before):
+            while waiting and (before is None or (waiting[0].rank, waiting[0].since) < before):
                 if limit.refusal(waiting[0].tokens) is not None:
                     return
                 row = waiting.popleft()

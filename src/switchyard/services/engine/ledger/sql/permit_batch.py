@@ -1,9 +1,10 @@
 """Grant permits of named limits and take them back: many jobs in one transaction.
 
-A free permit goes to the job that has waited longest. That job is *woken* (`called_…` in the
-columns): the permit is reserved for it for some seconds, and the caller sends it to its queue.
-Every change locks the row of its limit; several rows are always locked in the same order. The
-statements are in `limit_reading` and `limit_writing`.
+A free permit goes to the most urgent job that waits, by lane and priority, and of those to the one
+that has waited longest. That job is *woken* (`called_…` in the columns): the permit is reserved for
+it for some seconds, and the caller sends it to its queue. Every change locks the row of its limit;
+several rows are always locked in the same order. The statements are in `limit_reading` and
+`limit_writing`.
 """
 
 from __future__ import annotations
@@ -115,13 +116,18 @@ class PermitBatch:
 
     # --- requests ------------------------------------------------------------------------
 
-    def _urgency(self, request: PermitRequest) -> tuple[bool, bool, float]:
-        """Return the sort key of a request: claimed jobs first, then woken ones, then the longest
-        waits, then the others."""
+    def _urgency(self, request: PermitRequest) -> tuple[bool, bool, tuple[int, float]]:
+        """Return the sort key of a request: claimed jobs first, then woken ones, then the others by
+        their place."""
         wait = self._rows.waits.get(request.job_id)
-        if wait is None:
-            return (not request.claimed, True, float("inf"))
-        return (not request.claimed, wait.called_until == 0, wait.since)
+        was_woken = wait is not None and wait.called_until != 0
+        return (not request.claimed, not was_woken, self._place(request))
+
+    def _place(self, request: PermitRequest) -> tuple[int, float]:
+        """Return the rank of a job, and since when it waits: a new one comes after all others of
+        its rank."""
+        wait = self._rows.waits.get(request.job_id)
+        return (request.rank, float("inf") if wait is None else wait.since)
 
     def _decide(self, request: PermitRequest) -> PermitAnswer:
         if not request.claimed and not self._is_to_run(request):
@@ -133,7 +139,7 @@ class PermitBatch:
             wait = self._rows.waits.get(request.job_id)
             for limit in limits:
                 if wait is None or wait.called_until == 0:
-                    self._queue.wake(limit, None if wait is None else wait.since)
+                    self._queue.wake(limit, self._place(request))
             for limit, need in zip(limits, request.needs, strict=True):
                 if (reason := limit.refusal(need.tokens)) is not None:
                     return self._enqueue(request, limit, need, reason)
@@ -185,6 +191,7 @@ class PermitBatch:
             "key": need.key,
             "queue": request.queue,
             "tokens": need.tokens,
+            "rank": request.rank,
             "since": since,
             "times": times + 1,
             "back_at": limit.now + delay,

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0043"
+SCHEMA_REVISION = "0044"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -672,6 +672,8 @@ limit_waits = Table(
     # Queue to which its message goes when it is woken.
     Column("queue", Text, nullable=False, index=True),
     Column("tokens", BigInteger, nullable=False),
+    # Its urgency: the least comes first; then, who has waited longest.
+    Column("rank", Integer, nullable=False, server_default=text("0")),
     Column("since", Double, nullable=False),
     # Number of times that it was put off.
     Column("times", Integer, nullable=False),
@@ -687,7 +689,17 @@ limit_waits = Table(
     # The message, for waking it; NULL where it is too large to be kept.
     Column("body", LargeBinary),
 )
+# For programs older than tables 0044, until a later release contracts.
 Index("ix_limit_waits_limit", limit_waits.c.name, limit_waits.c.key, limit_waits.c.since)
+Index(
+    "ix_limit_waits_order",
+    limit_waits.c.name,
+    limit_waits.c.key,
+    limit_waits.c.rank,
+    limit_waits.c.since,
+)
+IN_ORDER = (limit_waits.c.rank, limit_waits.c.since, limit_waits.c.job_id)
+"""The order in which jobs that wait for a limit get permits."""
 WAS_WOKEN = limit_waits.c.called_until > literal_column("0")
 """Condition for woken jobs, which are few; a query with it uses the index."""
 Index(
