@@ -62,7 +62,7 @@ UNWRITTEN_KEPT_FOR = 24 * 3600.0
 DROPPED_AT_ONCE = 100
 """Files that are deleted between two queries for more."""
 
-_S = OpenAiBatchState
+_State = OpenAiBatchState
 
 
 class InvalidBatch(InvalidInput):
@@ -203,7 +203,7 @@ class OpenAiBatches:
         batch = OpenAiBatch(
             id=batch_id,
             owner=owner,
-            state=_S.VALIDATING,
+            state=_State.VALIDATING,
             created_at=now,
             endpoint=endpoint,
             input_file_id=file.id,
@@ -244,11 +244,11 @@ class OpenAiBatches:
         """Cancel a batch: requests that have not begun are not asked any more. Raises
         UnknownOpenAiBatch, and BatchEnded if it has ended."""
         batch = await self.batch(batch_id, owner)
-        among = {_S.VALIDATING, _S.IN_PROGRESS}
-        moved = await self._repository.move_batch(batch.id, _S.CANCELLING, among_states=among)
+        among = {_State.VALIDATING, _State.IN_PROGRESS}
+        moved = await self._repository.move_batch(batch.id, _State.CANCELLING, among_states=among)
         if moved is None:
             raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
-        if moved.state is not _S.CANCELLING:
+        if moved.state is not _State.CANCELLING:
             raise BatchEnded(f"the batch is {moved.state}: it can't be cancelled any more")
         return await self.with_counts(moved)
 
@@ -281,10 +281,10 @@ class OpenAiBatches:
         return number
 
     async def _advance(self, batch: OpenAiBatch) -> None:
-        if batch.state is _S.VALIDATING:
+        if batch.state is _State.VALIDATING:
             await self._validate(batch)
-        elif batch.state is _S.FINALIZING:
-            await self._write_files_and_close(batch, batch.outcome or _S.COMPLETED)
+        elif batch.state is _State.FINALIZING:
+            await self._write_files_and_close(batch, batch.outcome or _State.COMPLETED)
         else:
             await self._follow_backfill(batch)
 
@@ -301,11 +301,11 @@ class OpenAiBatches:
             return
         moved = await self._repository.move_batch(
             batch.id,
-            _S.IN_PROGRESS,
-            among_states={_S.VALIDATING},
+            _State.IN_PROGRESS,
+            among_states={_State.VALIDATING},
             changes={"total": report.total},
         )
-        if moved is not None and moved.state is _S.IN_PROGRESS:
+        if moved is not None and moved.state is _State.IN_PROGRESS:
             self._log.info("batch started", batch=batch.id, requests=report.total)
             await self._follow_backfill(moved)
 
@@ -316,26 +316,26 @@ class OpenAiBatches:
     async def _refuse_input(self, batch: OpenAiBatch, errors: Any) -> None:
         changes = {"errors": tuple(errors)}
         await self._repository.move_batch(
-            batch.id, _S.FAILED, among_states={_S.VALIDATING}, changes=changes
+            batch.id, _State.FAILED, among_states={_State.VALIDATING}, changes=changes
         )
         self._log.info("batch invalid", batch=batch.id, errors=len(changes["errors"]))
 
     async def _follow_backfill(self, batch: OpenAiBatch) -> None:
         """Start a batch's backfill, or follow its state: end the batch when it has ended."""
         operation = await self._ledger.bulk.get_bulk(batch.operation_id)
-        if batch.state is _S.CANCELLING:
-            await self._stop_early(batch, operation, _S.CANCELLED)
+        if batch.state is _State.CANCELLING:
+            await self._stop_early(batch, operation, _State.CANCELLED)
         elif operation is None:
             await self._start(batch)
         elif operation.state is BulkState.COMPLETED:
-            await self._start_finalizing(batch, _S.COMPLETED)
+            await self._start_finalizing(batch, _State.COMPLETED)
         elif self._ledger.clock.time() >= batch.expires_at:
-            await self._stop_early(batch, operation, _S.EXPIRED)
+            await self._stop_early(batch, operation, _State.EXPIRED)
         elif operation.state is BulkState.CANCELLED:  # by an operator
-            await self._stop_early(batch, operation, _S.CANCELLED)
+            await self._stop_early(batch, operation, _State.CANCELLED)
         elif operation.state is BulkState.FAILED:
             error = {"code": "batch_failed", "message": operation.note, "param": None, "line": None}
-            await self._stop_early(batch, operation, _S.FAILED, errors=(error,))
+            await self._stop_early(batch, operation, _State.FAILED, errors=(error,))
 
     async def _start(self, batch: OpenAiBatch) -> None:
         limits = await self._limits_of(batch)
@@ -370,8 +370,8 @@ class OpenAiBatches:
                 await backfills.cancel(batch.operation_id, jobs=True)
             if await self._ledger.bulk_jobs.count_open_bulk_jobs(operation.id, at_most=1):
                 return
-        if operation is None and outcome is _S.CANCELLED:
-            states = {_S.CANCELLING}
+        if operation is None and outcome is _State.CANCELLED:
+            states = {_State.CANCELLING}
             await self._repository.move_batch(batch.id, outcome, among_states=states)
             return
         await self._start_finalizing(batch, outcome, errors)
@@ -383,16 +383,16 @@ class OpenAiBatches:
         errors: tuple[Mapping[str, Any], ...] = (),
     ) -> None:
         """Record how a batch ends, whose requests have all ended, and write its files."""
-        if batch.state is _S.CANCELLING:  # as at OpenAI, until its files are written
-            await self._write_files_and_close(batch, _S.CANCELLED)
+        if batch.state is _State.CANCELLING:  # as at OpenAI, until its files are written
+            await self._write_files_and_close(batch, _State.CANCELLED)
             return
         moved = await self._repository.move_batch(
             batch.id,
-            _S.FINALIZING,
-            among_states={_S.IN_PROGRESS},
+            _State.FINALIZING,
+            among_states={_State.IN_PROGRESS},
             changes={"outcome": outcome, "errors": errors},
         )
-        if moved is not None and moved.state is _S.FINALIZING:
+        if moved is not None and moved.state is _State.FINALIZING:
             await self._write_files_and_close(moved, outcome)
 
     async def _write_files_and_close(self, batch: OpenAiBatch, outcome: OpenAiBatchState) -> None:
@@ -501,9 +501,9 @@ class OpenAiBatches:
         complaint = None if end is not None else self._why_no_job(batch, line)
         if complaint is not None:
             return False, {**head, **_failure(job_id, 400, "invalid", complaint)}
-        code, text = _UNASKED_REASONS.get(outcome, _UNASKED_REASONS[_S.COMPLETED])
+        code, text = _UNASKED_REASONS.get(outcome, _UNASKED_REASONS[_State.COMPLETED])
         if end is not None and end["state"] == State.DEAD:
-            code, text = _UNASKED_REASONS[_S.EXPIRED]
+            code, text = _UNASKED_REASONS[_State.EXPIRED]
         return False, {**head, "response": None, "error": {"code": code, "message": text}}
 
     def _why_no_job(self, batch: OpenAiBatch, line: BatchLine) -> str | None:
@@ -518,16 +518,16 @@ class OpenAiBatches:
 
 
 _UNASKED_REASONS: Mapping[OpenAiBatchState, tuple[str, str]] = {
-    _S.EXPIRED: (
+    _State.EXPIRED: (
         "batch_expired",
         "This request could not be executed before the completion window expired.",
     ),
-    _S.CANCELLED: (
+    _State.CANCELLED: (
         "batch_cancelled",
         "This request was not executed because the batch was cancelled.",
     ),
-    _S.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
-    _S.COMPLETED: (
+    _State.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
+    _State.COMPLETED: (
         "no_result",
         "There is no result: the job was cancelled or too large, or its record is too old.",
     ),

@@ -50,7 +50,7 @@ NETWORK_TRIES = 3
 FIRST_RETRY_DELAY = 0.5
 """Seconds before the second try; doubled for the third."""
 MODEL_APIS: Mapping[str, type[ModelApi]] = {"openai": ModelApi, "anthropic": AnthropicApi}
-"""By the setting `LlmServer.api`."""
+"""The API of a server, by its setting `LlmServer.api`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ServerClient:
         self._id = content_hash([server.base_url, server.model])
         self._configured_parameters = Parameters.for_server(server)
         self._parameters = self._configured_parameters
-        """As the server took them last."""
+        """The parameters that the server took last."""
         self._learned = ""
         """What all processes had learned of the parameters at the last call (`learned`)."""
         self._unclear_changes = 0

@@ -356,9 +356,9 @@ async def _drop_some(
     keys: list[str] = []
 
     async def drop(limit: int) -> Removal:
-        some = dict(superfluous[:limit])
+        batch = dict(superfluous[:limit])
         del superfluous[:limit]
-        keys[:], removal = await repository.drop_llm_answers(some)
+        keys[:], removal = await repository.drop_llm_answers(batch)
         return removal
 
     await steps.make(drop)

@@ -184,17 +184,17 @@ class LlmBatchRepository(Repository):
             "fenced_until": 0.0,
         }
         connection.execute(insert_into(connection, llm_batches).values(**values))
-        taken = connection.execute(
+        sent_rows = connection.execute(
             update(llm_batch_items)
             .where(among(connection, items.key, keys), items.state == ItemState.COLLECTED)
             .values(state=ItemState.SENT.value, batch_id=batch_id)
             .returning(items.key)
         ).all()
         condition = batches.id == batch_id
-        if not taken:  # another process was faster
+        if not sent_rows:  # another process was faster
             connection.execute(delete(llm_batches).where(condition))
             return None
-        connection.execute(update(llm_batches).where(condition).values(questions=len(taken)))
+        connection.execute(update(llm_batches).where(condition).values(questions=len(sent_rows)))
         return _batch_of(connection.execute(select(llm_batches).where(condition)).one())
 
     @read
@@ -212,10 +212,10 @@ class LlmBatchRepository(Repository):
         """Reserve the sending of a batch for this process, for `seconds`. Returns False if another
         process has reserved it, or the batch is sent."""
         now = db_now(connection)
-        free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
+        is_free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
         until = batches.fenced_until
-        free &= (until <= now) | (until > latest_end(now, seconds))
-        fence = update(llm_batches).where(free).values(fenced_until=now + seconds)
+        is_free &= (until <= now) | (until > latest_end(now, seconds))
+        fence = update(llm_batches).where(is_free).values(fenced_until=now + seconds)
         return connection.execute(fence).rowcount > 0
 
     async def note_llm_batch(
@@ -291,22 +291,22 @@ class LlmBatchRepository(Repository):
         old = db_now(connection) - max_age
         removed: Counter[str] = Counter()
         unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
-        some = select(items.key).where(unwanted).limit(limit)
-        gone = connection.execute(
+        unwanted_keys = select(items.key).where(unwanted).limit(limit)
+        deleted = connection.execute(
             delete(llm_batch_items)
-            .where(items.key.in_(some), unwanted)
+            .where(items.key.in_(unwanted_keys), unwanted)
             .returning(items.state, items.call)
         ).all()
-        removed["llm_batch_items"] = len(gone)
+        removed["llm_batch_items"] = len(deleted)
         for key, condition in (
             (waits.key, ~exists().where(items.key == waits.key)),
             (batches.id, (batches.created_at < old) & (batches.state == BatchState.DONE)),
         ):
             keys = select(key).where(condition).limit(limit)
-            done = connection.execute(delete(key.table).where(key.in_(keys), condition))
-            removed[key.table.name] = done.rowcount
+            removal = connection.execute(delete(key.table).where(key.in_(keys), condition))
+            removed[key.table.name] = removal.rowcount
         is_complete = all(number < limit for number in removed.values())
-        calls = [_call_of(row.call) for row in gone if row.state == ItemState.COLLECTED]
+        calls = [_call_of(row.call) for row in deleted if row.state == ItemState.COLLECTED]
         return calls, Removal(+removed, is_complete, watch.seconds())
 
     @read

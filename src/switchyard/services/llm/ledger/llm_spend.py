@@ -200,8 +200,8 @@ class LlmSpendRepository(Repository):
         for key in (llm_calls.c.id, llm_accounts.c.key):
             table = key.table
             old = select(key).where(table.c.day < day).limit(limit)
-            gone = connection.execute(delete(table).where(key.in_(old), table.c.day < day))
-            removed[table.name] = gone.rowcount
+            deleted = connection.execute(delete(table).where(key.in_(old), table.c.day < day))
+            removed[table.name] = deleted.rowcount
         is_complete = all(number < limit for number in removed.values())
         return Removal(+removed, is_complete, watch.seconds())
 
@@ -258,8 +258,8 @@ def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
         if call.state is CallState.FREE:
             connection.execute(delete(llm_calls).where(condition))
         else:  # updated, not replaced: a transaction that waits for the row finds it
-            settled = {"state": call.state.value, "cost": call.cost, **_tokens(call)}
-            connection.execute(update(llm_calls).where(condition).values(settled))
+            values = {"state": call.state.value, "cost": call.cost, **_tokens(call)}
+            connection.execute(update(llm_calls).where(condition).values(values))
     if call.state is not CallState.FREE:
         column = "saved" if call.state is CallState.SAVED else "spent"
         added[column] = added.get(column, 0.0) + (call.cost or 0.0)

@@ -157,7 +157,7 @@ class AnswersExamined:
     last: tuple[float, str] | None
     """Last use and key of the last answer examined; None if no more follow."""
     seconds: float
-    """How long the transaction took."""
+    """Seconds that the transaction took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class UnrecordedAnswers:
 
     keys: Sequence[str]
     seconds: float
-    """What the transaction took."""
+    """Seconds that the transaction took."""
 
 
 AnswerClaim = CacheHit | LeaseAcquired | LeaseHeld

@@ -60,10 +60,10 @@ class LlmCall:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is to be reserved for a call before it is made."""
+    """The cost to reserve for a call before it is made."""
 
     call: LlmCall
-    """Its `cost` is the most that it can cost."""
+    """The call; its `cost` is the most that it can cost."""
     per_day: float | None
     """The budget of the day; None if there is none."""
 
