@@ -85,7 +85,7 @@ def test_the_last_id_outlives_what_was_cut_off() -> None:
     reader = EventReader()
     for line in ("id: 1", "data: {}", "", "event: end", "data: {}", "", "id: 2", "data: {"):
         reader.feed(line)
-    reader.forget_half()
+    reader.drop_partial_event()
     assert reader.last_id == "1"
     assert reader.feed("") is None
 

@@ -171,7 +171,7 @@ class Client(ClientBase):
                                 return
             except ApiError as error:
                 failure = error
-            reader.forget_half()
+            reader.drop_partial_event()
             time.sleep(backoff.pause(failure))
 
     def _lines(
@@ -329,7 +329,7 @@ class AsyncClient(ClientBase):
                                 return
             except ApiError as error:
                 failure = error
-            reader.forget_half()
+            reader.drop_partial_event()
             await _sleep(backoff.pause(failure))
 
     async def _lines(

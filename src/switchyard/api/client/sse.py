@@ -55,9 +55,9 @@ class EventReader:
         if "data" not in fields:
             return None
         self.last_id = fields.get("id", self.last_id)
-        return Event(fields.get("event", "message"), _data(fields["data"]), fields.get("id"))
+        return Event(fields.get("event", "message"), _parse_data(fields["data"]), fields.get("id"))
 
-    def forget_half(self) -> None:
+    def drop_partial_event(self) -> None:
         """Drop the fields of an event that was cut off in the middle."""
         self._fields = {}
 
@@ -71,7 +71,7 @@ def check_stream(answer: httpx.Response) -> None:
         )
 
 
-def _data(text: str) -> dict[str, Any]:
+def _parse_data(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -89,14 +89,14 @@ class ReconnectBackoff:
 
     most: int
     failures: int = 0
-    opened: bool = False
+    has_opened: bool = False
     """Whether the stream has worked before: then errors may be temporary."""
 
     def pause(self, error: ApiError | None) -> float:
         """Return the seconds to wait before the stream, which ended or could not be opened, is
         opened again. Raises the error where another attempt is of no use."""
-        passing = isinstance(error, ApiUnavailable | Unavailable | RateLimited)
-        if error is not None and not (passing and self.opened):
+        is_temporary = isinstance(error, ApiUnavailable | Unavailable | RateLimited)
+        if error is not None and not (is_temporary and self.has_opened):
             raise error
         self.failures += 1
         if self.failures > self.most:
@@ -109,4 +109,4 @@ class ReconnectBackoff:
     def restore(self) -> None:
         """Note that the stream works: the next failure counts as the first."""
         self.failures = 0
-        self.opened = True
+        self.has_opened = True

@@ -42,7 +42,7 @@ def _moment(name: str, value: object, sign: int) -> datetime:
     moment: object = value
     try:
         if isinstance(moment, str):
-            moment = _read(moment)
+            moment = _parse_time(moment)
         if isinstance(moment, timedelta):
             moment = datetime.now(UTC) + sign * moment
     except (ValueError, OverflowError):
@@ -55,7 +55,7 @@ def _moment(name: str, value: object, sign: int) -> datetime:
     )
 
 
-def _read(text: str) -> datetime | timedelta:
+def _parse_time(text: str) -> datetime | timedelta:
     try:
         return timedelta(seconds=seconds_of(text))
     except ValueError:

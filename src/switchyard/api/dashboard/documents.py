@@ -165,7 +165,10 @@ async def search_documents(
         "q": q.strip(),
         "mode": mode,
         "modes": list(SearchMode),
-        "hits": [(each, _cut_at(each.snippet, each.highlights), _place(each, q)) for each in hits],
+        "hits": [
+            (each, _cut_at(each.snippet, each.highlights), _passage_address(each, q))
+            for each in hits
+        ],
     }
     return DashboardPage("documents_search.html", context, title="Search documents")
 
@@ -309,16 +312,16 @@ _NO_NEIGHBOURS: Mapping[str, Any] = {"drawn": None, "neighbours": [], "related":
 async def _neighbours(state: ApiState, document_id: str) -> dict[str, Any]:
     """Return the works and authors around a document in the graph: drawn, and as lists."""
     pipeline = PipelineLedger(state.ledger)
-    near = await pipeline.graph_walks.graph_neighbourhood(
+    neighbourhood = await pipeline.graph_walks.graph_neighbourhood(
         document_id, depth=1, limit=MAX_NEIGHBOURS + 1
     )
-    if near is None or len(near.nodes) < 2:
+    if neighbourhood is None or len(neighbourhood.nodes) < 2:
         return dict(_NO_NEIGHBOURS)
     coupled = await pipeline.graph_reads.graph_coupled(document_id, MAX_RELATED)
     cocited = await pipeline.graph_reads.graph_cocited(document_id, MAX_RELATED)
     return {
-        "drawn": Html(draw(near, near.distances)),
-        "neighbours": _stored_neighbours(near),
+        "drawn": Html(draw(neighbourhood, neighbourhood.distances)),
+        "neighbours": _stored_neighbours(neighbourhood),
         "related": {
             "Cites the same works": coupled.works if coupled is not None else [],
             "Cited together with it": cocited.works if cocited is not None else [],
@@ -326,12 +329,12 @@ async def _neighbours(state: ApiState, document_id: str) -> dict[str, Any]:
     }
 
 
-def _stored_neighbours(near: Neighbourhood) -> list[tuple[str, str]]:
+def _stored_neighbours(neighbourhood: Neighbourhood) -> list[tuple[str, str]]:
     """Return id and label of the neighbours of which there is a document here."""
-    return [(each.documents[0], each.label) for each in near.nodes[1:] if each.documents]
+    return [(each.documents[0], each.label) for each in neighbourhood.nodes[1:] if each.documents]
 
 
-def _place(hit: HitView, query: str) -> str:
+def _passage_address(hit: HitView, query: str) -> str:
     """Return the address of a hit's page, at its passage."""
     address_query = urlencode({"q": query.strip(), "passage": hit.snippet})
     return f"{HERE}/{quote(hit.document_id, safe='')}/pages/{hit.page}?{address_query}#passage"

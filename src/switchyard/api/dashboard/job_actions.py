@@ -44,19 +44,21 @@ async def show_choice(state: Shared, asked: Asked) -> DashboardPage:
     reads = state.ledger.job_reads
     counts: dict[str, int] = {}
     for action, states in TAKES.items():
-        can_be = asked.wanted.state is None or asked.wanted.state in states
+        is_possible = asked.job_filter.state is None or asked.job_filter.state in states
         counts[action.value] = (
-            await reads.count_matching(asked.wanted, states, at_most=MAX_COUNTED_HERE)
-            if can_be
+            await reads.count_matching(asked.job_filter, states, at_most=MAX_COUNTED_HERE)
+            if is_possible
             else 0
         )
     everything = frozenset(State)
     context = {
-        "matched": await reads.count_matching(asked.wanted, everything, at_most=MAX_COUNTED_HERE),
+        "matched": await reads.count_matching(
+            asked.job_filter, everything, at_most=MAX_COUNTED_HERE
+        ),
         "most": MAX_COUNTED_HERE,
         "counts": counts,
-        "examples": await reads.matching_jobs(asked.wanted, everything, limit=MAX_EXAMPLES),
-        "what": asked.wanted.describe(),
+        "examples": await reads.matching_jobs(asked.job_filter, everything, limit=MAX_EXAMPLES),
+        "what": asked.job_filter.describe(),
         "query": asked.query,
         "lanes": [each.name for each in LANES],
         "max_priority": MAX_PRIORITY,
@@ -84,7 +86,7 @@ async def start(
     is_move, is_rerun = action is JobAction.MOVE, action is JobAction.RERUN
     spec = ActionSpec(
         action,
-        asked.wanted,
+        asked.job_filter,
         lane=lane if is_move else None,
         priority=priority if is_move else None,
         limit=limit,

@@ -76,11 +76,11 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class AskedJobs:
-    """What the filters of the page say, and the jobs that they mean."""
+    """The filters of the page: the form's fields, and the ledger's filter for them."""
 
     fields: dict[str, str]
-    """By the names of the form's fields; empty where nothing is said."""
-    wanted: JobFilter
+    """Values by the names of the form's fields; empty where nothing was entered."""
+    job_filter: JobFilter
 
     @property
     def query(self) -> str:
@@ -156,7 +156,7 @@ async def list_jobs(
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one. Where no
     index finds those that match, EXAMINED_JOBS are read at a time, or with `everything` all; where
     a state is asked for, so many of that state."""
-    job_filter, reads = asked.wanted, state.ledger.job_reads
+    job_filter, reads = asked.job_filter, state.ledger.job_reads
     is_bounded = job_filter.is_scan and not everything
     examined_since = None
     if wanted_id := job_id.strip():
@@ -180,7 +180,7 @@ async def list_jobs(
         counted = replace(job_filter, state=None)
         if is_bounded and (since := await reads.find_bound(counted, EXAMINED_JOBS)) is not None:
             counted, counted_among = replace(counted, since=since), EXAMINED_JOBS
-        counts, counted_newest = await _counts(reads, counted, jobs if is_all else None)
+        counts, counted_newest = await _count_by_state(reads, counted, jobs if is_all else None)
     query = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
     context = {
         "jobs": jobs,
@@ -189,16 +189,16 @@ async def list_jobs(
         "types": sorted(each.name for each in state.registry),
         "periods": list(PERIODS),
         "asked": asked.fields | {"id": job_id},
-        "act_on": None if asked.wanted.is_empty else f"{JOBS_PATH}/act?{asked.query}",
+        "act_on": None if asked.job_filter.is_empty else f"{JOBS_PATH}/act?{asked.query}",
         "counts": counts,
         "counted_newest": counted_newest,
         "counted_among": counted_among,
         "read": EXAMINED_JOBS,
         "read_until": examined_since if len(jobs) < PAGE_SIZE else None,
-        "read_all": _address(query | {"everything": "true"}),
+        "read_all": _make_address(query | {"everything": "true"}),
         "without_state": urlencode({k: v for k, v in query.items() if k not in ("state", "id")}),
-        "newer": _address(query) if cursor else None,
-        "older": _address(query | {"cursor": older}) if older else None,
+        "newer": _make_address(query) if cursor else None,
+        "older": _make_address(query | {"cursor": older}) if older else None,
         **TIMES,
     }
     return DashboardPage("jobs.html", context, title="Jobs")
@@ -242,7 +242,7 @@ async def show_job(job_id: JobIdInPath, state: Shared, readings: ReadingsOf) -> 
 
 @router.get("/{job_id}/events")
 async def follow_job(job_id: JobIdInPath, state: Shared, request: Request) -> Response:
-    """Stream what a job writes and says, until it ends: the API's stream, for who is signed in."""
+    """Stream the events of a job until it ends: the API's stream, for whoever is signed in."""
     return await events.follow_job(job_id, state, request)
 
 
@@ -374,7 +374,7 @@ def commands(job: JobRecord) -> dict[str, str]:
     }
 
 
-async def _counts(
+async def _count_by_state(
     reads: JobReads, job_filter: JobFilter, found: Sequence[JobSummary] | None
 ) -> tuple[Mapping[State, int], int | None]:
     """Return the jobs that match a filter without a state, by their states, and the number of
@@ -389,5 +389,5 @@ async def _counts(
     return counts, MAX_COUNTED if sum(counts.values()) >= MAX_COUNTED else None
 
 
-def _address(query: Mapping[str, Any]) -> str:
+def _make_address(query: Mapping[str, Any]) -> str:
     return f"{JOBS_PATH}?{urlencode(query)}"

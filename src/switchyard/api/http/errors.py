@@ -151,7 +151,7 @@ def install(app: FastAPI) -> None:
         problem = problem_of(error)
         if isinstance(error, StarletteHTTPException) and not isinstance(error, Problem):
             try:
-                await check_length(request)  # of what no route has read
+                await check_length(request)  # no route has read the body
             except Problem as too_large:
                 problem = too_large
         if problem.kind.name == "internal-error" and not isinstance(error, StarletteHTTPException):

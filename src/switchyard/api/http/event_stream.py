@@ -63,16 +63,16 @@ class EventStream(Response):
         """`closing` is called at the end, also where the client has gone before the beginning;
         `headers` are sent besides the usual ones."""
         self._closing = closing
-        self._begun = False
+        self._has_begun = False
         super().__init__(headers={"X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(wait_for_disconnect(receive))
-        refusing = asyncio.create_task(_wait_for_refusal(admission_of(scope)))
-        tasks = (sending, leaving, refusing)
+        disconnect = asyncio.create_task(wait_for_disconnect(receive))
+        refusal = asyncio.create_task(_wait_for_refusal(admission_of(scope)))
+        tasks = (sending, disconnect, refusal)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -83,7 +83,7 @@ class EventStream(Response):
             error = None if each.cancelled() else each.exception()
             if error is not None and not isinstance(error, OSError):
                 raise error
-        if sending.cancelled() and self._begun:
+        if sending.cancelled() and self._has_begun:
             # Ended in order, as a client that is cut off would reconnect at once.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -91,7 +91,7 @@ class EventStream(Response):
         async with aclosing(self._frames) as frames:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            self._begun = True
+            self._has_begun = True
             async for each in frames:
                 await send({"type": "http.response.body", "body": each, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -30,8 +30,10 @@ def error_of(problem: dict[str, Any]) -> tuple[HTTPStatus, dict[str, Any]]:
     """Return status and body of the error in OpenAI's form for a rendered problem."""
     name = str(problem["type"]).removeprefix(TYPE_BASE)
     status = _STATUSES.get(name, KINDS[name].status)
-    usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    kind, code = _TYPES.get(name, (usual, name.replace("-", "_")))
+    default_type = (
+        "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    )
+    kind, code = _TYPES.get(name, (default_type, name.replace("-", "_")))
     places = [each["location"] for each in problem.get("errors", ()) if each.get("location")]
     at = places[0][1:] if places else ()
     param = ".".join(map(str, at[1:] if at[:1] == ["payload"] else at))
@@ -45,7 +47,7 @@ def error_of(problem: dict[str, Any]) -> tuple[HTTPStatus, dict[str, Any]]:
     return status, {"error": error}
 
 
-def documented_in_openai_form(answers: dict[str, Any]) -> dict[str, Any]:
+def document_openai_errors(answers: dict[str, Any]) -> dict[str, Any]:
     """Return the documented answers of an operation with errors instead of problems."""
     errors: dict[str, Any] = {}
     for status, answer in answers.items():

@@ -16,15 +16,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from switchyard.api.http.field_descriptions import fill_in
-from switchyard.api.http.openai_errors import documented_in_openai_form
+from switchyard.api.http.openai_errors import document_openai_errors
 from switchyard.api.http.problems import MEDIA_TYPE, OPENAI_PREFIX, responses
 from switchyard.api.models.openai import OpenAiError, OpenAiErrorDetails
 from switchyard.api.models.problems import FieldError, ProblemDetails
 
 PIECE_BYTES = 32 * 1024
-"""The document is sent in such pieces of one shared copy, as everyone can fetch it, without a
-key."""
-WITH_KEY = (
+"""Bytes of a piece in which the document is sent. All answers share one copy of it, as everyone can
+fetch it, without a key."""
+KEY_PROBLEMS = (
     "unauthorized",
     "forbidden",
     "rate-limited",
@@ -32,7 +32,7 @@ WITH_KEY = (
     "ledger-away",
     "storage-full",
 )
-WITH_BODY = ("malformed-request", "request-timeout", "too-large")
+BODY_PROBLEMS = ("malformed-request", "request-timeout", "too-large")
 REF = "#/components/schemas/"
 
 
@@ -61,11 +61,11 @@ def install(app: FastAPI) -> None:
     app.openapi = complete  # type: ignore[method-assign]
 
     @cache
-    def rendered() -> bytes:
+    def render_document() -> bytes:
         return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
 
     async def show(_: Request) -> Response:
-        document = await asyncio.to_thread(rendered)  # the first time, for a good while
+        document = await asyncio.to_thread(render_document)  # long work, the first time
         headers = {"Content-Length": str(len(document))}
         return StreamingResponse(_pieces(document), headers=headers, media_type="application/json")
 
@@ -84,9 +84,9 @@ def _complete(document: dict[str, Any]) -> None:
         schema.pop("$defs", None)
         schemas[model.__name__] = schema
     for path, operation in _operations(document):
-        names = list(WITH_KEY) if "security" in operation else ["rate-limited"]
+        names = list(KEY_PROBLEMS) if "security" in operation else ["rate-limited"]
         if "requestBody" in operation:
-            names += WITH_BODY
+            names += BODY_PROBLEMS
         if operation.get("parameters") or "requestBody" in operation:
             names.append("invalid")
         answers = operation.setdefault("responses", {})
@@ -95,14 +95,14 @@ def _complete(document: dict[str, Any]) -> None:
         for status, documented in responses(*names).items():
             _merge(answers, str(status), documented)
         if path.startswith(OPENAI_PREFIX):
-            operation["responses"] = documented_in_openai_form(answers)
+            operation["responses"] = document_openai_errors(answers)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     fill_in(document)
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each operation behind its path."""
+    """Yield each operation with its path."""
     for path, item in document["paths"].items():
         for operation in item.values():
             yield path, operation

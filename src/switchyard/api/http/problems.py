@@ -52,10 +52,10 @@ class Problem(HTTPException):
         self.kind = KINDS[name]
         self.text = detail
         self.extra = extra
-        more = dict(headers or {})
+        all_headers = dict(headers or {})
         if retry_after is not None:
-            more["Retry-After"] = str(max(1, ceil(retry_after)))
-        super().__init__(self.kind.status, detail, more or None)
+            all_headers["Retry-After"] = str(max(1, ceil(retry_after)))
+        super().__init__(self.kind.status, detail, all_headers or None)
 
     @property
     def content(self) -> dict[str, Any]:

@@ -25,15 +25,15 @@ FORMATS: dict[str, Any] = {
 
 
 async def _format_of(
-    named: Annotated[
+    requested: Annotated[
         ReferenceFormat | None,
         Query(alias="format", description="Format of the answer; takes precedence over `Accept`."),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> ReferenceFormat:
     """Return the format in the query, else the first that `Accept` names, else JSON."""
-    if named is not None:
-        return named
+    if requested is not None:
+        return requested
     accepted = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
     by_type = {media_type: name for name, media_type in MEDIA_TYPES.items()}
     return next((by_type[each] for each in accepted if each in by_type), ReferenceFormat.JSON)

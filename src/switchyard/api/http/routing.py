@@ -68,8 +68,8 @@ class GuardedRoute(APIRoute):
             began = time.monotonic()
             response = await handle(request)
             admission = admission_of(request.scope)
-            waited = time.monotonic() - began > LONG_WAIT
-            if admission is not None and waited and not isinstance(response, EventStream):
+            took_long = time.monotonic() - began > LONG_WAIT
+            if admission is not None and took_long and not isinstance(response, EventStream):
                 await admission.check()
             return response
 

@@ -26,7 +26,7 @@ BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API 
 HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, scheme_name="header", description="An API key."
 )
-RECEIPT = frozenset({"id", "document_id", "job_id", "state", "duplicate"})
+RECEIPT_FIELDS = frozenset({"id", "document_id", "job_id", "state", "duplicate"})
 """Fields of an answer that everyone who may publish can see."""
 V = TypeVar("V", bound=BaseModel)
 ANYBODY = Principal("anybody", frozenset(Scope))
@@ -104,7 +104,8 @@ def must_send_key(path: str) -> bool:
 
 
 async def _principal_of(keys: ApiKeyStore, key: str | None) -> Principal:
-    """Raises Problem (401), LedgerError."""
+    """Return whose key this is; without one, ANYBODY, as long as no keys exist. Raises Problem
+    (401), LedgerError."""
     if key is not None:
         principal = await keys.identify(key)
         if principal is None:
@@ -210,7 +211,7 @@ def receipt(request: Request, view: V, *, is_own: bool) -> V:
     hidden = {
         name: _empty_value(fields[name].annotation, value)
         for name, value in view
-        if name not in RECEIPT
+        if name not in RECEIPT_FIELDS
     }
     return view.model_copy(update=hidden)
 
@@ -269,7 +270,7 @@ class _KeyGuard:
         self._scopes = scopes
 
     async def admit(self, request: Request) -> None:
-        """Raises Problem (401, 403, 429), LedgerError."""
+        """Require a key with one of the scopes. Raises Problem (401, 403, 429), LedgerError."""
         require_scope(await identify(request), *self._scopes)
 
     async def __call__(

@@ -48,16 +48,16 @@ class BodyMemory:
         whose sender only the body tells) count as one client; among themselves, they count by
         address."""
 
-    def hold(self, scope: Scope) -> Held:
+    def hold(self, scope: Scope) -> HeldMemory:
         """Begin to count for the client that makes this request."""
         principal_id = scope["state"].get("principal_id")
         if principal_id is not None:
-            return Held(self.all, f"key {principal_id}")
+            return HeldMemory(self.all, f"key {principal_id}")
         client = scope.get("client")
-        return Held(self.without_key, client_at(client[0]) if client else "")
+        return HeldMemory(self.without_key, client_at(client[0]) if client else "")
 
 
-class Held:
+class HeldMemory:
     """The memory that one request has taken."""
 
     def __init__(self, shares: Shares, client: str) -> None:
@@ -66,7 +66,7 @@ class Held:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """Raises Problem (503)."""
+        """Take memory for so many bytes. Raises Problem (503)."""
         if size and not self._shares.take(self._client, size):
             raise try_later("overloaded", "too many and too large requests at once: send fewer")
         self._bytes += size
@@ -110,7 +110,7 @@ class _LimitedBody:
         self._receive = receive
         self._settings = settings
         self._memory = memory
-        self._held: Held | None = None
+        self._held: HeldMemory | None = None
         self._size = 0
         self._complete = False
 
@@ -144,11 +144,11 @@ class _LimitedBody:
         headers = Headers(scope=self._scope)
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most:
-            if "expect" not in headers:  # else it waits to be told
+            if "expect" not in headers:  # else it has not sent the body yet
                 await _drain(self._receive)
             raise _too_large(self._most)
 
-    def _begin(self) -> Held:
+    def _begin(self) -> HeldMemory:
         """Set this body's limits, and begin to count it, as its route and its client are known
         now."""
         if self._held is not None:
@@ -156,15 +156,15 @@ class _LimitedBody:
         headers = Headers(scope=self._scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         route = self._scope.get("route")
-        known = route if isinstance(route, GuardedRoute) else None
-        takes_files = known is not None and known.takes_files
+        guarded_route = route if isinstance(route, GuardedRoute) else None
+        takes_files = guarded_route is not None and guarded_route.takes_files
         self._is_streamed = takes_files and kind in STREAMED_TYPES
         self._most, seconds = self._settings.api_max_body, self._settings.api_body_timeout
         if self._is_streamed:
             self._most = self._settings.max_document_bytes + MULTIPART_OVERHEAD
             seconds = self._most / MIN_UPLOAD_RATE
-        if known is not None and known.max_body is not None:
-            self._most = min(self._most, known.max_body)
+        if guarded_route is not None and guarded_route.max_body is not None:
+            self._most = min(self._most, guarded_route.max_body)
         self._deadline = time.monotonic() + seconds
         self._held = self._memory.hold(self._scope)
         return self._held
@@ -182,7 +182,7 @@ class _LimitedAnswer:
         self._receive = receive
         self._send = send
         self._memory = memory
-        self._held: Held | None = None
+        self._held: HeldMemory | None = None
         self._head: Message | None = None
         """The head, which is sent with the first part of the body: until then, another answer is
         possible."""

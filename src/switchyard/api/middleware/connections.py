@@ -68,8 +68,8 @@ class BoundedHttp(HttpToolsProtocol):
     _lingering: int | None = None
     """Bytes that are still read and discarded; None while requests are read."""
 
-    _given = 0
-    """Bytes of answers that were given to the transport."""
+    _written_bytes = 0
+    """Bytes of answers that were written to the transport."""
     _write_timer: TimerHandle | None = None
     _client = ""
 
@@ -87,7 +87,7 @@ class BoundedHttp(HttpToolsProtocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        _bound_unsent(transport)
+        _limit_unsent_bytes(transport)
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -127,13 +127,15 @@ class BoundedHttp(HttpToolsProtocol):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send a part of an answer, which its client must read in time."""
         self.transport.write(data)
-        self._given += len(data)
+        self._written_bytes += len(data)
         if self._write_timer is None and self.transport.get_write_buffer_size():
             self._start_write_timer()
 
     def _start_write_timer(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        must_be_read = self._given - waiting + min(waiting, int(WRITE_TIMEOUT * MIN_READ_RATE))
+        must_be_read = (
+            self._written_bytes - waiting + min(waiting, int(WRITE_TIMEOUT * MIN_READ_RATE))
+        )
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_reading, must_be_read)
 
     def _check_reading(self, must_be_read: int) -> None:
@@ -141,7 +143,7 @@ class BoundedHttp(HttpToolsProtocol):
         it had to by now."""
         self._write_timer = None
         waiting = self.transport.get_write_buffer_size()
-        if self._given - waiting < must_be_read:
+        if self._written_bytes - waiting < must_be_read:
             structlog.get_logger("api").info("client too slow", client=self._client, unread=waiting)
             self.transport.abort()
         elif waiting:
@@ -262,12 +264,12 @@ def bounded_http(*, most: int | None = None, proxies: Iterable[str] = ()) -> typ
     return Connection
 
 
-def _bound_unsent(transport: Transport) -> None:
+def _limit_unsent_bytes(transport: Transport) -> None:
     """Let the kernel buffer no more of an answer than can be sent soon: otherwise it would accept
     megabytes for a client that does not read, which would look like progress."""
-    connected = transport.get_extra_info("socket")
-    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+    client_socket = transport.get_extra_info("socket")
+    if client_socket is None or client_socket.family not in (socket.AF_INET, socket.AF_INET6):
         return
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # not on every system
     if option is not None:
-        connected.setsockopt(socket.IPPROTO_TCP, option, WRITE_BUFFER_BYTES)
+        client_socket.setsockopt(socket.IPPROTO_TCP, option, WRITE_BUFFER_BYTES)

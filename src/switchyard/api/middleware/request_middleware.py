@@ -55,11 +55,11 @@ class RequestMiddleware:
         if self._tracer is None:
             await self._serve(scope, receive, send)
             return
-        with tracing_by(self._tracer), _request_span(scope) as spanned:
+        with tracing_by(self._tracer), _request_span(scope) as request_span:
 
             async def send_and_name(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    _name_span(spanned, scope, int(message["status"]))
+                    _name_span(request_span, scope, int(message["status"]))
                 await send(message)
 
             await self._serve(scope, receive, send_and_name)
@@ -82,9 +82,9 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            refused = self._over_limit(scope)
-            if refused is not None:
-                await render(refused, request_id)(scope, receive, answer)
+            problem = self._over_limit(scope)
+            if problem is not None:
+                await render(problem, request_id)(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
         except Exception:
@@ -119,13 +119,13 @@ def _request_span(scope: Scope) -> AbstractContextManager[SpanHandle]:
     return span(method, kind="server", parent=parent, http__request__method=method)
 
 
-def _name_span(spanned: SpanHandle, scope: Scope, status: int) -> None:
+def _name_span(request_span: SpanHandle, scope: Scope, status: int) -> None:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
-        spanned.rename(f"{scope['method']} {route}")
-    spanned.note(http__route=route, http__response__status_code=status)
+        request_span.rename(f"{scope['method']} {route}")
+    request_span.note(http__route=route, http__response__status_code=status)
     if status >= 500:
-        spanned.failed(str(status))
+        request_span.failed(str(status))
 
 
 def _request_id(headers: Headers) -> str:

@@ -60,7 +60,7 @@ class UploadForm:
         self._part = _Part()
         self._values: dict[str, bytearray] = {}
         self._data: deque[bytes] = deque()
-        self._files = 0
+        self._file_count = 0
         self._file_ended = False
         self._ended = False
         try:
@@ -91,7 +91,7 @@ class UploadForm:
             if not await self._read():
                 raise InvalidUpload(
                     "the upload ends in the middle of its file"
-                    if self._files
+                    if self._file_count
                     else f"the form has no file in a field {FILE_FIELD!r}"
                 )
 
@@ -154,8 +154,8 @@ class UploadForm:
         part = self._part
         part.is_file = part.name == FILE_FIELD
         if part.is_file:
-            self._files += 1
-            if self._files > 1:
+            self._file_count += 1
+            if self._file_count > 1:
                 raise InvalidUpload("send one file at a time")
             self.filename = part.filename
             self.charset = part.charset

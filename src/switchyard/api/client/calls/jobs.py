@@ -33,7 +33,7 @@ def publish(
     tags: Mapping[str, str] | None = None,
 ) -> Call[models.AcceptedJob]:
     """Publish a job. With an `idempotency_key`, a repeated call returns the same job.
-    `notify_url` is told when it, and all that followed from it, has ended."""
+    `notify_url` is notified when the job and all its follow-up jobs have ended."""
     body = {
         "routing_key": routing_key,
         "payload": dict(payload or {}),
@@ -121,7 +121,7 @@ def job_status(job_id: str) -> Call[models.JobProgress]:
 
 @operation("jobs-cancel")
 def cancel(job_id: str) -> Call[models.CancelledJob]:
-    """Call a job off; `stopping` says that it runs and its worker has been told."""
+    """Cancel a job; with `stopping` in the answer, it runs, and its worker was told to stop."""
     read = models.CancelledJob.model_validate_json
     return Call("DELETE", f"/jobs/{in_path(job_id)}", read)
 
