@@ -1,9 +1,9 @@
 """`jobctl` without the half second of its start: each command runs in a fork of one process.
 
-That process, the run's `Template`, has imported what commands need, and has not begun anything. A
-command gets its own environment, directory and standard streams, ends as it always does (`_end`),
-and has a process to itself, which ends with the one that asked for it. Another program of the tests
-runs so too: a module with a `main`.
+That process, the run's `Template`, has imported what commands need, made what they make when they
+first use it, and has not begun anything. A command gets its own environment, directory and standard
+streams, ends as it always does (`_end`), and has a process to itself, which ends with the one that
+asked for it. Another program of the tests runs so too: a module with a `main`.
 The start is for those to see who start `jobctl` itself:
 `CommandLine.launched`, tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
 """
@@ -84,6 +84,7 @@ class Template:
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.PIPE,
                 cwd=ROOT,
+                env={name: value for name, value in os.environ.items() if name[:5] != "JOBS_"},
                 start_new_session=True,
             )
 
@@ -352,6 +353,15 @@ def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer
     return module
 
 
+def _make_parameters(command: Any) -> None:
+    """Make what reads the parameters of a command, and of those in it."""
+    command = getattr(command, "loaded", command)
+    for parameter in command.params:
+        parameter.get_runtime_param()
+    for inner in getattr(command, "commands", {}).values():
+        _make_parameters(inner)
+
+
 def _end(main: Callable[[], object]) -> None:
     """Run a command, and end as the interpreter does, but for taking all modules apart: that copies
     each page of the process that this is a fork of, and took three quarters of a command's time."""
@@ -378,13 +388,15 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     from switchyard import cli
-    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.cli.main import shared_commands
+    from switchyard.cli.system.spawner import load_shared_modules
 
+    load_shared_modules(postgres=True)  # first: it leaves out what a real start leaves out
     for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)
     for name in NEEDED:
         importlib.import_module(name)
-    Registry.load()  # also keeps what is asked of each payload's schema
+    _make_parameters(shared_commands())
     sys.path.pop(0)  # the directory, which `jobctl` does not have there
     gc.freeze()  # a command that ends would go through all of it, and take a copy
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
