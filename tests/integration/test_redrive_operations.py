@@ -216,7 +216,7 @@ async def test_a_low_rate_does_not_keep_others_from_the_queue(
 
             async def waits() -> bool:
                 seen = await bulk_control.require_bulk(system.ledger, operation.id)
-                return seen.note == "sends 0.01 a second, by its rate"
+                return seen.note == "sends 36 an hour, by its rate"
 
             await eventually(waits)
             plan = await plan_redrive(

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.broker.message import describe
-from switchyard.broker.wording import suggest
+from switchyard.broker.wording import rate_in_words, suggest
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.shared_options import known_lane
 
@@ -33,3 +33,8 @@ def test_a_field_that_does_not_exist_is_said_in_plain_words() -> None:
     with pytest.raises(ValidationError) as failed:
         Payload.model_validate({"pth": "x"})
     assert describe(failed.value) == "pth: there is no such field"
+
+
+def test_a_slow_rate_is_given_by_the_minute_or_the_hour() -> None:
+    rates = {5000: "5,000 a second", 2.5: "2.5 a second", 2 / 60: "2 a minute", 0.01: "36 an hour"}
+    assert {rate: rate_in_words(rate) for rate in rates} == rates

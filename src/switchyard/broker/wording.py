@@ -12,6 +12,14 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def rate_in_words(rate: float) -> str:
+    """Write a number a second: `5 a second`, or of a slow rate `2 a minute` or `36 an hour`."""
+    for seconds, unit in ((1, "a second"), (60, "a minute"), (3600, "an hour")):
+        if rate * seconds >= 1 or unit == "an hour":
+            break
+    return f"{rate * seconds:,.3g} {unit}" if rate * seconds < 1000 else f"{rate:,.0f} {unit}"
+
+
 def size_in_words(count: float) -> str:
     """Write bytes with a unit: `0 B`, `12.3 KiB`, `4.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from switchyard.broker.wording import size_in_words
+from switchyard.broker.wording import rate_in_words, size_in_words
+from switchyard.services.common.durations import duration_text
 from switchyard.services.common.printable import printable, printable_json
 
 NOTHING = "–"
@@ -33,25 +34,7 @@ def number(value: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """Write a duration with its two largest units, or as a fraction of a second."""
-    if seconds is None:
-        return NOTHING
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    for size, unit, small_size, small in (
-        (86_400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            rest = whole % size // small_size
-            return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
-    return f"{whole} s"
+    return NOTHING if seconds is None else duration_text(seconds)
 
 
 def moment(at: float | None) -> datetime | None:
@@ -138,6 +121,7 @@ def code_parts(text: str) -> list[tuple[str, bool]]:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
+    "rate": rate_in_words,
     "duration": duration,
     "ago": ago,
     "since": since,

@@ -205,7 +205,9 @@ async def list_jobs(
 
 
 @router.get("/{job_id}")
-async def show_job(job_id: JobIdInPath, state: Shared, readings: ReadingsOf) -> DashboardPage:
+async def show_job(
+    request: Request, job_id: JobIdInPath, state: Shared, readings: ReadingsOf
+) -> DashboardPage:
     """Show everything that is known of a job, and the jobs of its run."""
     reads = state.ledger.job_reads
     # First, so that changes during the reads below are noticed.
@@ -228,7 +230,7 @@ async def show_job(job_id: JobIdInPath, state: Shared, readings: ReadingsOf) -> 
         "waterfall": waterfall,
         "more_of_run": max(0, len(run) - MAX_RUN),
         "is_open": record.state not in FINISHED,
-        "commands": commands(record),
+        "commands": commands(record, str(request.base_url)),
         "usual": await usual_run_times(state, record.job_type),
         **TIMES,
     }
@@ -358,19 +360,20 @@ def pretty(value: Any) -> str:
     return text if left <= 0 else f"{text[:MAX_SHOWN]}\n… and {left:,} characters more"
 
 
-def commands(job: JobRecord) -> dict[str, str]:
-    """Return commands that publish the same job elsewhere, and one that shows it, by captions."""
+def commands(job: JobRecord, base_url: str) -> dict[str, str]:
+    """Return commands that publish the same job elsewhere, and one that shows it, by captions.
+    `base_url` is where this API was asked."""
     payload = json.dumps(job.payload, ensure_ascii=True)
     body = json.dumps({"routing_key": job.routing_key, "payload": job.payload}, ensure_ascii=True)
     return {
         "jobctl": f"jobctl publish {job.routing_key} --payload {shlex.quote(payload)}",
-        "curl": f"curl localhost:8000/jobs -H 'Content-Type: application/json' "
+        "curl": f"curl {shlex.quote(f'{base_url}jobs')} -H 'Content-Type: application/json' "
         f"-d {shlex.quote(body)}",
         "Python": "from switchyard import BlockingPublisher, JobMessage\n\n"
         "with BlockingPublisher() as publisher:\n"
         f"    message = JobMessage(job_type={job.job_type!r}, payload={job.payload!r})\n"
         f"    publisher.publish(message, {job.routing_key!r})",
-        "look at it": f"jobctl jobs show {job.id}",
+        "show it": f"jobctl jobs show {job.id}",
     }
 
 

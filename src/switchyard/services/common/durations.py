@@ -34,6 +34,26 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
+def duration_text(seconds: float) -> str:
+    """Write a duration with its two largest units, such as `3 h 20 min`, or as a fraction of a
+    second. A negative one is 0."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, small_size, small in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // small_size
+            return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
 MAX_RETRY_DELAY = 7 * 24 * 3600.0
 """Seconds; a longer delay that a handler or a server asks for is cut to this."""
 

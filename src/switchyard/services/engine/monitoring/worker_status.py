@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from switchyard.services.engine.records.results import WorkerRecord
 
@@ -47,3 +47,20 @@ def is_replaced(worker: WorkerRecord, others: Iterable[WorkerRecord]) -> bool:
     process is long gone then, and its number may be another process's."""
     later = [each for each in others if each.started_at > worker.beat_at]
     return set(worker.kinds) <= {kind for each in later for kind in each.kinds}
+
+
+def alive_and_silent(
+    workers: Sequence[WorkerRecord], *, takeover_after: float, now: float
+) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
+    """Return the live workers, and those that fell silent within a day and were not replaced by
+    later ones. A process that only calls language models serves no queue, and is left out."""
+    by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
+    for worker in workers:
+        if worker.kinds:
+            by_status[status_of(worker, takeover_after=takeover_after, now=now)].append(worker)
+    silent = [
+        worker
+        for worker in by_status["silent"]
+        if is_current(worker, now) and not is_replaced(worker, workers)
+    ]
+    return by_status["alive"], silent

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from switchyard.broker.wording import rate_in_words
 from switchyard.services.engine.bulk.halting import Halted, HaltRule
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
@@ -75,8 +76,8 @@ class RedriveRun:
     async def wait_for_slot(self) -> None:
         """Wait until a letter may be sent by the rate."""
         while (wait := self.session.slot_wait) > 0:
-            rate = self.session.operation.rate
-            await self.session.move(BulkState.RUNNING, f"sends {rate:g} a second, by its rate")
+            rate = self.session.operation.rate or 0.0
+            await self.session.move(BulkState.RUNNING, f"sends {rate_in_words(rate)}, by its rate")
             await self.session.sleep(
                 min(wait, STATE_POLL_INTERVAL)
             )  # the rate may change meanwhile

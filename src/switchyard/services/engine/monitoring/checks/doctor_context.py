@@ -14,7 +14,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.worker_status import is_current, is_replaced, status_of
+from switchyard.services.engine.monitoring.worker_status import alive_and_silent
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobSummary, WorkerRecord
 from switchyard.services.engine.records.states import State
@@ -62,21 +62,11 @@ class DoctorContext:
         """Return the live workers, and those that fell silent within a day and were not replaced by
         later ones. Raises LedgerError."""
         ledger = self.need_ledger()
-        workers = await ledger.workers.list_workers()
-        now = ledger.clock.time()
-        by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
-        for worker in workers:
-            if not worker.kinds:
-                continue  # a process that only calls language models: it serves no queue
-            status = status_of(worker, takeover_after=self.settings.takeover_after, now=now)
-            by_status[status].append(worker)
-        alive = by_status["alive"]
-        silent = [
-            worker
-            for worker in by_status["silent"]
-            if is_current(worker, now) and not is_replaced(worker, workers)
-        ]
-        return alive, silent
+        return alive_and_silent(
+            await ledger.workers.list_workers(),
+            takeover_after=self.settings.takeover_after,
+            now=ledger.clock.time(),
+        )
 
     async def running_by_worker(self) -> Counter[str]:
         """Return how many jobs each worker runs, among the latest MAX_EXAMINED running jobs. Raises

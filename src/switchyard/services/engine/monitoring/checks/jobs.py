@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.wording import pluralize
+from switchyard.services.common.durations import duration_text
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.archive.contents import read_contents
@@ -68,11 +69,12 @@ async def pauses(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
-    ends = "" if pause.ends_at is None else f", for {pause.ends_at - now:,.0f} s more"
+    lasted = duration_text(now - pause.created_at)
+    ends = "" if pause.ends_at is None else f", for {duration_text(pause.ends_at - now)} more"
     reason = f" ({pause.reason})" if pause.reason else ""
     return (
-        f"{pause} is paused by {pause.created_by}{reason} since {now - pause.created_at:,.0f} s"
-        f"{ends}, and holds {pluralize(number, 'job')}"
+        f"{pause} is paused by {pause.created_by}{reason} for {lasted}{ends}"
+        f", and holds {pluralize(number, 'job')}"
     )
 
 

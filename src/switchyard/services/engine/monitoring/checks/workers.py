@@ -352,9 +352,9 @@ async def _advise_on_other(
         return f"{name} has ended: there is nothing to end"
     if state is ProcessState.STOPPED:
         return (
-            f"{name} was stopped by a signal, as by a debugger, Ctrl-Z or SIGSTOP: SIGCONT lets it "
-            f"go on; {await _describe_jobs(context, worker)}; if it is not to go on, `kill -9 "
-            f"{worker.pid}`: other workers run its jobs again"
+            f"{name} was stopped by a signal, as by a debugger, Ctrl-Z or SIGSTOP: `kill -CONT "
+            f"{worker.pid}` lets it go on; {await _describe_jobs(context, worker)}; if it is not "
+            f"to go on, `kill -9 {worker.pid}`: other workers run its jobs again"
         )
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(worker.started_at))
     return (
