@@ -66,7 +66,8 @@ async def test_what_nobody_has_looked_at_for_a_while_is_read_before_it_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at, values = [100.0], [1, 2, 3]
-    monkeypatch.setattr(f"{readings.__name__}.time", SimpleNamespace(monotonic=lambda: at[0]))
+    clocks = SimpleNamespace(monotonic=lambda: at[0], time=lambda: at[0])
+    monkeypatch.setattr(f"{readings.__name__}.time", clocks)
     is_answered = asyncio.Event()
     is_answered.set()
 

@@ -1,15 +1,20 @@
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from switchyard.api.dashboard import live
+from switchyard.api.dashboard.pages import DashboardPage, Renderer
 from switchyard.api.dashboard.remedies import actions_of
 from switchyard.services.engine.records.pauses import NewPause, PauseScope
 from tests.support.api_server import RunningApi
 from tests.support.browser import Browser
-from tests.support.made import letter
+from tests.support.eventually import eventually
+from tests.support.made import letter, message, new_job
 from tests.support.system import System
 
+REASONS = ("exhausted", "expired", "crashed")
 CSS = "text/css; charset=utf-8"
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -174,6 +179,15 @@ async def test_the_api_shows_its_own_page_and_loads_nothing_from_elsewhere(
     await asyncio.to_thread(look)
 
 
+async def test_the_dead_letters_of_a_lane_are_counted_whatever_their_reasons(
+    system: System, api: RunningApi
+) -> None:
+    letters = [letter(f"dead-{reason}", lane="hot", reason=reason) for reason in REASONS]
+    await system.ledger.dead_letters.index_dead(letters)
+    page = (await api.client.get("/dashboard")).text
+    assert "hot 3<" in page.partition('<p class="label">Dead letters</p>')[2].partition("</div>")[0]
+
+
 async def test_static_files_do_not_wait_for_pages_that_are_read(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,3 +204,36 @@ async def test_static_files_do_not_wait_for_pages_that_are_read(
         assert not page.done()
     finally:
         page.cancel()
+
+
+async def test_a_page_is_rendered_again_only_when_its_data_have_changed(
+    system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.server.app.state.dashboard.feeds, "_interval", 0.01)
+    monkeypatch.setattr(live, "REST", 0)
+    monkeypatch.setattr(live, "SECONDS_FOR_EACH", 0.0)
+    read: list[DashboardPage] = []
+    rendered: list[DashboardPage] = []
+    build, render = DashboardPage.__init__, Renderer.regions
+
+    def count_page(page: DashboardPage, *given: Any, **options: Any) -> None:
+        read.append(page)
+        build(page, *given, **options)
+
+    def count_rendering(renderer: Renderer, page: DashboardPage, frame: Any) -> dict[str, str]:
+        rendered.append(page)
+        return render(renderer, page, frame)
+
+    monkeypatch.setattr(DashboardPage, "__init__", count_page)
+    monkeypatch.setattr(Renderer, "regions", count_rendering)
+    headers = {"accept": "text/event-stream"}
+    async with api.client.stream("GET", "/dashboard/jobs", headers=headers) as stream:
+        lines = stream.aiter_lines()
+        await anext(lines)
+        await eventually(lambda: len(read) > 5, what="the page's readings")
+        assert len(rendered) == 1
+        await system.ledger.jobs.record(new_job(message("job-1")))
+        async for line in lines:
+            if "job-1" in line:
+                break
+        assert len(rendered) == 2

@@ -131,6 +131,9 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         assert "UTC: 3 of 4 calls" in page
         assert "Pauses of the last day" in page
         assert page.count("&lt;b&gt;no answer") == 2  # why it is paused, and in the list
+        page = (await other.client.get("/dashboard")).text
+        assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
+        assert "&lt;b&gt;no answer; asked again" in page
 
         async def waits() -> bool:
             waiting = (await other.client.get("/dashboard/llm")).text

@@ -15,7 +15,7 @@ from switchyard.api.dashboard.formats import clock
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages, allows, done
 from switchyard.api.dashboard.readings import ReadingsOf
 from switchyard.api.http.problems import Problem
-from switchyard.api.state import Shared, state_of
+from switchyard.api.state import ApiState, Shared, state_of
 from switchyard.api.views.llm import view_model_server
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.engine.access.api_keys import Scope
@@ -26,6 +26,7 @@ from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
+    from switchyard.services.llm.records.llm_servers import LlmServerReport
 
 DAYS = 30
 """Length of the chart of costs."""
@@ -95,6 +96,13 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
         "currency": settings.prices.currency,
     }
     return DashboardPage("llm.html", context, title="Language models")
+
+
+async def configured_servers(state: ApiState) -> list[LlmServerReport]:
+    """Return the model servers of the settings as they are now."""
+    names = {each.name for each in state.settings.model_servers}
+    called = await LlmLedger(state.ledger).slots.llm_servers() if names else []
+    return [each for each in all_servers(called, state.settings) if each.name in names]
 
 
 async def read_costs(spending: LlmSpendRepository, today: date) -> dict[str, Any]:

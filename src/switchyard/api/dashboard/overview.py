@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from switchyard.api.dashboard.charts import MINUTES, first_minute, minute_series
+from switchyard.api.dashboard.llm import configured_servers
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.dashboard.pauses import pauses_in_force
 from switchyard.api.dashboard.readings import Readings, ReadingsOf
@@ -21,8 +22,8 @@ from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.monitoring.lane_report import LaneReport, Report
-from switchyard.services.engine.monitoring.worker_status import is_current, status_of
-from switchyard.services.engine.records.results import LaneMinute, WorkerRecord
+from switchyard.services.engine.monitoring.worker_status import alive_and_silent
+from switchyard.services.engine.records.results import LaneMinute
 from switchyard.services.engine.records.states import State
 
 router = Pages(DashboardView("overview", "Overview", PATH))
@@ -78,13 +79,22 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         "pauses": await pauses_in_force(state.ledger),
         "waits": _waits(minutes, first),
         "retries": retries,
+        "model_servers": await configured_servers(state),
         "causes": groups,
         "dead": sum(gauges.dead.values()),
-        "dead_lanes": Counter({lane or "?": n for (lane, _), n in gauges.dead.items()}),
+        "dead_lanes": _by_lane(gauges.dead),
         **await _findings(request, readings),
         **await _workers(state, gauges.open_jobs, now),
     }
     return DashboardPage("overview.html", context, title="Overview")
+
+
+def _by_lane(dead: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Count the dead letters of each lane; they are given by lane and reason."""
+    numbers: Counter[str] = Counter()
+    for (lane, _), number in dead.items():
+        numbers[lane or "no lane"] += number
+    return dict(numbers)
 
 
 async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
@@ -99,7 +109,7 @@ async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
         "findings": diagnostics,
         "actions": [actions_of(each.remedy) for each in diagnostics],
         "checked": None if answers is None else len(answers),
-        "checked_age": readings.doctor.age,
+        "checked_at": readings.doctor.read_at,
         "may_see_findings": may(request, Scope.ADMIN),
     }
 
@@ -107,8 +117,11 @@ async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
 async def _workers(
     state: ApiState, open_jobs: Mapping[tuple[str, str], int], now: float
 ) -> dict[str, Any]:
-    workers = [each for each in await state.ledger.workers.list_workers() if is_current(each, now)]
-    alive = [each for each in workers if _status(state, each, now) == "alive"]
+    alive, silent = alive_and_silent(
+        await state.ledger.workers.list_workers(),
+        takeover_after=state.settings.takeover_after,
+        now=now,
+    )
     running = sum(n for (_, job_state), n in open_jobs.items() if job_state == State.RUNNING)
     kinds: Counter[str] = Counter()
     for each in alive:
@@ -116,15 +129,11 @@ async def _workers(
             kinds[kind] += each.concurrency
     return {
         "alive": len(alive),
-        "silent": len(workers) - len(alive),
+        "silent": len(silent),
         "slots": sum(each.concurrency for each in alive),
         "running": running,
         "kinds": sorted(kinds.items()),
     }
-
-
-def _status(state: ApiState, worker: WorkerRecord, now: float) -> str:
-    return status_of(worker, takeover_after=state.settings.takeover_after, now=now)
 
 
 def _lanes(

@@ -45,15 +45,12 @@ class Reading(Generic[T]):
         self._fresh_for = fresh_for
         self._task: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
+        self.read_at: float | None = None
+        """When the value was read, in seconds since the epoch; None where there is none."""
         self.value: T | None = None
         """The last value; None before the first one."""
         self.trouble: str | None = None
         """Error of the last attempt to read it; None where that succeeded."""
-
-    @property
-    def age(self) -> float | None:
-        """Age of the value, in seconds; None where there is none."""
-        return None if self.value is None else time.monotonic() - self._asked_at
 
     async def look(self) -> T | None:
         """Return the last value, and begin to read the next one where it is old. Where there is no
@@ -73,9 +70,10 @@ class Reading(Generic[T]):
     async def _read(self) -> None:
         try:
             self.value = await self._ask()
+            self.read_at = time.time()
             self.trouble = None
         except (SwitchyardError, BrokerError) as error:
-            self.value = None
+            self.value = self.read_at = None
             self.trouble = str(error)
             structlog.get_logger("dashboard").warning("reading failed", error=self.trouble)
         self._asked_at = time.monotonic()
