@@ -81,13 +81,13 @@ def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption =
         cursor, began = None, time.monotonic()
         async with open_ledger(settings) as ledger:
             job_filter = chosen.as_of(ledger.clock.time())
-            while len(found) < limit:
+            while True:
                 page = await ledger.job_reads.list_jobs(
                     job_filter, limit=limit - len(found), cursor=cursor
                 )
                 found += page.items
                 cursor = page.next_cursor
-                if cursor is None:
+                if cursor is None or len(found) >= limit:
                     break
                 if time.monotonic() - began > LONG_SEARCH:
                     began = math.inf
