@@ -19,6 +19,7 @@ from switchyard.api.client import (
     Unavailable,
     UnexpectedResponse,
 )
+from switchyard.api.client.call import in_path
 from switchyard.api.client.calls import jobs, llm, service
 from switchyard.api.client.client_base import DEFAULT_URL
 from switchyard.api.client.errors import error_of
@@ -236,3 +237,11 @@ def test_what_is_no_time_is_refused_with_the_argument_and_what_to_give(since: An
     for call in (jobs.jobs_page.call, llm.llm_spend.call):
         with pytest.raises(ValueError, match=r"since is .*: give a .* or a duration"):
             call(since=since)
+
+
+@pytest.mark.parametrize("name", [".", "..", "../admin/keys", "a/b?c#d", "…"])
+def test_no_id_leads_to_another_path(name: str) -> None:
+    url = httpx.URL(f"http://host/jobs/{in_path(name)}/status")
+    segments = url.raw_path.decode().split("/")
+    assert segments[:2] + segments[3:] == ["", "jobs", "status"]
+    assert url.path == f"/jobs/{name}/status"

@@ -54,3 +54,14 @@ async def test_an_error_whose_type_is_no_text_cuts_the_answer() -> None:
     )
     with pytest.raises(LlmCut, match="full"):
         await CompletionReader("m").read(response)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_is_not_utf_8_is_replaced_and_not_asked_for_again(streams: bool) -> None:
+    part = b'{"content": "caf\xc3 au lait"}'
+    choice = b'{"index": 0, "finish_reason": "stop", "%b": %b}'
+    body = b'{"choices": [%b]}' % (choice % (b"delta" if streams else b"message", part))
+    kind = "text/event-stream" if streams else "application/json"
+    content = b"data: %b\n\ndata: [DONE]\n\n" % body if streams else body
+    response = httpx.Response(200, headers={"content-type": kind}, content=content)
+    assert (await CompletionReader("m").read(response)).text == "caf\ufffd au lait"

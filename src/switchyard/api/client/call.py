@@ -127,8 +127,9 @@ def get_json(path: str, **query: Any) -> Call[dict[str, Any]]:
 
 
 def in_path(name: str) -> str:
-    """Quote a name as one segment of a path."""
-    return quote(name, safe="")
+    """Quote a name as one segment of a path: `..` would lead to another one."""
+    quoted = quote(name, safe="")
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
 
 
 def without_none(values: Mapping[str, T | None]) -> dict[str, T]:

@@ -565,11 +565,19 @@ def _without_choices(answer: Any) -> InvalidLlmResponse:
 def parse_json(body: bytes) -> Any:
     try:
         # NaN and infinite numbers, which JSON does not have: for log probabilities, some send them.
-        return json.loads(body, parse_constant=lambda _: None)
+        return json.loads(_decoded(body), parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise InvalidLlmResponse(
             f"the model server's answer is not JSON: {quoted_answer(body)}"
         ) from error
+
+
+def _decoded(body: bytes) -> bytes | str:
+    """Return a body that is read as JSON; as text with U+FFFD for what is not UTF-8. Some servers
+    cut within a character, and the same request, paid for again, would be cut again."""
+    if json.detect_encoding(body).startswith("utf-8"):
+        return body.removeprefix(BOM_UTF8).decode("utf-8", "replace")
+    return body
 
 
 def _is_json(body: bytes | bytearray) -> bool:
