@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -263,3 +264,27 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
 
             await eventually(is_free)
             assert (await other.get("/thing")).json() == {"name": "thing"}
+
+
+async def test_a_hot_job_is_next_however_many_others_ask(
+    asked: SourceServer, settings: Settings, ledger: Ledger
+) -> None:
+    asked = replace(asked, interval=4)  # for two of which a job waits
+    places = ("things.place.1", "things.place.2")
+    for place in places:
+        assert await ledger.leases.acquire_lease(place, "backfill")
+    async with (
+        opened(asked, settings, ledger, lane="hot") as hot,
+        opened(asked, settings, ledger, lane="backfill") as other,
+    ):
+        waiting = asyncio.create_task(hot.get("/thing"))
+
+        async def is_noted() -> bool:
+            return await ledger.leases.lease_remaining("things.hot") > 0
+
+        await eventually(is_noted)
+        for place in places:
+            assert await ledger.leases.release_lease(place, "backfill")
+        with pytest.raises(SourceBusy, match="others are waiting"):
+            await other.get("/thing")
+        assert (await waiting).json() == {"name": "thing"}

@@ -2,7 +2,7 @@
 
     SERVER = SourceServer("zenodo", label="Zenodo", base_url="https://zenodo.org/api", interval=1)
 
-    async with SourceClient.connect(SERVER, ctx.settings, ctx.ledger) as client:
+    async with SourceClient.connect(SERVER, ctx.settings, ctx.ledger, lane=ctx.lane) as client:
         record = (await client.get("/records/7", {"all": "1"})).json()
 
 - Every request waits for its turn in the whole fleet (throttle.py). A job that gets no turn gets
@@ -104,10 +104,12 @@ class SourceClient:
         ledger: Ledger | None = None,
         *,
         max_wait: float | None = None,
+        lane: str = "",
     ) -> AsyncIterator[SourceClient]:
         """Open a client. A request whose turn is more than `max_wait` seconds away raises
         SourceBusy. None is for jobs: they wait for two turns at most, and not at all where others
-        wait already. With a ledger, the whole fleet takes turns; without it, this client alone."""
+        wait already. `lane`: the job's; requests of the hot lane come before others. With a
+        ledger, the whole fleet takes turns; without it, this client alone."""
         await load("switchyard.services.common.files.safe_http")
         from switchyard.services.common.files.safe_http import uncompressed_client
 
@@ -122,6 +124,7 @@ class SourceClient:
                 interval=interval,
                 max_wait=waits,
                 waits_for_place=max_wait is not None,
+                lane=lane,
             )
         else:
             pace = LocalThrottle(label=server.label, interval=interval, max_wait=waits)

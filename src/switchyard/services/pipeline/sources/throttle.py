@@ -4,7 +4,8 @@ Leases in the ledger keep it, named by the server: `arxiv.connection` is held wh
 under way, `arxiv.pause` until the next one may begin. Only two callers may be at a server at a
 time, each with a place: the one whose request runs or is next, and one behind it, so that no turn
 is lost. Others are refused at once, or they would keep their workers from other work; with
-`waits_for_place` they wait. A process renews the leases that it holds: when it is killed, others
+`waits_for_place` they wait. Jobs of the hot lane wait, too, and while one does (`arxiv.hot`), no
+other job gets a place. A process renews the leases that it holds: when it is killed, others
 get them within six seconds (ledger/leases.py), whatever the server's own time limit.
 
 Language models' servers have a gate of their own (services/llm/gate.py): they take many requests
@@ -16,17 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
+from switchyard.broker.lanes import HOT
 from switchyard.services.pipeline.sources.source_errors import SourceBusy
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
+HOT_WAIT_TTL = 2.0
+"""Seconds for which places are kept for a hot job that waits, unless it renews that."""
+HOT_RETURN_TTL = 10.0
+"""Seconds for which places are kept for a hot job that got none in time, and comes back soon."""
 MAX_PAUSE = 3600.0
 """Seconds; however long a pause a server asks for, it is tried again after that."""
 _POLL_INTERVAL = 0.2
@@ -81,11 +87,15 @@ class FleetThrottle:
         interval: float,
         max_wait: float,
         waits_for_place: bool,
+        lane: str = "",
     ) -> None:
+        """`lane`: that of the job that asks, if it is one."""
         self._ledger = ledger
         self._connection_lease = f"{name}.connection"
         self._pause_lease = f"{name}.pause"
         self._places = (f"{name}.place.1", f"{name}.place.2")
+        self._hot_lease = f"{name}.hot"
+        self._is_hot = lane == HOT.name
         self._label = label
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
@@ -94,7 +104,8 @@ class FleetThrottle:
         self._max_wait = max_wait
         """Seconds that a caller is kept waiting, at most."""
         self._waits_for_place = waits_for_place
-        """Whether a caller waits for a place while both are taken; otherwise it is refused."""
+        """Whether a caller waits for a place while both are taken; otherwise it is refused, unless
+        it is hot."""
         self._is_reserved = False
         """Whether a caller is within `reserve`."""
 
@@ -142,31 +153,54 @@ class FleetThrottle:
             yield
             return
         max_held = self._max_wait + takes + _MARGIN
-        wait_until = until if self._waits_for_place else 0.0
+        wait_until = until if self._waits_for_place or self._is_hot else 0.0
         async with (
-            self._hold_lease(self._places, holder, max_held, wait_until),
-            self._hold_lease((self._connection_lease,), holder, max_held, until),
+            self._hold_lease(self._take_place, holder, max_held, wait_until),
+            self._hold_lease(self._take_connection, holder, max_held, until),
         ):
             yield
 
     @asynccontextmanager
     async def _hold_lease(
-        self, names: Sequence[str], holder: str, seconds: float, until: float
+        self,
+        take: Callable[[str], Awaitable[str | None]],
+        holder: str,
+        seconds: float,
+        until: float,
     ) -> AsyncIterator[None]:
-        """Wait until the time `until` for one of these leases, then hold it, for `seconds` at
-        most."""
-        while not (name := await self._take_lease(names, holder)):
+        """Wait until the time `until` for the lease that `take` names once it has it, then hold it,
+        for `seconds` at most."""
+        while not (name := await take(holder)):
             if time.monotonic() >= until:
+                await self._keep_places(HOT_RETURN_TTL)
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL_INTERVAL)
         async with self._ledger.leases.keeping_lease(name, holder, most=seconds):
             yield
 
-    async def _take_lease(self, names: Sequence[str], holder: str) -> str | None:
-        for name in names:
-            if await self._ledger.leases.acquire_lease(name, holder):
+    async def _take_place(self, holder: str) -> str | None:
+        leases = self._ledger.leases
+        if not self._is_hot and await leases.lease_remaining(
+            self._hot_lease, longest=HOT_RETURN_TTL
+        ):
+            return None
+        for name in self._places:
+            if await leases.acquire_lease(name, holder):
                 return name
+        await self._keep_places(HOT_WAIT_TTL)
         return None
+
+    async def _keep_places(self, seconds: float) -> None:
+        """Keep the next places for hot jobs, if this is one."""
+        if self._is_hot:
+            # One lease for all hot jobs: whoever waits renews it.
+            await self._ledger.leases.acquire_lease(
+                self._hot_lease, HOT.name, seconds, longest=HOT_RETURN_TTL
+            )
+
+    async def _take_connection(self, holder: str) -> str | None:
+        name = self._connection_lease
+        return name if await self._ledger.leases.acquire_lease(name, holder) else None
 
     async def _wait_for_interval(self, holder: str, until: float) -> None:
         leases = self._ledger.leases

@@ -92,9 +92,16 @@ class Linker:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, timeout: float, max_pause: float = MAX_PAUSE
+        cls,
+        settings: Settings,
+        ledger: Ledger,
+        *,
+        timeout: float,
+        max_pause: float = MAX_PAUSE,
+        lane: str = "",
     ) -> AsyncIterator[Linker]:
-        """Open a linker for `timeout` seconds; its connections end with the context.
+        """Open a linker for `timeout` seconds; its connections end with the context. `lane`: that
+        of the job; requests of the hot lane come before others.
 
         A catalogue that pauses for more than `max_pause` seconds is left out; for a shorter pause,
         SourceBusy is raised.
@@ -104,7 +111,11 @@ class Linker:
             for name in settings.link_catalogues:
                 catalogue_class = CATALOGUES[name]
                 connecting = SourceClient.connect(
-                    catalogue_class.server(settings), settings, ledger, max_wait=TURN_TIMEOUT
+                    catalogue_class.server(settings),
+                    settings,
+                    ledger,
+                    max_wait=TURN_TIMEOUT,
+                    lane=lane,
                 )
                 client = await stack.enter_async_context(connecting)
                 catalogues.append(catalogue_class(client, contact=settings.contact))

@@ -94,7 +94,12 @@ class ArxivClient:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, settings: Settings, ledger: Ledger | None = None, *, max_wait: float | None = None
+        cls,
+        settings: Settings,
+        ledger: Ledger | None = None,
+        *,
+        max_wait: float | None = None,
+        lane: str = "",
     ) -> AsyncIterator[ArxivClient]:
         """Open a client for the address and the interval of the settings. Parameters are as in
         `SourceClient.connect`."""
@@ -105,7 +110,8 @@ class ArxivClient:
             interval=settings.arxiv_interval,
             throttled_pause=THROTTLED_PAUSE,
         )
-        async with SourceClient.connect(server, settings, ledger, max_wait=max_wait) as client:
+        opening = SourceClient.connect(server, settings, ledger, max_wait=max_wait, lane=lane)
+        async with opening as client:
             yield cls(client)
 
     async def entries(self, ids: Iterable[ArxivId | str]) -> list[Entry]:

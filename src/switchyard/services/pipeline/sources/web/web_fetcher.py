@@ -138,6 +138,7 @@ class WebFetcher:
             interval=interval,
             max_wait=max_wait,
             waits_for_place=False,
+            lane=self._ctx.lane,
         )
 
     # --- robots.txt -------------------------------------------------------------------------

@@ -105,7 +105,7 @@ async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
 
 
 async def _fetch_entry(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
-    async with ArxivClient.connect(ctx.settings, ctx.ledger) as client:
+    async with ArxivClient.connect(ctx.settings, ctx.ledger, lane=ctx.lane) as client:
         entries = await client.entries([arxiv_id])
     entry = next((each for each in entries if _describes(each, str(arxiv_id))), None)
     if entry is None:
@@ -115,7 +115,7 @@ async def _fetch_entry(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
 
 async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Outcome:
     size = min(PAGE_SIZE, payload.wanted)
-    async with ArxivClient.connect(ctx.settings, ctx.ledger) as client:
+    async with ArxivClient.connect(ctx.settings, ctx.ledger, lane=ctx.lane) as client:
         feed = await client.search(
             query,
             payload.start,

@@ -135,5 +135,5 @@ async def _paper_content(
 async def _download_pdf(url: str, ctx: JobContext) -> bytes:
     """Download a PDF, in turn. Raises FetchRefused, FetchFailed, SourceBusy."""
     limit = ctx.settings.max_document_bytes
-    async with ArxivClient.connect(ctx.settings, ctx.ledger) as arxiv:
+    async with ArxivClient.connect(ctx.settings, ctx.ledger, lane=ctx.lane) as arxiv:
         return await arxiv.client.download(url, max_bytes=limit, timeout=DOWNLOAD_TIMEOUT)

@@ -77,7 +77,7 @@ def ingest_job(
         try:
             async with (
                 SourceClient.connect(
-                    source.server(ctx.settings), ctx.settings, ctx.ledger
+                    source.server(ctx.settings), ctx.settings, ctx.ledger, lane=ctx.lane
                 ) as client,
                 client.reserve(source.requests),
             ):

@@ -124,7 +124,7 @@ async def _link(
     # expire. A job of a host whose clock is ahead is of the future.
     max_pause = max(MAX_PAUSE - max(age, 0.0), MIN_PAUSE)
     async with Linker.open(
-        ctx.settings, ctx.ledger, timeout=TIME_BUDGET, max_pause=max_pause
+        ctx.settings, ctx.ledger, timeout=TIME_BUDGET, max_pause=max_pause, lane=ctx.lane
     ) as linker:
         try:
             links = await linker.link(references)
