@@ -91,9 +91,10 @@ class LoopGuard:
                 original(handle)
             finally:
                 running.pop(thread, None)
-                used = clock() - callback.began - callback.collected
-                if used > MAX_BLOCK and callback.is_mostly_product:
-                    self._judge(used, callback.stack)
+                if callback.is_mostly_product:  # first: to ask the clock takes longer than most
+                    used = clock() - callback.began - callback.collected
+                    if used > MAX_BLOCK:
+                        self._judge(used, callback.stack)
 
         asyncio.Handle._run = run  # type: ignore[assignment,method-assign]
         gc.callbacks.append(self._on_collection)
