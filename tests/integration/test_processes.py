@@ -22,7 +22,7 @@ from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.runtime import process_pool
-from switchyard.services.engine.runtime.execution import SHORT_TEXT, Executor
+from switchyard.services.engine.runtime.execution import SHORT_TEXT_LENGTH, Executor
 from tests.support.eventually import eventually
 
 REGISTRY = Registry.load(["tests.support.jobs"])
@@ -89,7 +89,7 @@ async def test_work_on_a_long_text_is_done_in_a_process_and_ends_with_the_job(
 ) -> None:
     short = await executor.compute(size_of, "x", characters=1)
     assert short == (1, os.getpid())
-    long = "x" * (SHORT_TEXT + 1)
+    long = "x" * (SHORT_TEXT_LENGTH + 1)
     size, pid = await executor.compute(size_of, long, characters=len(long))
     assert size == len(long)
     assert pid != os.getpid()

@@ -87,7 +87,7 @@ async def ledger(database_url: str) -> AsyncIterator[Ledger]:
 
 
 def exchange(ledger: Ledger, *own: JobType, works: bool = True) -> TypeExchange:
-    return TypeExchange(Registry(own), ledger, own=own, holder="worker-1", works=works)
+    return TypeExchange(Registry(own), ledger, own_types=own, holder="worker-1", is_worker=works)
 
 
 async def learnt(ledger: Ledger) -> Registry:
@@ -154,7 +154,7 @@ async def _publish(client: httpx.AsyncClient, payload: dict[str, Any]) -> httpx.
 
 
 async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH, SCAN).once()
+    await exchange(ledger, WEIGH, SCAN).exchange()
     registry = await learnt(ledger)
     weighing, scanning = registry.described("weigh"), registry.described("scan")
     for key in ("filePath", "path", "at", "where", "place"):
@@ -173,7 +173,7 @@ async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> 
 async def test_a_module_that_is_loaded_counts_for_more_than_what_was_registered(
     ledger: Ledger,
 ) -> None:
-    await exchange(ledger, WEIGH).once()
+    await exchange(ledger, WEIGH).exchange()
     registry = Registry([WEIGH])
     await learn_types(registry, ledger)
     assert registry.described("weigh") is WEIGH
@@ -181,7 +181,7 @@ async def test_a_module_that_is_loaded_counts_for_more_than_what_was_registered(
 
 
 async def test_what_is_registered_can_be_published_and_not_run(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH).once()
+    await exchange(ledger, WEIGH).exchange()
     registry = await learnt(ledger)
     assert registry.described("weigh").lanes == ("hot", "backfill")
     assert [route.routing_key for route in registry.routes] == ["backfill.weigh", "hot.weigh"]
@@ -195,16 +195,16 @@ async def test_workers_replace_what_others_have_registered_and_nobody_replaces_w
     ledger: Ledger,
 ) -> None:
     newer = JobType(**{**_fields(WEIGH), "max_attempts": 9})
-    await exchange(ledger, WEIGH, works=False).once()
-    await exchange(ledger, newer).once()
-    await exchange(ledger, WEIGH, works=False).once()
+    await exchange(ledger, WEIGH, works=False).exchange()
+    await exchange(ledger, newer).exchange()
+    await exchange(ledger, WEIGH, works=False).exchange()
     assert (await learnt(ledger)).described("weigh").max_attempts == 9
 
 
 async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH).once()
+    await exchange(ledger, WEIGH).exchange()
     registry = await learnt(ledger)
-    await exchange(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).once()
+    await exchange(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).exchange()
     await learn_types(registry, ledger)
     assert registry.described("weigh").max_attempts == 9
     later = ledger.clock.time() + KEPT_FOR + 1
@@ -216,11 +216,11 @@ async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger
 
 async def test_a_ledger_that_was_set_back_gets_the_types_again(ledger: Ledger) -> None:
     sharing = exchange(ledger, WEIGH)
-    await sharing.once()
+    await sharing.exchange()
     await ledger.job_types.register([], ledger.clock.time() + KEPT_FOR + 1)
     assert await ledger.job_types.list_job_types() == []
     sharing._touched_at = 0.0  # as ten minutes later
-    await sharing.once()
+    await sharing.exchange()
     assert [each.name for each in await ledger.job_types.list_job_types()] == ["weigh"]
 
 
@@ -249,7 +249,7 @@ async def test_a_pattern_that_backtracks_for_ever_is_given_up(ledger: Ledger) ->
 
 
 async def test_rows_that_somebody_has_spoilt_do_not_hide_the_others(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH).once()
+    await exchange(ledger, WEIGH).exchange()
     good = _record_fields((await ledger.job_types.list_job_types())[0])
     row = {**good, "lanes": '["hot"]', "payload_schema": "{}", "local_keys": "{}"}
     changes: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import ALL
 from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.engine.runtime.attempt_endings import CancelledWhileRunning
-from switchyard.services.engine.runtime.attempt_metrics import NOTED, AttemptMetrics
+from switchyard.services.engine.runtime.attempt_metrics import MAX_COLLECTED, AttemptMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -100,7 +100,7 @@ async def test_a_label_may_hold_anything() -> None:
 async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     metrics = Metrics()
     meter = AttemptMetrics(metrics, Registry(), ())
-    jobs = 2 * NOTED + 50  # some are counted on the way, the rest at the scrape
+    jobs = 2 * MAX_COLLECTED + 50  # some are counted on the way, the rest at the scrape
     for number in range(jobs):
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
         meter.started(message, "hot", message.metadata.created_at.timestamp() + 2)

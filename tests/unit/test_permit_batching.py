@@ -14,7 +14,7 @@ OTHER = [PermitDemand("account", "acme", LimitSize(concurrency=1))]
 def batcher(slots: int = 16) -> PermitRequestBatcher:
     """Of which four may gather; the limit of FULL is known to be full."""
     made = PermitRequestBatcher(slots)
-    made.note_full("openai", "")
+    made.mark_full("openai", "")
     return made
 
 
@@ -69,5 +69,5 @@ async def test_a_worker_of_few_slots_gives_none_of_them_to_waiting() -> None:
 
 async def test_a_limit_with_room_again_is_asked_at_once() -> None:
     crowd = batcher()
-    crowd.note_room(FULL)
+    crowd.mark_free(FULL)
     assert gone(await joined(crowd, FULL)) == [True]

@@ -115,21 +115,21 @@ def test_many_threads_lose_nothing_that_is_last() -> None:
 def test_a_process_says_it_by_its_page() -> None:
     heard = ProgressBuffer()
     with open_page() as page:
-        page.hand_on(heard)
+        page.copy_to(heard)
         assert heard.take() is None
         with writing_to(page.address) as buffer:
             for number in range(1, 10_001):
                 buffer.report(number / 10_000, "größer \ud800")
             buffer.keep({"page": 3, "text": "x" * 60_000})
-            page.hand_on(heard)
+            page.copy_to(heard)
             notes = heard.take()
             assert notes is not None
             assert notes.progress == ReportedProgress(1.0, "größer \\ud800")  # as it can be written
             assert notes.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
-            page.hand_on(heard)
+            page.copy_to(heard)
             assert heard.take() is None  # nothing new
             buffer.report(0.5)
-        page.hand_on(heard)  # its last word, although it has ended
+        page.copy_to(heard)  # its last word, although it has ended
         assert heard.take() == PendingProgress(ReportedProgress(0.5, ""), None)
 
 
@@ -144,11 +144,11 @@ def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
         memory = writer._open()
         for cell in (module._PROGRESS, module._CHECKPOINT):
             cell.write(memory, (token + nonsense)[: cell.capacity])
-        page.hand_on(heard)
+        page.copy_to(heard)
         memory[:] = os.urandom(SIZE)
-        page.hand_on(heard)
+        page.copy_to(heard)
         memory[:] = b"\xff" * SIZE
-        page.hand_on(heard)
+        page.copy_to(heard)
         memory.close()
         kept = heard.take()
         assert kept is None or kept == PendingProgress(None, "0.5")
@@ -160,7 +160,7 @@ def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
         with writing_to(page.address) as buffer:
             buffer.report(0.5)
         os.truncate(page.address.path, 3)
-        page.hand_on(heard)
+        page.copy_to(heard)
     assert heard.take() is None
 
 
@@ -172,7 +172,7 @@ def test_what_another_job_has_written_is_not_this_ones() -> None:
         other = replace(page.address, token=b"x" * 16)
         with writing_to(other) as buffer:
             buffer.report(0.5)
-        page.hand_on(heard)
+        page.copy_to(heard)
     assert heard.take() is None
 
 

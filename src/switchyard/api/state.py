@@ -156,7 +156,9 @@ async def open_state(
 
 def _exchanging_types(registry: Registry, ledger: Ledger) -> AbstractAsyncContextManager[None]:
     holder = f"api {new_instance_id()}"
-    return TypeExchange(registry, ledger, own=registry, holder=holder, works=False).running()
+    return TypeExchange(
+        registry, ledger, own_types=registry, holder=holder, is_worker=False
+    ).running()
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ async def test_that_nobody_runs_it_is_told(
 ) -> None:
     operation = await user.start("numbers", {"to": 9})
     assert (await user.progress(operation)).note is None
-    monkeypatch.setattr(progress_module, "UNATTENDED", -1)
+    monkeypatch.setattr(progress_module, "UNATTENDED_SECONDS", -1)
     note = (await user.progress(operation)).note
     assert note is not None
     assert "is `jobctl scheduler` running?" in note

@@ -95,7 +95,7 @@ async def test_an_event_that_never_came_is_made_up_for(
     system: System, queue: LLMQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 0.2)
-    monkeypatch.setattr(EventFeed, "heard", lambda self, event: None)
+    monkeypatch.setattr(EventFeed, "deliver", lambda self, event: None)
     await system.start_worker("llm")
     result = await queue.call("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
     assert result.status is LlmStatus.COMPLETED

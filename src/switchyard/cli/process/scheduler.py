@@ -94,7 +94,9 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
             return None
 
         registry.process = f"the scheduler {scheduling.holder}"
-        types = TypeExchange(registry, ledger, own=registry, holder=scheduling.holder, works=False)
+        types = TypeExchange(
+            registry, ledger, own_types=registry, holder=scheduling.holder, is_worker=False
+        )
         watch = LoopWatch(
             scheduling.holder, save_in_ledger(settings.ledger_url), clock=ledger.clock.time
         )

@@ -91,7 +91,7 @@ class DirectRequests:
             max_wait=SLOT_TIMEOUT,
             slots=MAX_REQUESTS,
             shared_ledger=True,
-            hear=publish_text,
+            on_output=publish_text,
             metrics=metrics,
         )
         requests = cls(settings, registry, ledger, runner, hub)

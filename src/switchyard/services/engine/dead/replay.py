@@ -28,7 +28,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.referenced_keys import texts_in
 from switchyard.services.engine.ledger.sql.database import Database, TransactionBody, connect
 from switchyard.services.engine.ledger.sql.repository import LedgerCore
-from switchyard.services.engine.runtime.brokerless_attempt import Attempt, attempt_alone
+from switchyard.services.engine.runtime.brokerless_attempt import Attempt, run_single_attempt
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ async def replay(
             settings=sandbox_settings,
             ledger=ledger,
         )
-        return await attempt_alone(registry, ctx)
+        return await run_single_attempt(registry, ctx)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Do parts of one job's work at the same time, at most so many at once."""
+"""Run parts of one job's work concurrently, a bounded number at once."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ T = TypeVar("T")
 async def gather_bounded(parts: Iterable[Coroutine[Any, Any, T]], *, at_once: int) -> list[T]:
     """Run the parts, at most `at_once` at a time, and return their results in order. After an error
     no more begin, and those under way end before it is raised: their results may be paid for, and
-    the next attempt finds them.
-
-    After an error no more begin, and those under way come to their end before it is raised: what
-    they have paid for or worked out is kept, and the next attempt finds it.
-    """
-    left = enumerate(parts)
-    answers: dict[int, T] = {}
+    the next attempt finds them."""
+    remaining = enumerate(parts)
+    results: dict[int, T] = {}
     failed = False
 
-    async def work() -> None:
+    async def run_parts() -> None:
         nonlocal failed
-        for place, part in left:
+        for index, part in remaining:
             try:
-                answers[place] = await part
+                results[index] = await part
             except BaseException:
                 failed = True
                 raise
             if failed:
                 return
 
-    for result in await asyncio.gather(*(work() for _ in range(at_once)), return_exceptions=True):
+    for result in await asyncio.gather(
+        *(run_parts() for _ in range(at_once)), return_exceptions=True
+    ):
         if isinstance(result, BaseException):
-            # Not a group of errors: it would say nothing to who decides whether to try again.
+            # Not an ExceptionGroup, from which `retry.decide` could not tell whether to retry.
             raise result
-    return [answers[place] for place in sorted(answers)]
+    return [results[index] for index in sorted(results)]

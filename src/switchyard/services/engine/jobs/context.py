@@ -1,4 +1,4 @@
-"""The context that a handler gets beside its payload."""
+"""Define the context that a handler gets in addition to its payload."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # a module that only declares handlers needs neither
 T = TypeVar("T")
 
 MAX_TOKENS = 10**12
-"""Tokens of one attempt that are counted, at most: no ledger could hold more."""
+"""Tokens of one attempt that are counted, at most: a bound for the ledger's numbers."""
 JOINED_PAGE = 20
-"""Joined jobs that are read at once: each may have a megabyte of payload."""
+"""Joined jobs of one page: each may have a megabyte of payload."""
 
 
 def _never() -> bool:
@@ -36,32 +36,32 @@ class ProcessResources:
     the first use, closed with the process."""
 
     def __init__(self) -> None:
-        self._open = AsyncExitStack()
-        self._kept: dict[type[Any], Any] = {}
-        self._opening = asyncio.Lock()
+        self._exit_stack = AsyncExitStack()
+        self._resources: dict[type[Any], Any] = {}
+        self._lock = asyncio.Lock()
 
-    async def get(self, kind: type[T], opening: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """Return the one object of that kind; `opening` makes it at the first call. Raises what
-        `opening` raises."""
-        async with self._opening:
-            if kind not in self._kept:
-                self._kept[kind] = await self._open.enter_async_context(opening())
-            resource: T = self._kept[kind]
+    async def get(self, kind: type[T], make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """Return the one object of that kind; `make` makes it at the first call. Raises what
+        `make` raises."""
+        async with self._lock:
+            if kind not in self._resources:
+                self._resources[kind] = await self._exit_stack.enter_async_context(make())
+            resource: T = self._resources[kind]
             return resource
 
     def metric_samples(self) -> list[Any]:
         """Return the metrics of all shared objects that have a method `metric_samples`."""
         return [
             each
-            for resource in self._kept.values()
+            for resource in self._resources.values()
             if callable(samples_of := getattr(resource, "metric_samples", None))
             for each in samples_of()
         ]
 
     async def close(self) -> None:
         """Close all resources, the last opened first."""
-        self._kept.clear()
-        await self._open.aclose()
+        self._resources.clear()
+        await self._exit_stack.aclose()
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ class ProcessCrashed(RetryableError):
 
 
 async def in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Run the work in a thread; return or raise what it does. StopIteration becomes a RuntimeError,
-    as in a coroutine: no future can hold it, and the caller would wait for ever."""
+    """Run the work in a thread; return its result, or raise its error. StopIteration becomes a
+    RuntimeError, as in a coroutine: a future can't hold it, and the caller would wait for ever."""
 
     def call() -> Any:
         try:
@@ -123,11 +123,11 @@ class JobContext:
     worker_id: str
     settings: Settings
     ledger: Ledger | None = field(default=None, compare=False)
-    """The ledger, for documents and edges; None in a process of its own."""
+    """The ledger; None for a handler in a process of its own."""
     is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
-    """Returns True once the job was cancelled: long handlers stop at the next good place."""
+    """Returns True once the job was cancelled: a long handler should then stop soon."""
     shared: ProcessResources | None = field(default=None, compare=False)
-    """Resources that handlers share; None where a job has a process, or a test, to itself."""
+    """Resources that handlers share; None in a process of its own, or in a test."""
     compute: Compute = field(default=_in_thread, compare=False)
     """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
     length, for handlers in the event loop. A long text goes to a process that is killed when the

@@ -1,7 +1,8 @@
-"""Named limits of job types: how many of them run at once or start in a minute, in the whole fleet.
+"""Declare named limits of job types: how many jobs run at once or start in a minute, over all
+workers.
 
-A limit is declared where the job type is (`@job(…, limits=[Limit(…)])`); several types that name
-the same one share its room. JOBS_LIMITS gives other numbers without a change of code.
+A limit is declared with the job type (`@job(…, limits=[Limit(…)])`); types that name the same limit
+share it. JOBS_LIMITS changes its numbers without a change of code.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from switchyard.services.engine.records.limits import LimitSize, PermitDemand
 if TYPE_CHECKING:  # whoever only declares a handler does not need it
     from switchyard.services.common.settings import LimitNumbers
 
-MAX_KEY = 120
-"""Characters of a key; a longer one is known by its hash."""
+MAX_KEY_LENGTH = 120
+"""Characters of a key; a longer key is replaced by its hash."""
 CHARACTERS_PER_TOKEN = 4
 """Characters of a payload's JSON per token, where nothing else tells how many tokens a job uses."""
 
@@ -33,14 +34,15 @@ class LimitRefused(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Room that jobs share, kept by all workers together.
+    """A limit that jobs share, over all workers.
 
     `concurrency` jobs run at once, `per_minute` start within any 60 seconds, `tokens_per_minute`
     of these use at most so many tokens; None, no limit.
 
-    With `key`, each key has that much room for itself: the name of a field of the payload, or a
-    function of the payload. `tokens` tells how many tokens a job will use, in the same ways;
-    without it, the payload's characters as JSON, divided by four. `JobContext.used` corrects that.
+    With `key`, the limit holds for each key by itself: `key` is the name of a field of the payload,
+    or a function of the payload. `tokens`, in the same forms, is the estimate of a job's tokens;
+    without it, the payload's characters as JSON, divided by four. `JobContext.report_usage`
+    corrects the estimate.
     """
 
     name: str
@@ -55,20 +57,20 @@ class Limit:
         return LimitSize(self.concurrency, self.per_minute, self.tokens_per_minute)
 
     def need(self, payload: BaseModel, numbers: Mapping[str, LimitNumbers]) -> PermitDemand | None:
-        """Return what a job with that payload needs, by the numbers of JOBS_LIMITS where it has
-        some; None where nothing is limited. Raises LimitRefused."""
+        """Return the permit that a job with that payload needs, by the numbers of JOBS_LIMITS if it
+        has any; None where nothing is limited. Raises LimitRefused."""
         key = self._key(payload)
-        room = _overridden(self.size_for, numbers.get(self.name), key)
-        if room == LimitSize():
+        size = _override(self.size_for, numbers.get(self.name), key)
+        if size == LimitSize():
             return None
-        tokens = 0 if room.tokens_per_minute is None else self._tokens(payload)
-        if room.tokens_per_minute is not None and tokens > room.tokens_per_minute:
+        tokens = 0 if size.tokens_per_minute is None else self._tokens(payload)
+        if size.tokens_per_minute is not None and tokens > size.tokens_per_minute:
             raise LimitRefused(
                 f"{tokens:,} tokens cannot pass the limit {self.name} of "
-                f"{room.tokens_per_minute:,} a minute: make the job smaller, or the limit larger "
+                f"{size.tokens_per_minute:,} a minute: make the job smaller, or the limit larger "
                 "(JOBS_LIMITS)"
             )
-        return PermitDemand(self.name, key, room, tokens)
+        return PermitDemand(self.name, key, size, tokens)
 
     def _key(self, payload: BaseModel) -> str:
         if self.key is None:
@@ -76,7 +78,7 @@ class Limit:
         value = self._resolve(self.key, payload, "key")
         text = "" if value is None else str(value)
         text = text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
-        if len(text) > MAX_KEY:
+        if len(text) > MAX_KEY_LENGTH:
             return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
         return text
 
@@ -88,15 +90,15 @@ class Limit:
             raise LimitRefused(f"the tokens of the limit {self.name} are {value!r}, not a number")
         return int(min(value, 10**12))
 
-    def _resolve(self, by: str | Callable[[Any], Any], payload: BaseModel, what: str) -> Any:
-        if isinstance(by, str):
-            return getattr(payload, by)
+    def _resolve(self, source: str | Callable[[Any], Any], payload: BaseModel, label: str) -> Any:
+        if isinstance(source, str):
+            return getattr(payload, source)
         try:
-            return by(payload)
+            return source(payload)
         except BaseException as error:  # whatever a function of the user's does
             failure = Failure.from_error(error)
             raise LimitRefused(
-                f"the {what} of the limit {self.name} can't be told: "
+                f"the {label} of the limit {self.name} can't be told: "
                 f"{failure.error_type}: {failure.message}"
             ) from error
 
@@ -104,7 +106,7 @@ class Limit:
 def needs_of(
     limits: Sequence[Limit], payload: BaseModel, numbers: Mapping[str, LimitNumbers]
 ) -> list[PermitDemand]:
-    """Return what a job with that payload needs, in an order that is the same everywhere. Raises
+    """Return the permits that a job with that payload needs, sorted by limit and key. Raises
     LimitRefused."""
     demands = {}
     for limit in limits:
@@ -114,12 +116,12 @@ def needs_of(
     return [demands[each] for each in sorted(demands)]
 
 
-def _overridden(room: LimitSize, numbers: LimitNumbers | None, key: str) -> LimitSize:
+def _override(size: LimitSize, numbers: LimitNumbers | None, key: str) -> LimitSize:
     if numbers is None:
-        return room
+        return size
     settings = numbers.given() | (numbers.keys[key].given() if key in numbers.keys else {})
     return LimitSize(
-        concurrency=settings.get("concurrency", room.concurrency),
-        per_minute=settings.get("per_minute", room.per_minute),
-        tokens_per_minute=settings.get("tokens_per_minute", room.tokens_per_minute),
+        concurrency=settings.get("concurrency", size.concurrency),
+        per_minute=settings.get("per_minute", size.per_minute),
+        tokens_per_minute=settings.get("tokens_per_minute", size.tokens_per_minute),
     )

@@ -5,9 +5,9 @@ A field of a payload, or of a backfill source's options, is marked where it is d
     class Convert(BaseModel):
         path: Annotated[str, LocalOnly("send the file to POST /documents")]
 
-Whoever has the ledger's and the broker's credentials (`jobctl`, a program of the host) may set it.
-What comes over HTTP may not, whichever endpoint it takes: `JobType.validate_remote` and
-`Sources.open` ask here.
+A program with the ledger's and the broker's credentials (`jobctl`, or one on a host) may set it. A
+request over HTTP may not, at any endpoint: `JobType.validate_remote` and `Sources.open` check it
+here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MISSING = object()
 
 
 class KeyMarkedPayload(BaseModel):
-    """Base of payloads whose fields are not declared here: what is local is known by key."""
+    """Base of payloads without declared fields: their local fields are known by key."""
 
     local_keys: ClassVar[Mapping[str, str]] = {}
     """What a remote caller does instead, by the payload's key; ANY_KEY stands for all keys."""
@@ -52,7 +52,7 @@ class LocalOnly:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field that a caller from elsewhere may not set."""
+    """A field that a remote caller may not set."""
 
     field: str
     message: str
@@ -71,9 +71,9 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
     properties = {"root": schema} if issubclass(model, RootModel) else schema.get("properties", {})
     fields = {}
     for name in model.model_fields:
-        # What is not in the schema can't be seen to be harmless.
-        at = properties.get(name, {MARK: LocalOnly().instead})
-        instead = next(_marks(at, definitions, set()), None)
+        # A field that is missing in the schema counts as local.
+        field_schema = properties.get(name, {MARK: LocalOnly().instead})
+        instead = next(_marks(field_schema, definitions, set()), None)
         if instead is not None:
             fields[name] = instead
     return fields
@@ -82,10 +82,10 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
 def refusals(
     payload: BaseModel, raw: Mapping[str, Any], vouched: Mapping[str, Any]
 ) -> tuple[Refusal, ...]:
-    """Return the local fields that are set, each with a text; none where all is well.
+    """Return the local fields that are set, each with a text; empty where none is.
 
-    `raw` is what `payload` was made of. A field passes that stands in `vouched` with the same
-    value: what this system has put there itself, or what was there before.
+    `raw` is the input of `payload`. A field with the same value in `vouched` is allowed: this
+    system has set it, or it was there before.
     """
     if isinstance(payload, KeyMarkedPayload):
         return tuple(
@@ -98,7 +98,7 @@ def refusals(
         for name, instead in local_fields(type(payload)).items()
         if name in payload.model_fields_set
         and getattr(payload, name) is not None
-        and not _is_same(keys_of(name, type(payload).model_fields[name]), raw, vouched)
+        and not _is_vouched(keys_of(name, type(payload).model_fields[name]), raw, vouched)
     )
 
 
@@ -134,7 +134,7 @@ def _refusal(name: str, instead: str) -> Refusal:
     return Refusal(name, f"{name} can't be set from outside of the system's hosts: {instead}")
 
 
-def _is_same(keys: Iterable[str], raw: Mapping[str, Any], vouched: Mapping[str, Any]) -> bool:
+def _is_vouched(keys: Iterable[str], raw: Mapping[str, Any], vouched: Mapping[str, Any]) -> bool:
     pairs = [(raw.get(key, _MISSING), vouched.get(key, _MISSING)) for key in keys]
     return all(value == other for value, other in pairs) and any(
         value is not _MISSING for value, _ in pairs
@@ -142,7 +142,7 @@ def _is_same(keys: Iterable[str], raw: Mapping[str, Any], vouched: Mapping[str, 
 
 
 def keys_of(name: str, field: FieldInfo) -> set[str]:
-    """Return every name under which a field's value may come."""
+    """Return all names under which a field's value may be given."""
     return {name, *_first_steps(field.alias), *_first_steps(field.validation_alias)}
 
 
@@ -157,7 +157,7 @@ def _first_steps(alias: str | AliasPath | AliasChoices | None) -> Iterator[str]:
 
 
 def _marks(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
-    """The marks within a schema, those of what it refers to included."""
+    """Yield the marks within a schema, and within the schemas that it refers to."""
     if isinstance(schema, list):
         for each in schema:
             yield from _marks(each, definitions, seen)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that a handler wants to be published next."""
+    """A follow-up job of a handler."""
 
     job_type: str
     payload: Mapping[str, Any]
@@ -26,8 +26,8 @@ class Job:
     priority: int | None = None
     """0 to 10; None takes the parent's."""
     own_pipeline: bool = False
-    """The job begins a pipeline of its own, as each paper of a query does, and is no stage of its
-    parent's."""
+    """Whether the job begins a pipeline of its own, as each paper of a query does, instead of being
+    a stage of its parent's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The job is finished and others follow. They get ids made from this job's id and their
-    type, so a repeat publishes the same jobs and not new ones."""
+    """The job is finished and others follow. Their ids are derived from this job's id and their
+    type, so that a repeat publishes the same jobs, not new ones."""
 
     jobs: Sequence[Job]
     result: Mapping[str, Any] = field(default_factory=dict)
     then: Job | None = None
-    """Published once, when all of `jobs` and all that followed from them have ended; its handler
-    asks `ctx.joined()` what they came to."""
+    """Published once, when all of `jobs`, and all jobs that followed from them, have ended; its
+    handler reads their results by `ctx.joined()`."""
     when_dead: WhenDead = "wait"
     """What happens to `then` when some of the jobs are dead: `wait` until they were redriven and
     have succeeded, `go_on` without them, or `fail`: be dead, too."""
@@ -54,7 +54,8 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again later; uses up an attempt. `after` seconds at least, else the policy's backoff."""
+    """Retry later, using an attempt. Waits for the policy's backoff, or for `after` seconds if that
+    is longer."""
 
     reason: str
     after: float | None = None
@@ -62,7 +63,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Try again after about `after` seconds without using up an attempt."""
+    """Run again after about `after` seconds, without using an attempt."""
 
     after: float
     reason: str = "snoozed"

@@ -1,8 +1,8 @@
 """Stream a job's output text to subscribers, best effort: nothing is stored.
 
-A model writes a word at a time, a hundred times a second: words are gathered, and sent a few
-times a second. The job waits for no reader: text beyond the backlog is left out, and the piece
-after it has its position, so that a reader notices; the job's result has all of it.
+A model writes a word at a time, a hundred times a second: words are collected, and sent a few times
+a second. The job waits for no reader: text beyond the backlog is left out, which a reader notices
+by the position of the next piece. The job's result has all of it.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ MAX_PIECE = 2_000
 MAX_BACKLOG = 10 * MAX_PIECE
 """Characters that wait to be sent, at most; later ones are left out."""
 
-Hear = Callable[[str, int], None]
+SendPiece = Callable[[str, int], None]
 """Called with a piece, and the number of characters of the text before it."""
 
 
 class OutputStream:
     """Streams the text that one attempt writes. Use it within the event loop."""
 
-    __slots__ = ("_hear", "_position", "_sent_at", "_timer", "_waiting", "_written")
+    __slots__ = ("_position", "_send_to_followers", "_sent_at", "_timer", "_waiting", "_written")
 
-    def __init__(self, hear: Hear | None = None) -> None:
-        """`hear` is called within the event loop; without it, nothing is sent."""
-        self._hear = hear
+    def __init__(self, send_piece: SendPiece | None = None) -> None:
+        """`send_piece` is called within the event loop; without it, nothing is sent."""
+        self._send_to_followers = send_piece
         self._waiting = ""
         self._written = self._position = 0
         self._sent_at = -SEND_INTERVAL
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Discard the text so far: it begins again, at 0."""
+        """Discard the text so far, and begin again at position 0."""
         self._stop()
         self._waiting = ""
         self._written = self._position = 0
 
     def write(self, text: str) -> None:
         """Append to the text."""
-        if self._hear is None or not text:
+        if self._send_to_followers is None or not text:
             return
-        if not text.isascii():  # halves of a surrogate pair, which nothing can write, become `?`
+        if not text.isascii():  # lone surrogates, which can't be encoded, become `?`
             text = text.encode("utf-8", "replace").decode()
-        # Only text that continues the waiting text: else a piece would have a gap.
+        # Only text that continues the waiting text: a piece must have no gap.
         if self._position + len(self._waiting) == self._written:
             self._waiting += text[: max(0, MAX_BACKLOG - len(self._waiting))]
         elif not self._waiting:
@@ -56,8 +56,8 @@ class OutputStream:
         if self._timer is None:
             # The first piece at once, as a reader waits for the beginning.
             loop = asyncio.get_running_loop()
-            at = max(loop.time(), self._sent_at + SEND_INTERVAL)
-            self._timer = loop.call_at(at, self._send)
+            send_at = max(loop.time(), self._sent_at + SEND_INTERVAL)
+            self._timer = loop.call_at(send_at, self._send)
 
     def end(self) -> None:
         """End the text: send the last piece that waits."""
@@ -77,8 +77,8 @@ class OutputStream:
     def _send_piece(self) -> None:
         piece, self._waiting = self._waiting[:MAX_PIECE], self._waiting[MAX_PIECE:]
         position, self._position = self._position, self._position + len(piece)
-        if self._hear is not None:
-            self._hear(piece, position)
+        if self._send_to_followers is not None:
+            self._send_to_followers(piece, position)
 
     def _stop(self) -> None:
         if self._timer is not None:

@@ -25,7 +25,7 @@ the checkpoint."""
 
 
 class InvalidCheckpoint(InvalidInput):
-    """A handler's checkpoint is too large, or no JSON: a defect of the handler."""
+    """A handler's checkpoint is too large, or not JSON: a defect of the handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PendingProgress:
     """The checkpoint as JSON."""
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     return
 
 
@@ -47,7 +47,7 @@ class ProgressBuffer:
 
     __slots__ = ("_checkpoint", "_is_announced", "_lock", "_progress", "_wake")
 
-    def __init__(self, wake: Callable[[], None] = _nobody) -> None:
+    def __init__(self, wake: Callable[[], None] = _ignore) -> None:
         """`wake` is called when there is something to take, once until `take` is called; in the
         handler's thread."""
         self._wake = wake
@@ -56,12 +56,13 @@ class ProgressBuffer:
         self._progress: tuple[float | None, str] | None = None
         self._checkpoint: str | None = None
 
-    def wake_nobody(self) -> None:
-        """Call `wake` no more: the run's writer takes what is there and ends."""
-        self._wake = _nobody
+    def stop_waking(self) -> None:
+        """Stop calling `wake`: the run's writer takes the rest itself."""
+        self._wake = _ignore
 
     def report(self, fraction: float | None, note: str = "") -> None:
-        """Raises TypeError or ValueError for what is no number, or no text."""
+        """Replace the progress. Raises TypeError or ValueError if `fraction` is not a number or
+        `note` not a text."""
         # Called up to ten thousand times a second: `take` makes the record.
         if type(fraction) is not float or not 0.0 <= fraction <= 1.0:
             fraction = _clamp(fraction)
@@ -75,40 +76,39 @@ class ProgressBuffer:
         self._wake()
 
     def keep(self, data: Any) -> None:
-        """Raises InvalidCheckpoint."""
+        """Replace the checkpoint. Raises InvalidCheckpoint."""
         encoded = _encode(data)
         with self._lock:
             self._checkpoint = encoded
-            news, self._is_announced = not self._is_announced, True
-        if news:
+            is_first, self._is_announced = not self._is_announced, True
+        if is_first:
             self._wake()
 
     def take(self) -> PendingProgress | None:
-        """Remove and return what is new; None where nothing is."""
+        """Remove and return the new progress and checkpoint; None where there is neither."""
         with self._lock:
             self._is_announced = False
             if self._progress is None and self._checkpoint is None:
                 return None
-            pending = PendingProgress(_report_of(self._progress), self._checkpoint)
+            pending = PendingProgress(_to_progress(self._progress), self._checkpoint)
             self._progress = self._checkpoint = None
             return pending
 
-    def put_back(self, notes: PendingProgress) -> None:
+    def put_back(self, pending: PendingProgress) -> None:
         """Put back what could not be recorded, unless newer values have come."""
         with self._lock:
-            if self._progress is None and notes.progress is not None:
-                self._progress = (notes.progress.fraction, notes.progress.note)
+            if self._progress is None and pending.progress is not None:
+                self._progress = (pending.progress.fraction, pending.progress.note)
             if self._checkpoint is None:
-                self._checkpoint = notes.checkpoint
+                self._checkpoint = pending.checkpoint
 
 
-def _report_of(report: tuple[float | None, str] | None) -> ReportedProgress | None:
+def _to_progress(report: tuple[float | None, str] | None) -> ReportedProgress | None:
     return None if report is None else ReportedProgress(report[0], writable(report[1], MAX_NOTE))
 
 
 def _clamp(fraction: float | None) -> float | None:
-    """Return the fraction, at least 0 and at most 1: a wrong count of a handler is no reason to
-    fail."""
+    """Return the fraction, limited to 0 to 1: a handler must not fail for a wrong count."""
     if fraction is None:
         return None
     try:
@@ -122,10 +122,10 @@ def _encode(data: Any) -> str:
     try:
         encoded = json.dumps(data, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidCheckpoint(f"a check-point is JSON: {error}") from error
+        raise InvalidCheckpoint(f"a checkpoint must be JSON: {error}") from error
     if len(encoded) > MAX_CHECKPOINT:
         raise InvalidCheckpoint(
-            f"a check-point of {len(encoded)} bytes, the limit is {MAX_CHECKPOINT}: put what is "
-            "large into storage, and its key into the check-point"
+            f"a checkpoint of {len(encoded)} bytes, the limit is {MAX_CHECKPOINT}: put what is "
+            "large into storage, and its key into the checkpoint"
         )
     return encoded

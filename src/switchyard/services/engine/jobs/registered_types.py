@@ -1,8 +1,8 @@
-"""Job types of other processes: registered in the ledger by those that have their modules, and
-known from there to all that publish.
+"""Share job types by the ledger: processes with their modules register them, and all processes can
+publish them.
 
-A payload is validated by the JSON Schema of the registered type. That says less than the model,
-whose validators only the worker has, and it does not convert: `"5"` is no integer.
+A payload of a registered type is validated by its JSON Schema. Unlike the model, that has no
+validators, and converts nothing: `"5"` is not an integer.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from switchyard.services.engine.records.job_types import (
 )
 
 LEARN_INTERVAL = 5.0
-"""Seconds between looks for types that others have registered, where nobody tells of them."""
+"""Seconds between reads of the registered types, in processes without heartbeats."""
 MIN_LEARN_INTERVAL = 1.0
-"""Seconds between them where somebody asks for a type that is not known."""
+"""Seconds between two reads that are caused by unknown types."""
 MAX_BACKTRACKS = 100_000
 MAX_PATTERN_BYTES = 256 * 1024
 """Steps back that matching a pattern may take, and size of a compiled pattern."""
@@ -49,7 +49,7 @@ VERSION_MARK = "x-payload-version"
 """Keyword in the JSON Schema of a payload with its version, if that is not the first."""
 MAX_COMPLAINTS = 5
 MAX_COMPLAINT_LENGTH = 200
-"""Characters."""
+"""Complaints of one payload, and characters of each, at most."""
 
 
 class RegisteredPayload(KeyMarkedPayload):
@@ -68,16 +68,16 @@ class RegisteredPayload(KeyMarkedPayload):
 
     @model_validator(mode="before")
     @classmethod
-    def _fits(cls, values: Any) -> Any:
-        wrong = [
+    def _validate_by_schema(cls, values: Any) -> Any:
+        complaints = [
             f"{'.'.join(map(str, each.instance_path)) or 'payload'}: "
             f"{each.message[:MAX_COMPLAINT_LENGTH]}"
             for each, _ in zip(
                 cls._validator().iter_errors(values), range(MAX_COMPLAINTS), strict=False
             )
         ]
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        if complaints:
+            raise ValueError("; ".join(complaints))
         return values
 
     @classmethod
@@ -94,7 +94,7 @@ def _compile_schema(record: JobTypeRecord) -> Any:
     try:
         return jsonschema_rs.Draft202012Validator(
             dict(record.payload_schema),
-            offline=True,  # nobody's schema makes this host fetch an address
+            offline=True,  # a schema must not make this host fetch an address
             mask="the value" if has_mark(record.payload_schema) else None,
             pattern_options=jsonschema_rs.FancyRegexOptions(
                 backtrack_limit=MAX_BACKTRACKS, size_limit=MAX_PATTERN_BYTES
@@ -109,9 +109,9 @@ def _compile_schema(record: JobTypeRecord) -> Any:
 
 
 def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
-    """Describe a job type for those that lack its module. Raises RegistryError where its schema is
-    larger than MAX_SCHEMA_BYTES."""
-    described: dict[str, Any] = {
+    """Return the record of a job type for processes without its module. Raises RegistryError where
+    its schema is larger than MAX_SCHEMA_BYTES."""
+    fields: dict[str, Any] = {
         "name": job_type.name,
         "worker": job_type.worker,
         "lanes": job_type.lanes,
@@ -121,14 +121,14 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
         "local_keys": local_keys(job_type.payload_model),
         "module": job_type.handler.__module__,
     }
-    if len(json.dumps(described["payload_schema"])) > MAX_SCHEMA_BYTES:
+    if len(json.dumps(fields["payload_schema"])) > MAX_SCHEMA_BYTES:
         raise RegistryError(
             f"the payload of job type {job_type.name!r} has a JSON Schema of more than "
             f"{MAX_SCHEMA_BYTES:,} bytes: only processes with its module can publish it"
         )
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return JobTypeRecord(
-        **described, digest=digest, registered_by=registered_by, registered_at=0, seen_at=0
+        **fields, digest=digest, registered_by=registered_by, registered_at=0, seen_at=0
     )
 
 
@@ -150,8 +150,7 @@ def _version_of(record: JobTypeRecord) -> int:
 
 
 def job_type_from(record: JobTypeRecord) -> JobType:
-    """Make a type that can be published, and not run. Raises RegistryError for a record that says
-    what no type can be."""
+    """Make a type that can be published but not run. Raises RegistryError for an invalid record."""
 
     class Payload(RegisteredPayload):
         pass
@@ -180,10 +179,9 @@ def job_type_from(record: JobTypeRecord) -> JobType:
 
 
 class TypeExchange:
-    """Registers the types of a process in the ledger, and lets its registry know those of others.
-
-    Workers register what they run in the place of what was there; others, which may be older or
-    newer than the workers, register only what nobody has.
+    """Registers the types of a process in the ledger, and adds those of others to its registry.
+    Workers replace the registered types by theirs; other processes, which may be older or newer,
+    only register types that are missing.
     """
 
     def __init__(
@@ -191,63 +189,63 @@ class TypeExchange:
         registry: Registry,
         ledger: Ledger,
         *,
-        own: Iterable[JobType],
+        own_types: Iterable[JobType],
         holder: str,
-        works: bool,
+        is_worker: bool,
     ) -> None:
         self._registry = registry
         self._ledger = ledger
-        self._own = tuple(own)
+        self._own_types = tuple(own_types)
         self._holder = holder
-        self._works = works
+        self._is_worker = is_worker
         self._log = structlog.get_logger("job types")
         self._touched_at: float | None = None
         self._known_names: list[str] = []
         self._mark: str | None = None
-        """Mark of the ledger's types that `note` got last."""
+        """Mark of the ledger's types that `note_mark` got last."""
         self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Exchange once, if the ledger is there, and then again and again."""
+        """Exchange once, if the ledger can be reached, and then regularly."""
         background = TaskSupervisor(self._log)
-        await self._try_once()
-        background.start("job types", self._keep)
+        await self._try_to_exchange()
+        background.start("job types", self._keep_exchanging)
         try:
             yield
         finally:
             await background.close()
 
-    def note(self, mark: str | None) -> None:
-        """Learn now what others have registered, if the mark that a beat has brought is another one
-        than the last. Whoever calls this with each beat spares itself the looks in between."""
+    def note_mark(self, mark: str | None) -> None:
+        """Exchange soon, if the mark from a heartbeat differs from the last one. With a call for
+        each heartbeat, there are no regular reads in between."""
         if mark is not None and mark != self._mark:
             self._mark = mark
             self._changed.set()
 
-    async def _keep(self) -> None:
+    async def _keep_exchanging(self) -> None:
         while True:
             pause = LEARN_INTERVAL if self._mark is None else TOUCH_INTERVAL
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             self._changed.clear()
-            await self._try_once()
+            await self._try_to_exchange()
 
-    async def _try_once(self) -> None:
+    async def _try_to_exchange(self) -> None:
         try:
-            await self.once()
+            await self.exchange()
         except LedgerError as error:
-            self._mark = None  # so that the next beat has it tried again
+            self._mark = None  # so that the next heartbeat repeats it
             self._log.warning("job types not exchanged", error=str(error))
 
-    async def once(self) -> None:
-        """Register what is due, and learn what others have registered. Raises LedgerError."""
+    async def exchange(self) -> None:
+        """Register the own types if due, and read those of others. Raises LedgerError."""
         now = self._ledger.clock.time()
         if self._touched_at is None:
             await self._register(now)
         elif now - self._touched_at >= TOUCH_INTERVAL:
-            # A ledger that was set back has them no more.
+            # They are missing in a ledger that was restored from an older copy.
             if not await self._ledger.job_types.touch(self._known_names, now):
                 await self._register(now)
             self._touched_at = now
@@ -255,22 +253,22 @@ class TypeExchange:
 
     async def _register(self, now: float) -> None:
         records = []
-        for job_type in self._own:
+        for job_type in self._own_types:
             try:
                 records.append(record_of(job_type, self._holder))
             except RegistryError as error:
                 self._log.warning("job type not registered", error=str(error))
-            await asyncio.sleep(0)  # each schema takes milliseconds: others have their turn
-        await self._ledger.job_types.register(records, now, replace=self._works)
+            await asyncio.sleep(0)  # each schema takes milliseconds: let other tasks run
+        await self._ledger.job_types.register(records, now, replace=self._is_worker)
         self._known_names = [each.name for each in records]
         self._touched_at = now
 
 
 async def learn_types(registry: Registry, ledger: Ledger) -> None:
-    """Let the registry know the types that others have registered. Raises LedgerError."""
+    """Add the types that other processes have registered to the registry. Raises LedgerError."""
     registry.learned_at = time.monotonic()
     digests = await ledger.job_types.digests()
-    known = {
+    usable = {
         name: each
         for name, each in registry.registered.items()
         if digests.get(name) == _digest(each)
@@ -281,23 +279,23 @@ async def learn_types(registry: Registry, ledger: Ledger) -> None:
     missing = [
         name
         for name in digests
-        if name not in registry and name not in known and name not in unusable
+        if name not in registry and name not in usable and name not in unusable
     ]
     if missing:
         for record in await ledger.job_types.list_job_types(missing):
             try:
-                known[record.name] = job_type_from(record)
+                usable[record.name] = job_type_from(record)
             except RegistryError as error:
                 log = structlog.get_logger("job types")
                 log.warning("registered job type unusable", error=str(error))
             await asyncio.sleep(0)  # as when they are registered
-        unusable |= {name: digests[name] for name in missing if name not in known}
-    registry.set_registered(known.values(), unusable)
+        unusable |= {name: digests[name] for name in missing if name not in usable}
+    registry.set_registered(usable.values(), unusable)
 
 
 async def find_type(registry: Registry, ledger: Ledger, name: str) -> None:
-    """Learn what others have registered, where the registry does not know a type that somebody asks
-    for; once in MIN_LEARN_INTERVAL, whoever asks for however many. Raises LedgerError."""
+    """Read the registered types if the registry does not know a type; at most once in
+    MIN_LEARN_INTERVAL, for all callers. Raises LedgerError."""
     if name in registry or name in registry.registered:
         return
     if time.monotonic() - registry.learned_at >= MIN_LEARN_INTERVAL:

@@ -1,4 +1,4 @@
-"""Job types: what is to be done, by which kind of worker, in which lanes.
+"""Declare and collect job types: their handlers, kinds of worker, and lanes.
 
 `@job` marks a function; `Registry.load` imports modules and collects what they have marked.
 Nothing is registered globally: two registries in one process do not see each other.
@@ -50,7 +50,7 @@ from switchyard.services.engine.wings import job_modules, missing_wings_hint
 
 Handler = Callable[..., Any]
 Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""Makes of a payload of one version that of the next; it may change what it gets."""
+"""Turns a payload of one version into one of the next; it may change its argument."""
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
 _MARK = "__job_type__"
 
@@ -76,12 +76,12 @@ class InvalidPayload(InvalidInput):
 
     def __init__(self, message: str, faults: Sequence[PayloadFault] = ()) -> None:
         self.faults = tuple(faults)
-        """Each with its place; none where that is not known."""
+        """The single errors with their places; empty where these are unknown."""
         super().__init__(message)
 
 
 class UpgradeFailed(InvalidPayload):
-    """The payload is of an older version, and can't be made one of the type's version."""
+    """The payload is of an older version, and can't be upgraded to the type's version."""
 
 
 class NewerPayload(ConflictError):
@@ -121,30 +121,30 @@ class JobType:
     memory_limit_mb: int | None
     """Address space of that process, in MiB; None for no limit. Only for `process`."""
     cpu_limit: int | None = None
-    """Seconds of processor time that one attempt may take there; None for no limit but `timeout`.
-    Unlike time on the clock it depends on what is to be done and hardly on the machine's other
-    work: what takes more would do so again, and is not tried again. Only for `process`."""
+    """Seconds of processor time that one attempt may take; None for no limit but `timeout`. Unlike
+    clock time, it hardly depends on the machine's other work: a job that exceeds it would do so
+    again, and is not retried. Only for `process`."""
     limits: tuple[Limit, ...] = ()
-    """Named limits of each of which a job needs a permit before it runs."""
+    """Named limits: a job needs a permit of each before it runs."""
     version: int = FIRST_PAYLOAD_VERSION
     """Version of the payload's format in `payload_model`."""
     upgrades: tuple[tuple[int, Upgrade], ...] = ()
     """Functions that each turn a payload of the given version into one of the next, in order, up to
     `version`."""
     is_registered: bool = False
-    """Whether the type is known from the ledger alone: another process has its module, and this one
-    can only publish it."""
+    """Whether the type is only known from the ledger: this process can publish it, but not run
+    it."""
 
     def read(self, payload: Mapping[str, Any], version: int) -> BaseModel:
-        """Return a payload of a version, whoever wrote it and when, as the model: the one place
-        where old payloads become new ones. What it gets stays as it is.
+        """Upgrade and validate a payload of a version; return it as the model. No other place
+        upgrades payloads. The argument is not changed.
 
         Raises NewerPayload, UpgradeFailed, and what `validate` raises.
         """
         return self.validate(self.upgraded(payload, version))
 
     def upgraded(self, payload: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-        """Return a payload of a version as one of the type's, not validated yet. Raises
+        """Return a payload of a version upgraded to the type's version, but not validated. Raises
         NewerPayload, UpgradeFailed."""
         if version == self.version:
             return payload
@@ -181,8 +181,8 @@ class JobType:
         return version <= self.version
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
-        """Return the payload as its model. Raises InvalidPayload, without a trace of pydantic's
-        error, which quotes values; UnknownJobType where the schema that another process has
+        """Return the payload as its model. Raises InvalidPayload, without pydantic's error as its
+        cause, as that quotes values; UnknownJobType where the schema that another process has
         registered can't be used."""
         if has_hidden(payload, self.secrets):
             raise InvalidPayload(
@@ -196,7 +196,7 @@ class JobType:
         except ValidationError as error:
             scrubber = Scrubber.from_payload(payload, self.secrets)
             text = f"payload of {self.name}: {scrubber.scrubbed(describe(error))}"
-            raise InvalidPayload(text, _faults(error, scrubber)) from None
+            raise InvalidPayload(text, _payload_faults(error, scrubber)) from None
         except Exception as error:  # a validator of the model may raise anything
             raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from None
 
@@ -207,13 +207,12 @@ class JobType:
         *,
         version: int | None = None,
     ) -> BaseModel:
-        """`validate` for a payload that somebody outside has written, over HTTP: the one rule for
-        what such a payload may say, whichever way it came.
+        """Validate a payload from outside, such as over HTTP. All endpoints use this rule.
 
-        Fields that are LocalOnly must be unset, or as in `vouched`: what this system has put there
-        itself, or what was there before. A payload of an older `version` is upgraded first, and
-        `vouched` with it; where that can't be done here, nobody can say which of its fields are
-        local, and it is refused. Raises InvalidPayload, RemoteFieldForbidden.
+        LocalOnly fields must be unset, or as in `vouched`, which has values set by this system, or
+        earlier ones. A payload of an older `version` is upgraded first, and `vouched` with it; if
+        that is impossible here, its local fields are unknown, and it is refused. Raises
+        InvalidPayload, RemoteFieldForbidden.
         """
         allowed = dict(vouched or {})
         if version is not None and version != self.version:
@@ -222,7 +221,7 @@ class JobType:
                     f"payload of {self.name}: it is of version {version}, which only a process "
                     "that has loaded the type's module, as new as that, can read"
                 )
-            with suppress(UpgradeFailed):  # they may be a part of a payload
+            with suppress(UpgradeFailed):  # `vouched` may be a part of a payload
                 allowed |= self.upgraded(allowed, version)
             payload = self.upgraded(payload, version)
         validated = self.validate(payload)
@@ -235,7 +234,7 @@ class JobType:
         return tuple(Route(lane, self.name, self.worker) for lane in self.lanes)
 
 
-def _faults(error: ValidationError, scrubber: Scrubber) -> list[PayloadFault]:
+def _payload_faults(error: ValidationError, scrubber: Scrubber) -> list[PayloadFault]:
     return [
         PayloadFault(
             tuple(
@@ -266,14 +265,13 @@ def job(
     The function takes `(payload, ctx)`; the annotation of `payload` is a pydantic model. With
     isolation `task` it is a coroutine function, with `process` a plain function that stands at
     the top level of its module. `timeout` is in seconds, `memory_limit_mb` in MiB, `cpu_limit` in
-    seconds of processor time; what takes more than that is not tried again. `limits` are kept by
-    all workers together; a job without room in them waits, and holds nobody up.
+    seconds of processor time; a job that takes more is not retried. `limits` hold over all workers
+    together; a job that gets no permit waits without occupying a slot.
 
-    `version` is that of the payload: one more for each change that older payloads do not fit.
-    `upgrade` makes of the dict of a payload of the version before the dict of this one; with
-    payloads of several older versions it is a mapping from each of them to the function that makes
-    the next (docs/payloads.md).
-    Raises RegistryError when the declaration does not fit together.
+    `version` is that of the payload; each change that makes older payloads invalid adds one.
+    `upgrade` turns the dict of a payload of the version before into one of this version; for
+    several older versions, it is a mapping from each of them to the function that makes the next
+    (docs/payloads.md). Raises RegistryError for an inconsistent declaration.
     """
 
     def mark(handler: AnyHandler) -> AnyHandler:
@@ -322,8 +320,8 @@ def job_type_of(handler: Handler) -> JobType:
     return declared
 
 
-@cache  # to look at all that a module has touches as many pages, in each forked process anew
-def _declared_in(module: ModuleType) -> tuple[JobType, ...]:
+@cache  # reading all members of a module copies their pages, in each forked process
+def _job_types_in(module: ModuleType) -> tuple[JobType, ...]:
     """Return the job types that a module declares itself, by the names of their handlers."""
     declared = (
         getattr(handler, _MARK, None)
@@ -334,8 +332,8 @@ def _declared_in(module: ModuleType) -> tuple[JobType, ...]:
 
 
 class Registry:
-    """The job types that this process knows: those of modules that it has loaded, which it can run,
-    and those that others have registered in the ledger, which it can only publish."""
+    """The job types that this process knows: those of its loaded modules, which it can run, and
+    those registered in the ledger by others, which it can only publish."""
 
     def __init__(self, types: Iterable[JobType] = ()) -> None:
         self.process = "this process"
@@ -344,7 +342,7 @@ class Registry:
         """When other processes' types were last read from the ledger; seconds, on the monotonic
         clock."""
         self.unusable: dict[str, str] = {}
-        """Digests of registered types that can be no type here, by name."""
+        """Digests of registered types that are invalid here, by name."""
         self._registered: dict[str, JobType] = {}
         self._types: dict[str, JobType] = {}
         for job_type in types:
@@ -365,15 +363,15 @@ class Registry:
             except (Exception, SystemExit) as error:  # whatever a module of the user's does
                 raise RegistryError(
                     f"can't import the job module {name!r}: {type(error).__name__}: {error}"
-                    f"{_where(error)}"
+                    f"{_location_of(error)}"
                 ) from error
-            for declared in _declared_in(module):
+            for declared in _job_types_in(module):
                 registry.add(declared)
         return registry
 
     def add(self, job_type: JobType) -> None:
-        """Raises RegistryError when another handler has that name, or when the payload has no JSON
-        Schema: nobody could see which of its fields are local then."""
+        """Add a type. Raises RegistryError when another handler has that name, or when the payload
+        has no JSON Schema, which shows its local fields."""
         registered = self._types.get(job_type.name)
         if registered is not None and registered != job_type:
             raise RegistryError(
@@ -381,30 +379,30 @@ class Registry:
                 f"and in {job_type.handler.__module__}"
             )
         for limit in job_type.limits:
-            self._check_shared(limit, job_type)
+            self._check_shared_limit(limit, job_type)
         try:
             local_fields(job_type.payload_model)
-        except Exception as error:  # pydantic, or whoever wrote a type of the payload
+        except Exception as error:  # from pydantic, or from a type in the payload
             raise RegistryError(
                 f"the payload of job type {job_type.name!r} has no JSON Schema: {error}"
             ) from error
         self._types[job_type.name] = job_type
 
-    def _check_shared(self, limit: Limit, job_type: JobType) -> None:
-        """Types that name the same limit mean the same room. Raises RegistryError."""
+    def _check_shared_limit(self, limit: Limit, job_type: JobType) -> None:
+        """Check that types that name the same limit declare the same. Raises RegistryError."""
         for other in self._types.values():
-            for known in other.limits:
-                same = known.size_for == limit.size_for and (known.key is None) == (
+            for other_limit in other.limits:
+                is_same = other_limit.size_for == limit.size_for and (other_limit.key is None) == (
                     limit.key is None
                 )
-                if known.name == limit.name and not same:
+                if other_limit.name == limit.name and not is_same:
                     raise RegistryError(
                         f"the limit {limit.name!r} has other numbers in {job_type.name!r} than in "
                         f"{other.name!r}: declare it once, and name it in both"
                     )
 
     def set_registered(self, types: Iterable[JobType], unusable: Mapping[str, str]) -> None:
-        """Set what is known from other processes. A module that is loaded here counts for more."""
+        """Set the types of other processes. Types of modules loaded here take precedence."""
         self._registered = {each.name: each for each in types}
         self.unusable = dict(unusable)
 
@@ -414,15 +412,16 @@ class Registry:
         return {name: each for name, each in self._registered.items() if name not in self._types}
 
     def get(self, name: str) -> JobType:
-        """Return a type that can be run here. Raises UnknownJobType, naming those there are."""
+        """Return a type that can be run here. Raises UnknownJobType, which suggests similar
+        names."""
         job_type = self._types.get(name)
         if job_type is None:
             raise self._unknown(name)
         return job_type
 
     def described(self, name: str) -> JobType:
-        """Return a type that can be published here, whoever can run it. Raises UnknownJobType,
-        naming those there are."""
+        """Return a type that can be published here. Raises UnknownJobType, which suggests similar
+        names."""
         job_type = self._find(name)
         if job_type is None:
             raise self._unknown(name)
@@ -433,17 +432,18 @@ class Registry:
 
     def secrets_of(self, name: str) -> SecretSchema | None:
         """Return the JSON Schema of a type's payload where it has secrets; None where it has none,
-        or nobody knows the type."""
+        or the type is unknown."""
         job_type = self._find(name)
         return None if job_type is None else job_type.secrets
 
     def shown_payload(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the payload of a type as people may see it."""
+        """Return the payload of a type with its secrets hidden."""
         shown: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
         return shown
 
     def shown_part(self, part: Any) -> Any:
-        """Return what may be a payload, or a part of one, of any type, as people may see it."""
+        """Return a value that may be a part of a payload, of any type, with the secrets of all
+        types hidden."""
         for secrets in filter(None, (each.secrets for each in self.all_described)):
             part = hidden_part(part, secrets)
         return part
@@ -470,17 +470,17 @@ class Registry:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Every routing key with its worker, for the topology's bindings."""
+        """All routing keys with their workers, for the topology's bindings."""
         return tuple(sorted(route for each in self.all_described for route in each.routes))
 
     def lanes_of(self, worker: str) -> tuple[str, ...]:
-        """Lanes in which this kind of worker has job types, most urgent first."""
+        """Return the lanes in which this kind of worker has job types, most urgent first."""
         used = {lane for job_type in self if job_type.worker == worker for lane in job_type.lanes}
         return tuple(lane.name for lane in LANES if lane.name in used)
 
 
-def _where(error: BaseException) -> str:
-    """Return the line that raised, for what does not say it itself."""
+def _location_of(error: BaseException) -> str:
+    """Return file and line of an error; empty for a SyntaxError, whose text has them."""
     if isinstance(error, SyntaxError):
         return ""
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -488,18 +488,17 @@ def _where(error: BaseException) -> str:
 
 
 def hint_of(function: Callable[..., Any], parameter: str) -> Any:
-    """Resolve the type hint of one parameter, None where it has none. The other hints may name
-    what is imported under TYPE_CHECKING alone.
-
-    Raises RegistryError where this one does.
+    """Resolve the type hint of one parameter; None where it has none. The other hints need not be
+    resolvable, such as names imported under TYPE_CHECKING. Raises RegistryError if this one can't
+    be resolved.
     """
     written = inspect.unwrap(function)
     hints = getattr(written, "__annotations__", {})
     if parameter not in hints:
         return None
-    alone = SimpleNamespace(__annotations__={parameter: hints[parameter]})
+    holder = SimpleNamespace(__annotations__={parameter: hints[parameter]})
     try:
-        return get_type_hints(alone, globalns=getattr(written, "__globals__", {}))[parameter]
+        return get_type_hints(holder, globalns=getattr(written, "__globals__", {}))[parameter]
     except NameError as error:
         raise RegistryError(
             f"{getattr(written, '__qualname__', written)}: the type of {parameter} can't be "
@@ -519,7 +518,7 @@ def _payload_model(handler: Handler) -> type[BaseModel]:
 
 
 def check_job_type(job_type: JobType) -> JobType:
-    """Return a declaration that fits together. Raises RegistryError."""
+    """Check a declaration, and return it. Raises RegistryError."""
     name = job_type.name
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise RegistryError(f"job type {name!r}: use lower-case letters, digits and _")

@@ -36,20 +36,20 @@ from switchyard.services.engine.jobs.secret_fields import Scrubber
 from switchyard.services.engine.records.joins import WHEN_DEAD, WhenDead
 
 MAX_CRASHES = 2
-"""A job that killed its process this often is dead. The death of a worker in which it ran beside
-others makes it a suspect, which then has a process to itself: that tells who is to blame."""
+"""A job that killed its process this often is dead. After the death of a worker with several jobs,
+each of these is a suspect, and runs in a process of its own, which shows which one is to blame."""
 MAX_DEATHS = 5
-"""A job that ran in this many dying workers is dead, although nothing proves its guilt: it may end
-more than its own process, such as by using all of a machine's memory."""
+"""A job that ran in this many workers when they died is dead, even without proof: it may harm more
+than its own process, as by using all of a machine's memory."""
 MAX_UNENDED_RUNS = 20
-"""A job with this many runs in a row that had no end is dead, whatever the cause: the last safety
-net. High enough for a long job whose worker is stopped by each of many deployments, low enough that
-the calls it pays for are not paid without end."""
+"""A job with this many runs in a row without an end is dead, whatever the cause: the last safety
+net. High enough for a long job that is interrupted by many deployments, low enough to bound what
+its calls cost."""
 INVALID_OUTCOME = "InvalidOutcome"
-"""The error type of jobs whose handler returns an outcome that can't be carried out or written."""
+"""The error type of jobs whose handler returns an outcome that is invalid or can't be written."""
 
 
-_TEXTS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
+_TEXT_LIMITS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
 """Characters kept of each text of a failure: the start, of a traceback the end."""
 
 
@@ -66,8 +66,8 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that raised, in a form that crosses process borders and can be written anywhere:
-    its texts are cut, and without characters that no encoding can write."""
+    """The failure of an attempt, in a form that can be pickled and stored anywhere: its texts are
+    shortened, and have no unencodable characters."""
 
     error_type: str
     message: str
@@ -78,15 +78,14 @@ class Failure:
     after: float | None = None
     """Seconds to wait at least (Retry-After)."""
     counts: bool = True
-    """Whether it uses up an attempt."""
+    """Whether the failure uses an attempt."""
     ages: bool = True
-    """Where no attempt is used up: whether the wait for the next one counts towards the job's
-    age."""
+    """If no attempt is used: whether the wait for the next one counts towards the job's age."""
     expired: bool = False
     """The job's `expires_at` has passed."""
 
     def __post_init__(self) -> None:
-        for name, limit in _TEXTS.items():
+        for name, limit in _TEXT_LIMITS.items():
             text = getattr(self, name)
             shortened = writable(text, limit, keep_end=name == "traceback")
             if shortened is not text:
@@ -103,7 +102,7 @@ class Failure:
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
         """Classify an exception that a handler raised, of whatever class. Never raises."""
-        # Not `type(error).__name__`: a metaclass may answer that.
+        # Not `type(error).__name__`, which a metaclass may override.
         name = _name_of(type(error))
         try:
             return cls(
@@ -112,7 +111,7 @@ class Failure:
                 traceback=_traceback_of(error),
                 # PermanentError is a PermanentFailure; invalid input stays invalid every time.
                 permanent=isinstance(error, PermanentFailure | InvalidInput),
-                after=_wait_of(error),
+                after=_min_wait_of(error),
                 counts=not isinstance(error, RetryableError) or bool(error.counts),
                 ages=not isinstance(error, RetryableError) or bool(error.ages),
                 expired=isinstance(error, Expired),
@@ -147,20 +146,20 @@ class RetryPolicy:
         return next((level for level in self.levels if level >= seconds), self.levels[-1])
 
     def first_level(self, seconds: float) -> float:
-        """Return the level with which a wait of `seconds` begins: a shorter level, after which the
-        job waits again for the rest, where it is back sooner that way than after one long
-        enough."""
+        """Return the first level for a wait of `seconds`: a shorter one, after which the job waits
+        again for the rest, if the job returns sooner that way than from the shortest level that is
+        long enough."""
         return self._level_path(seconds)[0]
 
     def _level_path(self, seconds: float) -> tuple[float, float]:
-        """Return the first level, and the seconds after which the job is back."""
-        whole = self.level(seconds)
-        shorter = max((level for level in self.levels if level <= seconds), default=whole)
+        """Return the first level, and the seconds until the job returns in all."""
+        single = self.level(seconds)
+        shorter = max((level for level in self.levels if level <= seconds), default=single)
         rest = seconds - shorter
-        if not 0 < rest <= shorter:  # waiting many times gains nothing
-            return whole, whole
-        back = shorter + self._level_path(rest)[1]
-        return (shorter, back) if back < whole else (whole, whole)
+        if not 0 < rest <= shorter:  # many short waits gain nothing
+            return single, single
+        total = shorter + self._level_path(rest)[1]
+        return (shorter, total) if total < single else (single, single)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The job comes back through a retry level."""
+    """The job returns to its queue through a retry level."""
 
     level: float
     """Seconds; one of the policy's levels."""
@@ -207,7 +206,7 @@ Decision = Succeeded | Delayed | Died
 
 
 def decide(
-    ended: Outcome | Failure | object,
+    answer: Outcome | Failure | object,
     *,
     attempts: int,
     max_attempts: int,
@@ -217,13 +216,12 @@ def decide(
 ) -> Decision:
     """Return what to do with a job whose attempt has ended.
 
-    `ended` is the handler's outcome or its failure; `attempts` were used up before this one.
-    `crashes`: how often its worker died while it ran in that worker's own process.
-    A value that is no `Outcome` is a defect of the handler, which no further attempt removes.
-    Never raises.
+    `answer` is the handler's outcome or its failure; `attempts` were used before this one.
+    `crashes`: how often its worker died while the job ran in the worker's own process. A value that
+    is not an `Outcome` is a defect of the handler, for which the job dies. Never raises.
     """
-    used = attempts + 1
-    match ended:
+    attempts_used = attempts + 1
+    match answer:
         case Done(Mapping() as result):
             return Succeeded(result)
         case Next(Sequence() as jobs, Mapping() as result, Job() | None as then, when_dead) if (
@@ -231,35 +229,39 @@ def decide(
         ):
             return Succeeded(result, tuple(jobs), then, when_dead)
         case Snooze(after, reason):
-            snoozed = Failure("Snooze", str(reason))
-            return _delay(bounded_delay(after), attempts, snoozed, policy, now, counts=False)
+            failure_of_snooze = Failure("Snooze", str(reason))
+            return _delay(
+                bounded_delay(after), attempts, failure_of_snooze, policy, now, counts=False
+            )
         case Discard(reason):
-            return Died(Reason.PERMANENT, used, Failure("Discard", str(reason), permanent=True))
+            return Died(
+                Reason.PERMANENT, attempts_used, Failure("Discard", str(reason), permanent=True)
+            )
         case Retry(reason, after):
             failure = Failure("Retry", str(reason), after=after)
         case Failure():
-            failure = ended
+            failure = answer
         case Done() | Next():
             expected = "jobs, a mapping, and as when_dead one of " + ", ".join(WHEN_DEAD)
-            failure = _invalid(f"a {type(ended).__name__} that does not hold {expected}")
+            failure = _invalid(f"a {type(answer).__name__} that does not hold {expected}")
         case _:
             kinds = "Done, Next, Retry, Snooze, Discard"
-            failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")
+            failure = _invalid(f"{type(answer).__name__}, not one of {kinds}")
     if failure.expired:
-        return Died(Reason.EXPIRED, used, failure)
+        return Died(Reason.EXPIRED, attempts_used, failure)
     if failure.permanent:
-        return Died(Reason.PERMANENT, used, failure)
+        return Died(Reason.PERMANENT, attempts_used, failure)
     if not failure.counts:
         wait = bounded_delay(failure.after)
         return _delay(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
     # A job that was in a dying worker, and then kills its own process, is blamed for both deaths.
-    killed = used + min(crashes, 1)
-    if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
-        return Died(Reason.CRASHED, used, failure)
-    if used >= max_attempts:
-        return Died(Reason.EXHAUSTED, used, failure)
-    wait = max(policy.backoff(used), bounded_delay(failure.after))
-    return _delay(wait, used, failure, policy, now, counts=True)
+    deaths = attempts_used + min(crashes, 1)
+    if failure.crashed and deaths >= min(max_attempts, MAX_CRASHES):
+        return Died(Reason.CRASHED, attempts_used, failure)
+    if attempts_used >= max_attempts:
+        return Died(Reason.EXHAUSTED, attempts_used, failure)
+    wait = max(policy.backoff(attempts_used), bounded_delay(failure.after))
+    return _delay(wait, attempts_used, failure, policy, now, counts=True)
 
 
 def _delay(
@@ -300,7 +302,7 @@ def _traceback_of(error: BaseException) -> str:
         return "".join(traceback.format_tb(error.__traceback__))
 
 
-def _wait_of(error: BaseException) -> float | None:
-    """Return the seconds that the error asks to wait at least."""
+def _min_wait_of(error: BaseException) -> float | None:
+    """Return the minimum seconds to wait that the error asks for."""
     after = error.after if isinstance(error, RetryableError) else retry_after(error)
     return None if after is None else bounded_delay(after)

@@ -1,15 +1,15 @@
-"""Fields of payloads that nobody is shown: tokens, passwords, signed addresses.
+"""Hide secret fields of payloads: tokens, passwords, signed addresses.
 
     class Deliver(BaseModel):
         token: Annotated[str, Secret()]
 
-The mark is JSON Schema's `writeOnly`, which pydantic's SecretStr has, too: whoever knows the schema
-of a job type knows its secrets, with the type's module or without. Messages and handlers have the
-values; whatever shows a payload to people asks here first.
+The mark is JSON Schema's `writeOnly`, which pydantic's SecretStr has, too: so the secrets of a job
+type are known from its schema, even without the type's module. Messages and handlers have the
+values; all code that shows payloads to people hides them here first.
 
-What can't be told is hidden: a member that the schema does not know, in an object that has secrets
-(a misspelt name, or that of an older version), and a value of another shape than a place with
-secrets has.
+In doubt, values are hidden: a member that the schema does not know, in an object with secrets (a
+misspelt name, or one of an older version), and a value of another shape than the schema has for a
+position with secrets.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ come, which `properties` lacks."""
 HIDDEN = "[hidden]"
 """Text shown in place of a secret."""
 CHANGED = "[hidden, another value]"
-"""Text shown in place of a secret that differs from the one in the payload that is compared."""
+"""Text shown in place of a secret that differs from the one in the payload before."""
 MIN_SCRUBBED = 4
-"""Characters of the shortest secret that is looked for in other texts: shorter ones are in every
-text."""
+"""Characters of the shortest secret that is searched for in other texts: shorter ones occur in
+every text."""
 MAX_SCRUBBED = 1_000
-"""Secrets of one payload that are looked for in other texts."""
-_CUT = 20
-"""Characters at its start and end by which a long secret is known that a text has shortened."""
+"""Secrets of one payload that are searched for in other texts, at most."""
+_CUT_LENGTH = 20
+"""Characters at the start and end of a long secret that are searched for, too, as texts may shorten
+it."""
 _ABSENT = object()
-_WAYS = ("anyOf", "oneOf", "allOf", "if", "then", "else", "not", OTHER_NAMES)
+_SAME_VALUE_KEYWORDS = ("anyOf", "oneOf", "allOf", "if", "then", "else", "not", OTHER_NAMES)
 """Keywords whose schemas are about the same value."""
 
 
@@ -67,16 +68,16 @@ class SecretSchema:
 
     root: Mapping[str, Any]
     reaching: frozenset[int]
-    """Ids of the schemas within that have a secret at their value or beneath it."""
+    """Ids of the schemas within that mark a secret, or contain one."""
 
     @classmethod
     def from_schema(cls, root: Mapping[str, Any]) -> SecretSchema:
-        """Find where a JSON Schema has secrets. It must not be changed afterwards."""
+        """Find the secrets in a JSON Schema, which must not be changed afterwards."""
         return cls(root, frozenset(_schemas_with_marks(root)))
 
 
 class _AllNames(GenerateJsonSchema):
-    """Makes schemas with all names that a field may come under, at whatever depth."""
+    """Makes schemas with all names of each field, at any depth."""
 
     def model_fields_schema(self, schema: core_schema.ModelFieldsSchema) -> JsonSchemaValue:
         return self._named(super().model_fields_schema(schema), schema["fields"])
@@ -92,15 +93,18 @@ class _AllNames(GenerateJsonSchema):
         properties = named.get("properties", {})
         others = []
         for name, field in fields.items():
-            paths = _paths(name, field)
+            paths = _field_paths(name, field)
             known = next((path[0] for path in paths if path[0] in properties), None)
             if known is not None:
-                others += [_at(path, properties[known]) for path in paths if path != [known]]
+                others += [
+                    _wrap_in_path(path, properties[known]) for path in paths if path != [known]
+                ]
         return {**named, OTHER_NAMES: others} if others else named
 
 
-def _paths(name: str, field: Mapping[str, Any]) -> list[list[str | int]]:
-    """Return where a field's value may come, as steps into the object; single names first."""
+def _field_paths(name: str, field: Mapping[str, Any]) -> list[list[str | int]]:
+    """Return the paths under which a field's value may be given, as steps into the object; single
+    names first."""
     paths: list[list[str | int]] = [[name]]
     for alias in (field.get("validation_alias"), field.get("serialization_alias")):
         if isinstance(alias, str):
@@ -110,15 +114,15 @@ def _paths(name: str, field: Mapping[str, Any]) -> list[list[str | int]]:
     return sorted(paths, key=len)
 
 
-def _at(path: Sequence[str | int], schema: Any) -> Any:
+def _wrap_in_path(path: Sequence[str | int], schema: Any) -> Any:
     """Return a schema that has the given one at a path."""
-    found_schema = deepcopy(schema)
+    wrapped = deepcopy(schema)
     for step in reversed(path):
         if isinstance(step, str):
-            found_schema = {"type": "object", "properties": {step: found_schema}}
+            wrapped = {"type": "object", "properties": {step: wrapped}}
         else:
-            found_schema = {"type": "array", "items": found_schema}
-    return found_schema
+            wrapped = {"type": "array", "items": wrapped}
+    return wrapped
 
 
 @lru_cache(maxsize=1024)
@@ -130,8 +134,8 @@ def secret_schema(model: type[BaseModel]) -> SecretSchema | None:
 
 
 def hidden(payload: Any, secrets: SecretSchema | None, before: Any = _ABSENT) -> Any:
-    """Return a payload of that schema with HIDDEN for its secrets; with CHANGED for those that are
-    not the same in `before`, where a payload before a change is given."""
+    """Return a payload with HIDDEN in place of its secrets; if `before` is given, with CHANGED for
+    secrets that differ there."""
 
     def hide(value: Any, was: Any) -> Any:
         return HIDDEN if before is _ABSENT or value == was else CHANGED
@@ -140,14 +144,14 @@ def hidden(payload: Any, secrets: SecretSchema | None, before: Any = _ABSENT) ->
 
 
 def hidden_part(part: Any, secrets: SecretSchema) -> Any:
-    """`hidden` for what may be of a payload of that type, or not: only what is marked is hidden."""
+    """Hide the secrets of a value that may be a part of a payload of that schema: only marked
+    values."""
     return _replace_secrets(part, _ABSENT, secrets, lambda value, was: HIDDEN, is_strict=False)
 
 
 def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
-    """Return a changed payload with the secrets of `before` where it says HIDDEN: somebody has
-    edited what they were shown. HIDDEN stays where it can't be told which one was meant, such as
-    in a list that has lost one of two items that look the same."""
+    """Return an edited payload with the secrets of `before` in place of HIDDEN. HIDDEN stays where
+    the secret is ambiguous, as in a list that has lost one of two items that look the same."""
 
     def reveal(value: Any, was: Any) -> Any:
         return was if value == HIDDEN and was is not _ABSENT else value
@@ -156,8 +160,7 @@ def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
 
 
 def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
-    """Whether a payload says HIDDEN in the place of a secret, as one that was copied from a page
-    does."""
+    """Tell whether a payload has HIDDEN in place of a secret, like one copied from a page."""
     is_hidden = False
 
     def look(value: Any, was: Any) -> Any:
@@ -170,8 +173,8 @@ def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
 
 
 def hidden_message(body: bytes, schema_of: Callable[[str], SecretSchema | None]) -> bytes:
-    """Return the body of a job's message with its secrets hidden; as it is where there are none.
-    `schema_of` gives what `secret_schema` does, for a job type's name."""
+    """Return the body of a job's message with its secrets hidden; unchanged where there are none.
+    `schema_of` returns the `secret_schema` of a job type by its name."""
     try:
         message = from_json(body, allow_inf_nan=False)
     except ValueError:
@@ -187,16 +190,16 @@ def hidden_message(body: bytes, schema_of: Callable[[str], SecretSchema | None])
 
 @dataclass(frozen=True, slots=True)
 class Scrubber:
-    """Takes the secrets of one payload out of other texts, such as those of errors."""
+    """Removes the secrets of one payload from other texts, such as error messages."""
 
     pattern: re.Pattern[str] | None
     """The secrets, as they are and as texts quote them; None where there are none."""
     hides_all: bool = False
-    """There are too many secrets to look for."""
+    """Whether all text is hidden, as there are too many secrets to search for."""
 
     @classmethod
     def from_payload(cls, payload: Any, secrets: SecretSchema | None) -> Scrubber:
-        """Scrub the secrets of a payload of that schema."""
+        """Make a scrubber of the secrets of a payload."""
         if secrets is None:
             return cls(None)
         values = secret_texts(payload, secrets)
@@ -216,8 +219,8 @@ class Scrubber:
 
 
 def secret_texts(payload: Any, secrets: SecretSchema) -> set[str]:
-    """Return the secrets of a payload as texts; without those that are too short to be looked for,
-    or were hidden already."""
+    """Return the secrets of a payload as texts, without those that are too short to be searched
+    for, or hidden already."""
     texts: set[str] = set()
 
     def collect(value: Any, was: Any) -> Any:
@@ -232,7 +235,7 @@ def secret_texts(payload: Any, secrets: SecretSchema) -> set[str]:
 def moved_secrets(
     before: Any, before_secrets: SecretSchema | None, after: Any, after_secrets: SecretSchema | None
 ) -> bool:
-    """Whether a secret of a payload is shown in what became of it, and was not before."""
+    """Tell whether a changed payload would show a secret that the payload before hides."""
     if before_secrets is None:
         return False
     values = secret_texts(before, before_secrets)
@@ -244,7 +247,7 @@ def moved_secrets(
 
 
 def has_mark(schema: Any) -> bool:
-    """Whether a JSON Schema marks anything as secret."""
+    """Tell whether a JSON Schema marks anything as secret."""
     if isinstance(schema, Mapping):
         return schema.get(MARK) is True or any(has_mark(each) for each in schema.values())
     return isinstance(schema, list) and any(has_mark(each) for each in schema)
@@ -263,22 +266,22 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Return a secret as it is, and as messages, addresses and JSON write it."""
+    """Yield a secret as it is, and as it is written in messages, addresses and JSON."""
     yield from (value, repr(value)[1:-1], quote(value, safe=""), quote_plus(value))
     yield json.dumps(value)[1:-1]
-    if len(value) > 2 * _CUT:
-        yield from (value[:_CUT], value[-_CUT:])
+    if len(value) > 2 * _CUT_LENGTH:
+        yield from (value[:_CUT_LENGTH], value[-_CUT_LENGTH:])
 
 
 def _schemas_with_marks(root: Mapping[str, Any]) -> set[int]:
-    """Return the ids of all schemas within that have a mark, or refer to or contain one that has;
-    and of the objects and lists in between."""
+    """Return the ids of all schemas within that have a mark, or that contain or refer to one with a
+    mark; and of the objects and lists in between."""
     users: dict[int, list[int]] = defaultdict(list)
-    left: list[Any] = [root]
+    pending: list[Any] = [root]
     seen: set[int] = set()
     marked: list[int] = []
-    while left:
-        node = left.pop()
+    while pending:
+        node = pending.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
@@ -291,7 +294,7 @@ def _schemas_with_marks(root: Mapping[str, Any]) -> set[int]:
         for each in inner:
             if isinstance(each, Mapping | list):
                 users[id(each)].append(id(node))
-                left.append(each)
+                pending.append(each)
     reaching: set[int] = set()
     while marked:
         node_id = marked.pop()
@@ -330,104 +333,109 @@ def _replace_secrets(
     *,
     is_strict: bool = True,
 ) -> Any:
-    """Return a payload with its secrets replaced. `replace` gets each, and what stood there in
-    `before`, or _ABSENT."""
+    """Return a payload with its secrets replaced. `replace` is called with each secret, and the
+    value at its position in `before`, or _ABSENT."""
     if secrets is None:
         return payload
     if isinstance(payload, Mapping):
         payload = dict(payload)
-    return _Replacement(replace, is_strict).made(payload, before, _Place(secrets, [secrets.root]))
+    return _SecretReplacer(replace, is_strict).replace_in(
+        payload, before, _PayloadPosition(secrets, [secrets.root])
+    )
 
 
-class _Place:
-    """A place in payloads: what a schema says of the value there, found out once."""
+class _PayloadPosition:
+    """A position in payloads, with the schemas of the value there."""
 
     def __init__(self, secrets: SecretSchema, schemas: Iterable[Any]) -> None:
-        """`schemas` are those that name the place; what they refer to or are made of is added."""
+        """`schemas` are those of the position; the schemas that they refer to or combine are
+        added."""
         self._secrets = secrets
         self.known = list(_about_same_value(schemas, secrets.root))
         self.has_secrets = any(map(self._reaches, self.known))
         self.is_secret = any(each.get(MARK) is True for each in self.known)
-        self._members: dict[str, _Place | None] = {}
-        self._items: dict[int, _Place] = {}
+        self._members: dict[str, _PayloadPosition | None] = {}
+        self._items: dict[int, _PayloadPosition] = {}
         firsts = (each.get("prefixItems") for each in self.known)
         self._named_items = max((len(each) for each in firsts if isinstance(each, list)), default=0)
 
-    def member(self, name: str) -> _Place | None:
+    def member(self, name: str) -> _PayloadPosition | None:
         """Return the place of a member; None where no schema knows it."""
         if name not in self._members:
-            schemas = list(_of_member(name, self.known))
-            self._members[name] = _Place(self._secrets, schemas) if schemas else None
+            schemas = list(_member_schemas(name, self.known))
+            self._members[name] = _PayloadPosition(self._secrets, schemas) if schemas else None
         return self._members[name]
 
-    def item(self, number: int) -> _Place:
+    def item(self, number: int) -> _PayloadPosition:
         """Return the place of an item of a list."""
         number = min(number, self._named_items)
         if number not in self._items:
-            self._items[number] = _Place(self._secrets, _of_item(number, self.known))
+            self._items[number] = _PayloadPosition(self._secrets, _item_schemas(number, self.known))
         return self._items[number]
 
-    def hides_whole(self, value: Any) -> bool:
-        """Whether a value has secrets that can't be replaced one by one: the names of its members,
-        or what is in a JSON text."""
+    def has_inseparable_secrets(self, value: Any) -> bool:
+        """Tell whether a value has secrets that can't be replaced one by one: in the names of its
+        members, or in a JSON text."""
         keyword = "propertyNames" if isinstance(value, dict) else "contentSchema"
         return isinstance(value, dict | str) and any(
             self._reaches(each.get(keyword)) for each in self.known
         )
 
-    def may_have(self, value: Any) -> bool:
-        """Whether a value has a shape that belongs here."""
-        return any(_may_be(value, each) for each in self.known)
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a value has a shape that the schemas allow here."""
+        return any(_accepts(value, each) for each in self.known)
 
     def _reaches(self, schema: Any) -> bool:
         return id(schema) in self._secrets.reaching
 
 
 @dataclass(frozen=True, slots=True)
-class _Replacement:
+class _SecretReplacer:
     """Replacement for the secrets of a payload."""
 
     replace: Callable[[Any, Any], Any]
     is_strict: bool
-    """Whether values are replaced, too, of which it is unknown whether they are secret."""
+    """Whether doubtful values are replaced, too."""
 
-    def made(self, value: Any, was: Any, place: _Place | None) -> Any:
-        """Return a value with its secrets replaced. Where only some of several ways to read it have
-        a secret there, it counts as one."""
-        if value is None or (place is None and not self.is_strict):
+    def replace_in(self, value: Any, was: Any, position: _PayloadPosition | None) -> Any:
+        """Return a value with its secrets replaced. A value that is secret by only some of its
+        schemas counts as secret."""
+        if value is None or (position is None and not self.is_strict):
             return value
-        if place is None:
+        if position is None:
             return self.replace(value, was)
-        if not place.has_secrets:
+        if not position.has_secrets:
             return value
-        if place.is_secret or place.hides_whole(value):
+        if position.is_secret or position.has_inseparable_secrets(value):
             return self.replace(value, was)
-        if self.is_strict and not place.may_have(value):
+        if self.is_strict and not position.accepts(value):
             return self.replace(value, was)
         if isinstance(value, dict):
             old = was if isinstance(was, dict) else {}
             return {
-                name: self.made(inner, old.get(name, _ABSENT), place.member(name))
+                name: self.replace_in(inner, old.get(name, _ABSENT), position.member(name))
                 for name, inner in value.items()
             }
         if isinstance(value, list):
             return [
-                self.made(inner, old, place.item(number))
+                self.replace_in(inner, old, position.item(number))
                 for number, (inner, old) in enumerate(
-                    zip(value, self._counterparts(value, was, place), strict=True)
+                    zip(value, self._counterparts(value, was, position), strict=True)
                 )
             ]
         return value
 
-    def _counterparts(self, items: Sequence[Any], was: Any, place: _Place) -> Sequence[Any]:
+    def _counterparts(
+        self, items: Sequence[Any], was: Any, position: _PayloadPosition
+    ) -> Sequence[Any]:
         """Return for each item of a list the one of the list before whose secrets are its own: that
         looks the same; or else, in lists of one length, the one at the same place."""
         if not isinstance(was, list):
             return [_ABSENT] * len(items)
-        hiding = _Replacement(lambda value, was: HIDDEN, self.is_strict)
+        hiding = _SecretReplacer(lambda value, was: HIDDEN, self.is_strict)
         now, then = (
             [
-                json.dumps(hiding.made(each, _ABSENT, place.item(number)), sort_keys=True)
+                json.dumps(hiding.replace_in(each, _ABSENT, position.item(number)), sort_keys=True)
                 for number, each in enumerate(each_list)
             ]
             for each_list in (items, was)
@@ -437,7 +445,7 @@ class _Replacement:
         alike = defaultdict(list)
         for number, look in enumerate(then):
             alike[look].append(was[number])
-        # Of items that look the same it can't be told which is meant, unless they are the same.
+        # Items that look the same are ambiguous, unless they are equal.
         meant = {
             look: each[0] for look, each in alike.items() if all(part == each[0] for part in each)
         }
@@ -454,37 +462,37 @@ class _Replacement:
 
 
 def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Return these schemas, and all that they refer to or are made of; each once."""
+    """Return these schemas, and all that they refer to or combine, each once."""
     by_value: dict[int, dict[str, Any]] = {}
-    left = list(schemas)
-    while left:
-        schema = left.pop()
+    pending = list(schemas)
+    while pending:
+        schema = pending.pop()
         if isinstance(schema, list):
-            left.extend(schema)
+            pending.extend(schema)
         elif isinstance(schema, dict) and id(schema) not in by_value:
             by_value[id(schema)] = schema
-            left.extend(schema[way] for way in _WAYS if way in schema)
-            left.extend(dict_in(schema.get("dependentSchemas")).values())
+            pending.extend(schema[way] for way in _SAME_VALUE_KEYWORDS if way in schema)
+            pending.extend(dict_in(schema.get("dependentSchemas")).values())
             if isinstance(reference := schema.get("$ref"), str):
-                left.append(_resolve(root, reference))
+                pending.append(_resolve(root, reference))
     return by_value.values()
 
 
-def _may_be(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a schema itself, without what it refers to, is for values of that shape."""
+def _accepts(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Tell whether a schema itself, without those it refers to, is for values of that shape."""
     allowed = schema.get("type")
     if allowed is None:
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(choices, list):
             return value in choices
-        # One that says nothing at all is for any value; one that refers to others, for theirs.
-        return "$ref" not in schema and not any(way in schema for way in _WAYS)
+        # An empty schema is for any value; one that refers to others, for their values.
+        return "$ref" not in schema and not any(way in schema for way in _SAME_VALUE_KEYWORDS)
     shapes = allowed if isinstance(allowed, list) else [allowed]
     return any(_is_shaped(value, shape) for shape in shapes)
 
 
 def _is_shaped(value: Any, shape: Any) -> bool:
-    """Whether a value is of one of JSON Schema's types."""
+    """Tell whether a value is of one of JSON Schema's types."""
     match shape:
         case "object":
             return isinstance(value, Mapping)
@@ -499,14 +507,14 @@ def _is_shaped(value: Any, shape: Any) -> bool:
     return False
 
 
-def _of_member(name: str, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def _member_schemas(name: str, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     """Return the schemas of a member; none where no schema knows it."""
     for schema in schemas:
         properties = dict_in(schema.get("properties"))
         if name in properties:
             yield properties[name]
             continue
-        # Without a look at the patterns: rather hidden once too often.
+        # The patterns are not matched: in doubt, values are hidden.
         yield from dict_in(schema.get("patternProperties")).values()
         for keyword in ("additionalProperties", "unevaluatedProperties"):
             others = schema.get(keyword, False)
@@ -514,11 +522,11 @@ def _of_member(name: str, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]
                 yield _ANYTHING if others is True else others
 
 
-def _of_item(place: int, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def _item_schemas(position: int, schemas: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     for schema in schemas:
         first = schema.get("prefixItems")
-        if isinstance(first, list) and place < len(first):
-            yield first[place]
+        if isinstance(first, list) and position < len(first):
+            yield first[position]
         else:
             yield schema.get("items")
             yield schema.get("unevaluatedItems")

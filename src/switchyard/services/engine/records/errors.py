@@ -2,12 +2,12 @@
 
 LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
-│   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
+│   ├── TransactionRaced   other processes wrote the same rows, in every retry
 │   ├── LedgerFull         its disk has no room
-│   ├── LedgerConnectionLimit      its server has no connection left for us
+│   ├── LedgerConnectionLimit  its server has no connection left for us
 │   ├── LedgerReadOnly     its server answers and takes no writes
-│   └── LedgerAuthError      the server lets nobody in by this user, password and database
-├── LedgerMisconfigured    no ledger can be had at that address, or with that library
+│   └── LedgerAuthError    the server refuses the user, the password or the database
+├── LedgerMisconfigured    the address or the library can't be used for a ledger
 ├── LedgerClosed           this process has closed it
 ├── SchemaOutdated         the tables are older than this program, or newer
 │   └── LedgerMissing      there is no ledger at that address

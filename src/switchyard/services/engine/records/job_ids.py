@@ -1,5 +1,6 @@
-"""Ids of jobs that follow from something: another job, a schedule's time, an item of a backfill, a
-client's idempotency key. The same each time, so that a repeat makes no second job."""
+"""Derive the ids of jobs that follow from another job, a schedule's due time, an item of a
+backfill, or a client's idempotency key. They are the same each time, so that a repeat makes no
+second job."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from uuid import UUID, uuid5
 class JobIds:
     """The ids of one system.
 
-    Anybody who may publish over AMQP can choose the id of a message, and would take that of a job
-    to come if it could be worked out: that job would count as published, and never be. So ids are
-    made with a key that only the ledger has. A job's own id is told to others (events, messages)
-    when its record is there, which no message changes.
+    Anybody who may publish over AMQP can choose the id of a message. If the id of a future job
+    could be computed, a message could take it, and the job would count as published without ever
+    being so. So ids are derived with a key that only the ledger has. Others learn a job's id (from
+    events, messages) only after its record exists, which no message changes.
     """
 
     key: bytes | None = field(repr=False)

@@ -1,4 +1,4 @@
-"""Job types as the ledger keeps them, for processes that lack a type's module."""
+"""Records of job types in the ledger, for processes without the types' modules."""
 
 from __future__ import annotations
 

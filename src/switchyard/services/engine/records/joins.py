@@ -11,9 +11,9 @@ from switchyard.services.engine.records.states import State
 WhenDead = Literal["wait", "go_on", "fail"]
 """What happens to the waiting job when all the others have ended and some are dead.
 
-`wait`: it waits until those were redriven and have succeeded. `go_on`: it runs all the same, and
-can ask which died. `fail`: it is dead at once, and runs when it is redriven after them; a job that
-was cancelled counts as dead there, and as ended elsewhere.
+`wait`: it waits until those were redriven and have succeeded. `go_on`: it runs anyway, and can read
+which died. `fail`: it is dead at once, and runs when it is redriven after them. A cancelled job
+counts as dead for `fail`, and as ended for the others.
 """
 
 WHEN_DEAD: tuple[WhenDead, ...] = ("wait", "go_on", "fail")

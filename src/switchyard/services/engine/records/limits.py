@@ -1,4 +1,5 @@
-"""Values about named limits: sizes, requests for permits and their answers, the window of rates."""
+"""Records of named limits: sizes, requests for permits and their answers, and the window of
+rates."""
 
 from __future__ import annotations
 
@@ -183,9 +184,9 @@ class RateWindow:
 
     @classmethod
     def load(cls, text: str, now: float) -> RateWindow:
-        """Read a stored window, without what is older than a minute. Bins later than `now` come
-        from before the clock was set back, nobody knows by how much: they count as of now, since
-        else nothing would start until then."""
+        """Read a stored window, without bins older than a minute. Bins later than `now` were
+        written before the clock was set back, by an unknown time: they count for the present
+        second, as otherwise nothing would start until then."""
         second = int(now)
         oldest = second - WINDOW_SECONDS
         bins = [(s, n, t) for s, n, t in json.loads(text) if s >= oldest]
@@ -210,26 +211,27 @@ class RateWindow:
         return self._change(int(now), jobs, tokens)
 
     def corrected(self, second: int, now: float, more_tokens: int) -> RateWindow:
-        """Return the window with `more_tokens` (negative: fewer) in a second whose estimate was
-        wrong. If that second has left the window, what was used beyond the estimate counts now."""
+        """Return the window with `more_tokens` (negative: fewer) added to a second whose estimate
+        was wrong. If that second has left the window, additional tokens count for the present
+        second."""
         if any(each[0] == second for each in self.bins):
             return self._change(second, 0, more_tokens)
         return self._change(int(now), 0, max(0, more_tokens))
 
     def wait(self, now: float, size: LimitSize, jobs: int, tokens: int) -> float:
-        """Return the seconds until so many jobs with so many tokens have room; 0: now."""
+        """Return the seconds until that many jobs and tokens fit into the window; 0: now."""
         used_jobs, used_tokens, left = self.jobs, self.tokens, list(self.bins)
         seconds = 0.0
         while True:
-            over_jobs = _over(used_jobs + jobs, size.per_minute)
-            over_tokens = _over(used_tokens + tokens, size.tokens_per_minute)
+            over_jobs = _exceeds(used_jobs + jobs, size.per_minute)
+            over_tokens = _exceeds(used_tokens + tokens, size.tokens_per_minute)
             if not (over_jobs or over_tokens):
                 return seconds
             if not left:
                 # The need exceeds a whole window: add a window for each further multiple.
                 minutes = max(
-                    _minutes(used_jobs + jobs, size.per_minute),
-                    _minutes(used_tokens + tokens, size.tokens_per_minute),
+                    _extra_minutes(used_jobs + jobs, size.per_minute),
+                    _extra_minutes(used_tokens + tokens, size.tokens_per_minute),
                 )
                 return seconds + WINDOW_SECONDS * minutes
             second, gone_jobs, gone_tokens = left.pop(0)
@@ -243,12 +245,12 @@ class RateWindow:
         return RateWindow(tuple(by_second[each] for each in sorted(by_second)))
 
 
-def _over(used: int, most: int | None) -> bool:
-    return most is not None and used > most
+def _exceeds(used: int, maximum: int | None) -> bool:
+    return maximum is not None and used > maximum
 
 
-def _minutes(used: int, most: int | None) -> int:
-    return 0 if most is None else math.ceil(used / most) - 1
+def _extra_minutes(used: int, maximum: int | None) -> int:
+    return 0 if maximum is None else math.ceil(used / maximum) - 1
 
 
 def backoff_level(request: PermitRequest, times: int) -> float:

@@ -1,4 +1,4 @@
-"""Pauses: which jobs are not to begin, who said so, why, and until when."""
+"""Records of pauses: which jobs must not begin, until when, who paused them, and why."""
 
 from __future__ import annotations
 
@@ -89,12 +89,13 @@ class ActivePauses:
 
     @classmethod
     def from_records(cls, pauses: Iterable[PauseRecord]) -> Self:
-        """Index the pauses by what they are about."""
+        """Index the pauses by scope and target."""
         records = tuple(pauses)
         return cls(records, {(each.scope, each.target): each for each in records})
 
     def holding(self, lane: str, worker: str, job_type: str, source: str) -> PauseRecord | None:
-        """Return a pause that holds such a job; None where none does."""
+        """Return a pause that holds a job of that lane, worker, type and source; None where none
+        does."""
         if not self.pauses:
             return None
         keys = (

@@ -27,8 +27,8 @@ class ProgressRecord(ReportedProgress):
 
 @dataclass(frozen=True, slots=True)
 class NoteRequest:
-    """A running job's progress, or its check-point, or both: to be recorded for as long as the
-    claim holds."""
+    """A request to record a running job's progress, its checkpoint, or both, if the claim still
+    holds."""
 
     message: JobMessage
     claim_id: str

@@ -30,9 +30,9 @@ _SPACED_KEY = re.compile(r"(?:api|webhook):[!-~]{1,100} ")
 
 
 def spaced_key(space: str, key: str) -> str:
-    """Return an idempotency key as the ledger keeps it for those who have a space of their own:
-    `api:KEY_ID` or `webhook:SOURCE`. Nobody's key is another space's: one that comes over HTTP has
-    no blank in it, and a program may not use this form (`is_spaced`)."""
+    """Return an idempotency key as the ledger stores it within a space: `api:KEY_ID` or
+    `webhook:SOURCE`. Keys of different spaces never collide: a key from HTTP has no blank, and
+    programs may not use this form (`is_spaced`)."""
     return f"{space} {key}"
 
 
@@ -47,8 +47,8 @@ def plain_key(key: str) -> str:
 
 
 def checked_source(source: str) -> str:
-    """Check a source and return it unchanged. Raises ValueError for one that is too long to find a
-    document by."""
+    """Check a source and return it unchanged. Raises ValueError for one that is too long for the
+    index of documents."""
     if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
         raise ValueError(f"source has more than {MAX_SOURCE:,} bytes")
     return source
@@ -66,19 +66,20 @@ class NewJob:
     run_at: float | None = None
     """Earliest start: until then the job is `scheduled` and not `pending`."""
     idempotency_key: str | None = None
-    """Two jobs of one key are one job; see `IdempotencyConflict`."""
+    """Jobs with the same key are the same job; see `IdempotencyConflict`."""
     join_id: str | None = None
     """The job that waits for this one."""
     joins: Joining | None = None
     """Set where the job waits for other jobs, whose `join_id` is its id: it is not published before
     they end."""
     notice: NewJob | None = None
-    """Waits for this one and all that follows from it, to tell somebody: recorded with it, or not
-    at all."""
+    """The job that sends a notice when this one and all jobs that follow from it have ended. Both
+    are recorded in one transaction."""
     now: float = field(default_factory=time.time)
 
     def shifted(self, seconds: float) -> NewJob:
-        """Return the same job, made so much later: by the ledger's clock and not by this host's."""
+        """Return the job with all times moved by `seconds`: from this host's clock to the
+        ledger's."""
         if not seconds:
             return self
         metadata, by = self.message.metadata, timedelta(seconds=seconds)
@@ -96,7 +97,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """A worker wants to run the job of a delivery."""
+    """A worker's request to run the job of a delivery."""
 
     message: JobMessage
     lane: str
@@ -104,24 +105,26 @@ class ClaimRequest:
     routing_key: str
     worker_id: str
     claim_id: str
-    """New for every delivery: the fencing token. The same id again is the same claim again."""
+    """The fencing token, new for every delivery. A repeated request has the same id."""
     now: float
     takeover_from: str | None = None
-    """The claim of a worker that has died, as `HeldBy` named it: compare and set."""
+    """Claim of a dead worker to take over, from `HeldBy`; refused if the job has another claim by
+    then."""
     defers_suspects: bool = False
     """Whether a job that was in a dying worker is left to wait: the answer is then `Suspect`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRequest:
-    """An attempt has ended. Raises ValueError for a state that no attempt ends in."""
+    """A request to record the end of an attempt. Raises ValueError for a state in which no attempt
+    ends."""
 
     job_id: str
     claim_id: str
     state: State
     """succeeded, retrying, queued (snoozed or released), dead or cancelled."""
     attempts: int
-    """Attempts used up, this one included where it counts."""
+    """Attempts used, including this one if it counts."""
     now: float
     result: Mapping[str, Any] | None = None
     """JSON."""
@@ -163,9 +166,9 @@ class DeadLetterRecord:
     copies: int = 1
     """Messages in `jobs.dead` that are this letter."""
     fingerprint: str | None = None
-    """The group of letters that died of the same cause."""
+    """Id of the group of letters with the same cause of death."""
     job: NewJob | None = None
-    """The job, for a record where there is none: it was published past the ledger, and died before
+    """The job, for a record if it has none, as it was published without the ledger and died before
     it was claimed."""
 
 
@@ -175,7 +178,8 @@ class FoundLetter:
 
     message: JobMessage
     is_ours: bool
-    """This system has written it; else the broker has dead-lettered what somebody published."""
+    """Whether this system has written the letter; otherwise the broker has dead-lettered a
+    published message."""
     has_own_expiry: bool = False
     """Whether the message had a time limit for the broker, which this system never sets."""
     unroutable_as: str | None = None
@@ -197,7 +201,8 @@ _PAYLOAD_PATH = re.compile(r"[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,9}")
 
 @dataclass(frozen=True, slots=True)
 class PayloadField:
-    """A field of a payload, and what it has to be. Raises ValueError for a path that is none."""
+    """A condition on a field of a payload: its path and value. Raises ValueError for an invalid
+    path."""
 
     path: str
     """Names of objects' keys, and places in lists, with dots: `document.id`, `ids.0`."""
@@ -265,8 +270,8 @@ class JobFilter:
 
     @property
     def is_scan(self) -> bool:
-        """Whether no index finds the jobs that fit: where they are rare, all jobs are read, or all
-        of the filter's state."""
+        """Whether no index finds the matching jobs: if they are rare, all jobs are read, or all of
+        the filter's state."""
         found = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
         read = ("job_type", "worker", "source", "finished_since", "finished_until", "slower_than")
         is_read = any(getattr(self, name) is not None for name in (*read, "error", "payload"))
@@ -376,7 +381,7 @@ class RedrivenCopy:
 
 @dataclass(frozen=True, slots=True)
 class LeftoverLetter:
-    """A letter that is over, but whose messages are still in `jobs.dead`."""
+    """A letter that no longer waits, but whose messages are still in `jobs.dead`."""
 
     letter_id: str
     redrives: int

@@ -22,17 +22,17 @@ class Created:
     receipt: str = field(default="", compare=False)
     """Token with which the record can be removed again, as long as no other caller relies on it."""
     notice_id: str | None = field(default=None, compare=False)
-    """The job that was recorded with it, to tell of its end: taken back with it."""
+    """Id of the job that sends the notice of its end; rolled back together with the job."""
     paused: bool = False
-    """A pause holds it: it is not to be published."""
+    """Whether a pause holds the job: it must not be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """The id, or the idempotency key, was there before: nothing was changed."""
+    """A job with that id or idempotency key exists: nothing was changed."""
 
     job_id: str
-    """The job that is there; with an idempotency key it may be another id than yours."""
+    """Id of the existing job; with an idempotency key, it may differ from that of the request."""
     state: State
 
 
@@ -48,15 +48,14 @@ class Claimed:
     has_checkpoint: bool = False
     """Whether an earlier attempt has stored a checkpoint."""
     unended: int = 0
-    """Consecutive runs just before this one, of this redrive, without an end: their workers died,
-    were stopped or gave the job back."""
+    """Number of the last consecutive runs of this redrive without an end: their workers died, were
+    stopped, or gave the job back."""
     join_id: str | None = None
     """The job that waits for this one, and for what follows from it."""
     joins: bool = False
     """Whether it has waited for other jobs."""
     message: JobMessage | None = field(default=None, compare=False)
-    """The job, as far as the ledger agrees to what its message says of itself; None where it agrees
-    to all of that."""
+    """The message with the metadata of the ledger's record; None where they agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class StillJoining:
 
 @dataclass(frozen=True, slots=True)
 class HeldByPause:
-    """A pause holds it, and the ledger keeps it: acknowledge the delivery and skip it."""
+    """A pause holds the job in the ledger: acknowledge the delivery and skip it."""
 
     by: str
 
@@ -122,8 +121,7 @@ class AttemptFinished:
     due: list[str] = field(default_factory=list)
     """Jobs that waited for this one and may be published now: they are `pending`."""
     state: State | None = field(default=None, compare=False)
-    """State of the job now: cancelled where that was requested, whatever else it would have
-    become."""
+    """The job's new state: cancelled if that was requested, instead of the one of the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +131,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The job runs: only its worker can stop it. The ledger notes the request and lets nobody run
-    the job again: unless this attempt succeeds, the job is cancelled at its end."""
+    """The job runs, and only its worker can stop it. The request is recorded, so the job never runs
+    again: unless this attempt succeeds, the job is cancelled at its end."""
 
     worker_id: str
 
@@ -235,13 +233,13 @@ class JobRecord(JobSummary):
     """The message without its payload: `metadata`, and fields that this version does not know."""
     result: dict[str, Any] | None
     timeline: tuple[AttemptRecord, ...] = ()
-    """Attempts that did not simply succeed, oldest first; only from `Ledger.get`."""
+    """Attempts that did not simply succeed, oldest first; only from `JobReads.get`."""
     checkpoint_at: float | None = None
-    """When an attempt stored a checkpoint for the next one; only from `Ledger.get`."""
+    """When an attempt stored a checkpoint for the next one; only from `JobReads.get`."""
 
     @property
     def rerun_of(self) -> str | None:
-        """The job that it does again; None for one that is no rerun."""
+        """Id of the job that this one reruns; None if it is not a rerun."""
         job_id = self.envelope.get("metadata", {}).get("rerun_of")
         return job_id if isinstance(job_id, str) else None
 
@@ -258,7 +256,7 @@ class Page(Generic[Item]):
 
     items: tuple[Item, ...]
     next_cursor: str | None
-    """Give it back for the following page; None after the last."""
+    """Cursor of the next page; None after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +296,7 @@ class DeadLetter:
     """waiting, redriven, purged or dropped."""
     updated_at: float
     fingerprint: str | None
-    """The group of those that died of the same cause."""
+    """Id of the group of letters with the same cause of death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +327,7 @@ payload."""
 
 @dataclass(frozen=True, slots=True)
 class SentOnReport:
-    """A job type, or version of it, of which a worker has got jobs and does not know it."""
+    """A job type, or version of one, that a worker got jobs of and does not know."""
 
     worker_id: str
     job_type: str
@@ -415,7 +413,8 @@ class WorkerRecord:
     """Since when it takes no more jobs, and waits for its running ones to end."""
 
     def runs(self, kind: str, job_type: str) -> bool:
-        """Tell whether it works that kind, and knows that type as far as it has said."""
+        """Tell whether it serves that kind of worker, and knows that type or has not reported its
+        types."""
         return kind in self.kinds and (self.job_types is None or job_type in self.job_types)
 
 
@@ -429,7 +428,7 @@ class WorkerDeath:
 
 @dataclass(frozen=True, slots=True)
 class LoopBlock:
-    """An event loop that ran one callback for so long that nothing else got a turn."""
+    """A time in which one callback blocked an event loop."""
 
     id: str
     worker_id: str
@@ -458,7 +457,7 @@ class Document:
     media_type: str | None
     size_bytes: int | None
     pipeline: str | None
-    """The job that works it."""
+    """Id of the first job of its pipeline."""
     state: str
     current_stage: str | None
     completed_stages: tuple[str, ...]

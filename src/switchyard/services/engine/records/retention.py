@@ -38,8 +38,8 @@ class RetentionAges:
         )
 
     def shortest(self, state: State, lane: str | None = None) -> float | None:
-        """Return the shortest age of any job that ends so, in that lane if one is given; None where
-        all are kept for ever."""
+        """Return the shortest age of jobs in that final state, and in that lane if given; None
+        where all are kept for ever."""
         ages = [self.states[state]]
         if state is not State.DEAD:
             if lane is None:
@@ -50,7 +50,7 @@ class RetentionAges:
         return min((age for age in ages if age is not None), default=None)
 
     def longer_by(self, seconds: float) -> RetentionAges:
-        """Return the same ages, each longer by so much."""
+        """Return the ages, each longer by `seconds`."""
 
         def longer(age: float | None) -> float | None:
             return None if age is None else age + seconds
@@ -103,5 +103,5 @@ class Removal:
     rows: Counter[str]
     """Number of rows, by table."""
     is_complete: bool
-    """Whether nothing is left of what it was to remove."""
+    """Whether it removed all that it should."""
     seconds: float

@@ -1,4 +1,4 @@
-"""Schedules as the ledger keeps them, and what became of their due times."""
+"""Records of schedules, and of the outcomes of their due times."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ScheduleRecord:
     name: str
     cron: str
     timezone: str
-    """Name of the IANA's."""
+    """IANA name of the time zone."""
     routing_key: str
     payload: Mapping[str, Any]
     priority: int | None
     max_attempts: int | None
     jitter: float
-    """Seconds by which a firing is put off at most."""
+    """Seconds by which a firing is delayed, at most."""
     grace: float
     """Seconds after a due time in which it may still be fired."""
     origin: str
@@ -46,7 +46,7 @@ class ScheduleRecord:
     created_at: float
     paused_at: float | None
     next_at: float
-    """The next due time that nothing was decided about."""
+    """The next due time without an outcome."""
     fire_at: float
     """`next_at` plus its jitter."""
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -66,5 +66,5 @@ class Firing:
     noted_at: float
     """When the outcome was decided or last changed."""
     times: int = 1
-    """Due times that it stands for: more than one where they were missed together."""
+    """Number of due times in this record: more than one where they were missed together."""
     note: str | None = None

@@ -1,4 +1,4 @@
-"""States of jobs and which may follow which, of dead letters and redrives; pressure of lanes."""
+"""States of jobs and their transitions, of dead letters and of redrives; pressure of lanes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class State(StrEnum):
     RETRYING = "retrying"
     """An attempt failed; it waits for the next one."""
     SUCCEEDED = "succeeded"
-    """Done, for ever."""
+    """Succeeded, for ever."""
     DEAD = "dead"
-    """Given up; it waits in the dead letters until somebody redrives it."""
+    """Failed for good; it stays in the dead letters until it is redriven."""
     CANCELLED = "cancelled"
-    """Called off, for ever: it is never run."""
+    """Cancelled, for ever: it never runs again."""
 
 
 class AttemptOutcome(StrEnum):
@@ -52,7 +52,8 @@ UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
 """The broker has not confirmed the job yet: its confirm makes it `queued`."""
 
 REVOCABLE = frozenset({State.PENDING, State.PAUSED})
-"""States in which a job to be run now is recorded: its request may still take it back."""
+"""States in which a job that may run now is recorded: its request may still roll the record
+back."""
 
 IN_QUEUES = frozenset({State.QUEUED, State.RETRYING})
 """The broker holds the job, in a lane or until its next attempt."""
@@ -61,7 +62,7 @@ WAITING = UNCONFIRMED | IN_QUEUES | {State.PAUSED}
 """States of jobs that are not started; a claim may run them."""
 
 FINISHED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
-"""At rest. Only a redrive leaves one of them, and only `dead`."""
+"""Final states: only a redrive leaves one of them, `dead`."""
 OPEN = tuple(state for state in State if state not in FINISHED)
 """States of unfinished jobs: these are few, and an index finds them among all."""
 
@@ -74,7 +75,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
             {State.PAUSED, State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}
         ),
         State.JOINING: frozenset({State.PENDING, State.CANCELLED}),
-        # Never `queued`: a late confirm may be of a copy that a worker has put into the ledger.
+        # Never `queued`: a late confirm may be that of a copy whose job was paused at its claim.
         State.PAUSED: frozenset({State.PENDING, State.RUNNING, State.DEAD, State.CANCELLED}),
         State.PENDING: frozenset(
             {State.PAUSED, State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}
@@ -87,7 +88,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
         State.RUNNING: ENDINGS | {State.RUNNING, State.PAUSED},
         State.RETRYING: frozenset({State.PAUSED, State.RUNNING, State.DEAD, State.CANCELLED}),
         State.SUCCEEDED: frozenset(),
-        # Both are redrives: noted by who redrove, or seen first by the worker that claims it.
+        # Redrives: recorded by the redrive, or seen first by the worker that claims the copy.
         State.DEAD: frozenset({State.QUEUED, State.PAUSED, State.RUNNING}),
         State.CANCELLED: frozenset(),
     }
@@ -103,7 +104,7 @@ class DeadLetterState(StrEnum):
     WAITING = "waiting"
     REDRIVEN = "redriven"
     PURGED = "purged"
-    """Thrown away by somebody."""
+    """Removed by an operator."""
     DROPPED = "dropped"
     """The broker no longer has it: its time there was over."""
 

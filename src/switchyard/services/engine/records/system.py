@@ -13,7 +13,7 @@ class SystemRecord:
     """The system of a ledger."""
 
     id: str
-    """Twelve hexadecimal digits, drawn when the ledger was made."""
+    """Twelve hexadecimal digits, random, from when the ledger was made."""
     name: str
     """Name for people: that of the ledger, and its host, when it was made."""
     generation: int
@@ -40,7 +40,7 @@ class KeyLimits:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read limits as they are kept; what a later version has added is left out."""
+        """Parse stored limits; fields of later versions are left out."""
         known = {each.name for each in fields(cls)}
         known_values = {name: value for name, value in values.items() if name in known}
         return cls(**{**known_values, "models": tuple(known_values.get("models", ()))})

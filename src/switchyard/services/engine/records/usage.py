@@ -24,7 +24,7 @@ class LedgerUsage:
 
     bytes: int
     free_bytes: int
-    """Room within the file that is used again before it grows."""
+    """Free space within the file, which is reused before the file grows."""
     tables: tuple[TableUsage, ...]
 
 

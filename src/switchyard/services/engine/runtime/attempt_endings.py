@@ -1,5 +1,5 @@
-"""Endings of an attempt, as data classes: how a handler's outcome is treated, and what the ledger
-records of it."""
+"""Define the endings of an attempt: make them from a handler's outcome, and turn them into the
+ledger's records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class CancelledWhileRunning:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The job was claimed but is not run here: it goes back as it came, no attempt used up."""
+    """The job was claimed but is not run here: it returns to its queue unchanged, without using an
+    attempt."""
 
 
 Ending = Decision | CancelledWhileRunning
@@ -51,7 +52,7 @@ OUTCOMES = (SUCCEEDED, "retried", "snoozed", "dead", "cancelled")
 
 
 def outcome_of(ending: Ending) -> str:
-    """Return the one of OUTCOMES as which an ending is counted."""
+    """Return the one of OUTCOMES that an ending counts as."""
     match ending:
         case Succeeded():
             return SUCCEEDED
@@ -63,8 +64,8 @@ def outcome_of(ending: Ending) -> str:
             return "cancelled"
 
 
-def without_secrets(registry: Registry, message: JobMessage, answer: Any) -> Any:
-    """Return the handler's outcome, or its Failure without quotes of the secrets of the job's
+def remove_secrets(registry: Registry, message: JobMessage, answer: Any) -> Any:
+    """Return a handler's outcome; from a Failure, remove quotes of the secrets in the job's
     payload."""
     if not isinstance(answer, Failure):
         return answer
@@ -76,7 +77,7 @@ def classify(
     registry: Registry,
     message: JobMessage,
     lane: str,
-    ended: Any,
+    answer: Any,
     policy: RetryPolicy,
     *,
     now: datetime,
@@ -84,7 +85,7 @@ def classify(
     ids: JobIds,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
-    """Decide how the attempt ends whose handler returned or failed with `ended`, and which
+    """Decide how the attempt ends whose handler returned or failed with `answer`, and which
     jobs follow from it.
 
     `now` is the ledger's time; `max_result_bytes` limits a result as JSON; `ids` makes
@@ -92,15 +93,15 @@ def classify(
     whatever foreign values in the handler's outcome raise when they are used.
     """
     metadata = message.metadata
-    # A job with a process of its own did not run in the worker process that died.
-    was_there = crashes and registry.get(message.job_type).isolation == "task"
+    # A job with a process of its own was not in the worker process that died.
+    is_suspect = registry.get(message.job_type).isolation == "task"
     decision = decide(
-        ended,
+        answer,
         attempts=metadata.attempts,
         max_attempts=metadata.max_attempts,
         policy=policy,
         now=now,
-        crashes=crashes if was_there else 0,
+        crashes=crashes if is_suspect else 0,
     )
     if not isinstance(decision, Succeeded):
         return decision, []
@@ -111,11 +112,11 @@ def classify(
         )
         return decision, following
     except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
-        return invalid_outcome(message, error), []
+        return end_invalid_outcome(message, error), []
 
 
 def _check_result(result: Any, max_bytes: int) -> None:
-    """Raise RowRejected for a result that is no JSON, or larger than JOBS_MAX_RESULT_BYTES."""
+    """Raise RowRejected for a result that is not JSON, or larger than JOBS_MAX_RESULT_BYTES."""
     if (size := len(to_json(result))) > max_bytes:
         raise RowRejected(
             f"the result has {size:,} bytes, more than JOBS_MAX_RESULT_BYTES allows "
@@ -123,35 +124,36 @@ def _check_result(result: Any, max_bytes: int) -> None:
         )
 
 
-def invalid_outcome(message: JobMessage, error: Exception) -> Died:
-    """End a job whose handler's outcome can't be carried out: a defect of the handler, which no
-    further attempt removes."""
+def end_invalid_outcome(message: JobMessage, error: Exception) -> Died:
+    """End a job whose handler's outcome is invalid: a defect of the handler, which another attempt
+    would not fix."""
     failure = Failure(INVALID_OUTCOME, str(error), permanent=True)
     return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
 
 
-def unwritable(message: JobMessage, ending: object, error: BaseException) -> Died:
-    """End a job whose attempt has ended in a way that can't be published or recorded: another
-    attempt would do, and pay for, the same again. `ending` is the handler's outcome, or its
-    Failure."""
+def end_unwritable(message: JobMessage, ending: object, error: BaseException) -> Died:
+    """End a job whose attempt's ending can't be published or recorded: another attempt would only
+    cost the same again. `ending` is the handler's outcome, or its Failure."""
     failure = Failure.from_error(error)
-    was = f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
+    original_error = (
+        f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
+    )
     return Died(
         Reason.PERMANENT,
         message.metadata.attempts + 1,
         Failure(
             INVALID_OUTCOME,
             f"how the attempt has ended could not be written: {failure.error_type}: "
-            f"{failure.message}{was}",
+            f"{failure.message}{original_error}",
             failure.traceback,
             permanent=True,
         ),
     )
 
 
-def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
-    """End a job that should be retried, but whose message the broker no longer takes: it
-    has grown beyond the broker's limit, or the limit has become less."""
+def end_unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
+    """End a job that should be retried, but whose message the broker refuses: it has grown beyond
+    the broker's limit, or the limit was lowered."""
     failure = replace(
         delayed.failure,
         message=f"{delayed.failure.message}; it can't be tried again: {error}",
@@ -160,20 +162,20 @@ def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
     return Died(Reason.PERMANENT, delayed.attempts, failure)
 
 
-def expired(message: JobMessage, hint: str = "") -> Died:
+def end_expired(message: JobMessage, hint: str = "") -> Died:
     """End a job that is too old to be started."""
     failure = Failure("Expired", f"it waited longer than its lane or its job allows{hint}")
     return Died(Reason.EXPIRED, message.metadata.attempts, failure)
 
 
-def limit_refused(message: JobMessage, error: LimitRefused) -> Died:
+def end_limit_refused(message: JobMessage, error: LimitRefused) -> Died:
     """End a job that can never get its permits."""
     return Died(Reason.PERMANENT, message.metadata.attempts, Failure.from_error(error))
 
 
-def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:
-    """End a job that was in MAX_DEATHS workers when they died, or of which MAX_UNENDED_RUNS runs in
-    a row have had no end; None: it may run, as a suspect where any worker has died."""
+def end_begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:
+    """End a job that was in MAX_DEATHS workers when they died, or whose last MAX_UNENDED_RUNS runs
+    had no end; return None if it may run."""
     if crashes >= MAX_DEATHS:
         failure = Failure("WorkerCrashed", f"its worker died {pluralize(crashes, 'time')}")
     elif unended >= MAX_UNENDED_RUNS:
@@ -196,9 +198,9 @@ def inherit_join(join_id: str | None, following: Sequence[NewJob]) -> list[NewJo
     return [each if each.join_id else replace(each, join_id=join_id) for each in following]
 
 
-def joined_died(message: JobMessage, join: JoinRecord | None) -> Died | None:
-    """End a job that must not run unless all jobs that it waited for have succeeded; None: it may
-    run."""
+def end_joined_dead(message: JobMessage, join: JoinRecord | None) -> Died | None:
+    """End a job that may only run if all jobs that it waited for have succeeded, where some have
+    not; return None if it may run."""
     if join is None or join.when_dead != "fail" or not join.dead + join.cancelled:
         return None
     failure = Failure(
@@ -214,23 +216,23 @@ def finish_request(
     message: JobMessage, claim_id: str, ending: Ending | Released, *, now: float
 ) -> FinishRequest:
     """Make the ledger's request that records how an attempt has ended; `now` is its time."""
-    state, outcome = _recorded_as(ending)
-    failed = ending if isinstance(ending, Delayed | Died) else None
+    state, outcome = _state_and_outcome(ending)
+    failed_ending = ending if isinstance(ending, Delayed | Died) else None
     return FinishRequest(
         job_id=message.job_id,
         claim_id=claim_id,
         state=state,
-        attempts=failed.attempts if failed else message.metadata.attempts,
+        attempts=failed_ending.attempts if failed_ending else message.metadata.attempts,
         now=now,
         result=ending.result if isinstance(ending, Succeeded) else None,
         reason=str(ending.reason) if isinstance(ending, Died) else None,
-        error_type=failed.failure.error_type if failed else None,
-        error_message=failed.failure.message if failed else None,
+        error_type=failed_ending.failure.error_type if failed_ending else None,
+        error_message=failed_ending.failure.message if failed_ending else None,
         outcome=outcome,
     )
 
 
-def _recorded_as(ending: Ending | Released) -> tuple[State, AttemptOutcome | None]:
+def _state_and_outcome(ending: Ending | Released) -> tuple[State, AttemptOutcome | None]:
     match ending:
         case Succeeded():
             return State.SUCCEEDED, None

@@ -1,4 +1,4 @@
-"""Take an attempt from its claim to the record of its end: the same with a broker and without.
+"""Take an attempt from its claim to the record of its end, with a broker or without.
 
 run the handler → classify its answer → publish what follows → record
 
@@ -38,9 +38,9 @@ from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
     classify,
+    end_unwritable,
     inherit_join,
-    unwritable,
-    without_secrets,
+    remove_secrets,
 )
 from switchyard.services.engine.runtime.attempt_reporter import Reporter
 from switchyard.services.engine.runtime.attempt_writer import Recorder
@@ -49,7 +49,7 @@ from switchyard.services.engine.runtime.progress_writer import ProgressWriter
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 
 LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
-"""Errors of the ledger that are not the job's fault: any other job would meet them, too."""
+"""Errors of the ledger that are not the job's fault: other jobs would get them, too."""
 
 Task = tuple[JobType, BaseModel]
 """A job type and the payload for it."""
@@ -62,8 +62,8 @@ class FollowUps(Protocol[J_contra]):
 
     policy: RetryPolicy
     keeps_letters: bool
-    """Whether dead letters are also stored outside of the ledger; their index records them there
-    later."""
+    """Whether dead letters are also stored on the broker; then the indexer writes them into the
+    ledger later."""
 
     async def publish(self, job: J_contra, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
         """Publish what follows from an attempt, and return how the attempt ends after that. `jobs`
@@ -117,9 +117,9 @@ class AttemptLifecycle(Generic[J]):
             return Failure.from_error(error)
 
     async def _conclude(self, job: J, answer: Any) -> tuple[Ending, list[str]]:
-        """Publish what follows from the attempt, and record its end. An end that can't be written
-        is replaced by one that can: the job is dead."""
-        answer = without_secrets(self.registry, job.message, answer)
+        """Publish what follows from the attempt, and record its end. If the ending can't be
+        written, the job is dead instead."""
+        answer = remove_secrets(self.registry, job.message, answer)
         try:
             ending, jobs = self._classify(job, answer)
             ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))
@@ -129,7 +129,7 @@ class AttemptLifecycle(Generic[J]):
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            died = unwritable(job.message, answer, error)
+            died = end_unwritable(job.message, answer, error)
         log_failure("attempt end not written", died.failure)
         ending = await self.follow_up.publish(job, died, ())
         try:
@@ -139,7 +139,7 @@ class AttemptLifecycle(Generic[J]):
         except BaseException as error:
             if is_from_outside(error) or not self.follow_up.keeps_letters:
                 raise
-            # The index of dead letters will tell the ledger.
+            # The indexer of dead letters will write it into the ledger.
             log_failure("dead letter not recorded", Failure.from_error(error))
             return ending, []
 
@@ -160,8 +160,8 @@ class AttemptLifecycle(Generic[J]):
         )
 
     async def _run_handler(self, job: J, job_type: JobType, payload: BaseModel) -> Any:
-        """Run the handler; return its answer or its failure. A job that is cancelled meanwhile gets
-        its verdict."""
+        """Run the handler; return its outcome or its failure. If the job is cancelled meanwhile,
+        set its verdict."""
         checkpoint = None
         if job.has_checkpoint:
             checkpoint = await self._progress.last_checkpoint(job.message)
@@ -203,7 +203,7 @@ class AttemptLifecycle(Generic[J]):
 
 
 def log_failure(event: str, failure: Failure) -> None:
-    """Log a failure as text: an exception itself may be one that can't be shown."""
+    """Log a failure as text: its exception may raise when it is formatted."""
     structlog.get_logger("worker").error(
         event,
         error_type=failure.error_type,
@@ -213,7 +213,7 @@ def log_failure(event: str, failure: Failure) -> None:
 
 
 def log_fields(message: JobMessage) -> dict[str, Any]:
-    """Return the fields by which the log lines of an attempt are found, those of its trace too."""
+    """Return the fields that mark the log lines of an attempt, the id of its trace included."""
     fields: dict[str, Any] = {
         "job_id": message.job_id,
         "job_type": message.job_type,

@@ -30,16 +30,16 @@ from switchyard.services.engine.runtime.attempt_endings import (
     outcome_of,
 )
 
-NOTED: Final = 500
-"""Starts and ends of a kind that are only noted, until there are so many or somebody scrapes."""
+MAX_COLLECTED: Final = 500
+"""Starts or ends that are collected before they are counted; a scrape counts them at once."""
 
 
 class AttemptMetrics:
     """Counts the attempts of one process, in its event loop."""
 
     def __init__(self, metrics: Metrics, registry: Registry, kinds: Iterable[str]) -> None:
-        """`kinds` are those that the process works."""
-        self._worker_of = {each.name: each.worker for each in registry}
+        """`kinds` are the kinds of worker in this process."""
+        self._worker_by_type = {each.name: each.worker for each in registry}
         self._waits: defaultdict[tuple[str, ...], Histogram]
         self._waits = defaultdict(names.WAIT.distribution)
         """By worker and lane."""
@@ -49,28 +49,32 @@ class AttemptMetrics:
         self._attempts: defaultdict[tuple[str, ...], Histogram]
         self._attempts = defaultdict(names.ATTEMPTS_USED.distribution)
         """By worker and type."""
-        self._answered: defaultdict[tuple[str, ...], Histogram]
-        self._answered = defaultdict(names.LLM_LATENCY.distribution)
+        self._answer_latencies: defaultdict[tuple[str, ...], Histogram]
+        self._answer_latencies = defaultdict(names.LLM_LATENCY.distribution)
         """Histograms by type."""
         self._ended: Counter[tuple[str, ...]] = Counter()
         """Ended attempts by worker, lane, type and outcome."""
         self._starts: list[tuple[str, str, datetime, float]] = []
-        """Noted: type, lane, when the job entered it, and when it was started."""
+        """Collected starts: type, lane, when the job entered it, and when it was started."""
         self._ends: defaultdict[tuple[str, str, str, int | None], list[float]] = defaultdict(list)
-        """Noted seconds, by type, lane, outcome, and the attempts used if the job has ended."""
-        of_kinds = set(kinds)
-        worked = [each for each in registry if each.worker in of_kinds]
-        # Shown as none: Prometheus sees a first one only where it has seen that.
+        """Collected durations in seconds, by type, lane, outcome, and the attempts used if the job
+        has ended."""
+        own_kinds = set(kinds)
+        own_types = [each for each in registry if each.worker in own_kinds]
+        # Zeros are exposed, as Prometheus sees no increase in a series that begins at 1.
         self._deaths: Counter[tuple[str, ...]] = Counter(
             {
                 (each.worker, lane, each.name, Reason.CRASHED.value): 0
-                for each in worked
+                for each in own_types
                 for lane in each.lanes
             }
         )
         """Counts by worker, lane, type and reason."""
-        self._none_asked: dict[tuple[str, ...], int] = {
-            (outcome, each.name): 0 for each in worked if each.worker == LLM for outcome in OUTCOMES
+        self._zero_requests: dict[tuple[str, ...], int] = {
+            (outcome, each.name): 0
+            for each in own_types
+            if each.worker == LLM
+            for outcome in OUTCOMES
         }
         metrics.add_source(self.samples)
         metrics.add_histogram_source(self.histograms)
@@ -81,52 +85,52 @@ class AttemptMetrics:
         if metadata.attempts == 0:
             entered = metadata.queued_at or metadata.created_at
             self._starts.append((message.job_type, lane, entered, started_at))
-            if len(self._starts) >= NOTED:
+            if len(self._starts) >= MAX_COLLECTED:
                 self._count_starts()
 
     def ended(self, message: JobMessage, lane: str, seconds: float, ending: Ending) -> None:
-        """Count an attempt that took `seconds` and whose end the ledger has."""
+        """Count an attempt that took `seconds`, and whose end is recorded."""
         job_type = message.job_type
-        if job_type not in self._worker_of:
-            job_type = OTHER  # there may be any number
+        if job_type not in self._worker_by_type:
+            job_type = OTHER  # message types from outside are unbounded
         if isinstance(ending, Succeeded):
-            outcome, used = SUCCEEDED, message.metadata.attempts + 1
+            outcome, attempts_used = SUCCEEDED, message.metadata.attempts + 1
         elif isinstance(ending, Died):
-            outcome, used = outcome_of(ending), ending.attempts
-            worker = self._worker_of.get(job_type, OTHER)
+            outcome, attempts_used = outcome_of(ending), ending.attempts
+            worker = self._worker_by_type.get(job_type, OTHER)
             self._deaths[worker, lane, job_type, str(ending.reason)] += 1
         else:
-            outcome, used = outcome_of(ending), None
-        durations = self._ends[job_type, lane, outcome, used]
+            outcome, attempts_used = outcome_of(ending), None
+        durations = self._ends[job_type, lane, outcome, attempts_used]
         durations.append(seconds)
-        if len(durations) >= NOTED:
+        if len(durations) >= MAX_COLLECTED:
             self._count_ends()
 
     def _count_starts(self) -> None:
         waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
         for job_type, lane, entered, started in self._starts:
-            worker = self._worker_of.get(job_type, OTHER)
+            worker = self._worker_by_type.get(job_type, OTHER)
             waits[worker, lane].append(max(0.0, started - entered.timestamp()))
         for labels, waited in waits.items():
             self._waits[labels].add_each(waited)
         self._starts.clear()
 
     def _count_ends(self) -> None:
-        for (job_type, lane, outcome, used), durations in self._ends.items():
-            worker = self._worker_of.get(job_type, OTHER)
+        for (job_type, lane, outcome, attempts_used), durations in self._ends.items():
+            worker = self._worker_by_type.get(job_type, OTHER)
             self._ended[worker, lane, job_type, outcome] += len(durations)
             self._seconds[worker, job_type].add_each(durations)
             if worker == LLM and outcome == SUCCEEDED:
-                # An attempt that went back for want of a server would pass for a slow answer.
-                self._answered[job_type,].add_each(durations)
-            if used is not None:
-                self._attempts[worker, job_type].add(used, times=len(durations))
+                # Only answers: an attempt sent back for want of a server is no slow answer.
+                self._answer_latencies[job_type,].add_each(durations)
+            if attempts_used is not None:
+                self._attempts[worker, job_type].add(attempts_used, times=len(durations))
         self._ends.clear()
 
     def samples(self) -> Iterable[tuple[Metric, Samples]]:
         """Return the metrics, as a source of `Metrics.add_source`."""
         self._count_ends()
-        processed = Counter(self._none_asked)
+        processed = Counter(self._zero_requests)
         for (worker, _lane, job_type, outcome), number in self._ended.items():
             if worker == LLM:
                 processed[outcome, job_type] += number
@@ -144,7 +148,7 @@ class AttemptMetrics:
             (names.DURATION, self._seconds),
             (names.WAIT, self._waits),
             (names.ATTEMPTS_USED, self._attempts),
-            (names.LLM_LATENCY, self._answered),
+            (names.LLM_LATENCY, self._answer_latencies),
         ]
 
 
@@ -185,12 +189,15 @@ class WorkerGauges:
         """Return the metrics, as a source of `Metrics.add_source`."""
         each = list(zip(self.plans, self.consumers, strict=True))
         counters = self.counters
-        asking = [uses.running for plan, uses in each if plan.kind == LLM]
+        llm_running = [uses.running for plan, uses in each if plan.kind == LLM]
         return [
             (names.SLOTS, {(plan.kind,): float(plan.slots) for plan in self.plans}),
             (names.SLOTS_RESERVED, {(plan.kind,): float(plan.reserve) for plan in self.plans}),
             (names.SLOTS_USED, {(plan.kind,): float(uses.running) for plan, uses in each}),
-            (names.LLM_CONCURRENCY, {(self.worker_id,): float(sum(asking))} if asking else {}),
+            (
+                names.LLM_CONCURRENCY,
+                {(self.worker_id,): float(sum(llm_running))} if llm_running else {},
+            ),
             (
                 names.CONSUMING,
                 {

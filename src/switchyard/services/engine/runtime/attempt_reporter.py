@@ -29,37 +29,37 @@ class Counters:
     snoozed: int = 0
     dead: int = 0
     malformed: int = 0
-    """Malformed messages among these: unreadable, with the id of another job, or with a payload
-    that does not fit their type."""
+    """Malformed messages among the dead ones: unreadable, with the id of another job, or with an
+    invalid payload."""
     cancelled: int = 0
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""
     returned: int = 0
     put_off: int = 0
-    """Deliveries that had no room in a named limit."""
+    """Deliveries that were refused a permit of a named limit."""
     hot: int = 0
     """Hot jobs that it has taken."""
 
     def count_malformed(self) -> None:
-        """Count a message that has gone to the dead letters as it came, without a run."""
+        """Count a message that was dead-lettered without a run."""
         self.dead += 1
         self.malformed += 1
 
 
 @dataclass
 class Reporter:
-    """Speaks for one worker."""
+    """Logs, counts and announces the attempts of one worker."""
 
     announce: Callable[..., None]
-    """Tells whoever listens, as `monitoring.job_events.announce` does for a publisher."""
+    """Publishes an event, like `monitoring.job_events.announce`."""
     worker_id: str
     clock: Clock
     counters: Counters = field(default_factory=Counters)
     meter: AttemptMetrics | None = None
-    """Counts for whoever scrapes; None where nobody does."""
+    """Metrics of the attempts; None if they are not exposed."""
     logs: bool = True
-    """Whether the ends of attempts are logged: not in somebody else's program, which learns of them
-    from what it awaits, and whose output is its own."""
+    """Whether the ends of attempts are logged; False inside a user's program, which gets the
+    results and owns its output."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -71,7 +71,7 @@ class Reporter:
         self._announce("started", job)
 
     def announce_progress(self, job: RunningJob, progress: ReportedProgress) -> None:
-        """Announce how far a handler is, once the ledger has it."""
+        """Announce progress of a handler that is recorded in the ledger."""
         self._announce(PROGRESS, job, progress)
 
     def wrote(self, job: RunningJob, text: str, offset: int) -> None:
@@ -110,7 +110,7 @@ class Reporter:
                     delay=ending.seconds,
                     error_type=ending.failure.error_type,
                     error=ending.failure.message[:MESSAGE_LIMIT],
-                    # Nothing failed where no attempt is used up: what is needed is busy or away.
+                    # Where no attempt is used up, nothing failed: a service is busy or away.
                     **(_traceback(ending.failure) if ending.counts else {}),
                 )
             case Died():
@@ -144,6 +144,6 @@ class Reporter:
 
 
 def _traceback(failure: Failure) -> dict[str, str]:
-    """Return the traceback for the log of a retry, the only place that has it: that of a death is
-    in its letter."""
+    """Return the traceback as a log field of a retry. Only the log has it; that of a death is in
+    the dead letter."""
     return {"traceback": failure.traceback[-TRACEBACK_LIMIT:]} if failure.traceback else {}

@@ -1,4 +1,4 @@
-"""The spans of an attempt: its wait in the queue, and what was done then."""
+"""Trace an attempt: spans of its wait in the queue and of its run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 
 @contextmanager
-def attempting(job: DeliveredJob) -> Iterator[Callable[[Ending], None]]:
-    """Trace an attempt, from its claim to the record of its end, which the caller tells.
-
-    A job of a publisher that does not trace begins a trace here; the retry or the dead letter of
-    this attempt carries it on.
+def tracing_attempt(job: DeliveredJob) -> Iterator[Callable[[Ending], None]]:
+    """Trace an attempt from its claim to the record of its end; the caller passes the ending to the
+    yielded function. If the job has no trace yet, a new one begins; its retry or dead letter
+    continues it.
     """
     if tracing.tracer() is None:
-        yield _tell_nobody
+        yield _ignore
         return
     message, delivery = job.message, job.delivery
     metadata = message.metadata
-    about: dict[str, tracing.Value | None] = {
+    attributes: dict[str, tracing.Value | None] = {
         "messaging__system": "rabbitmq",
         "messaging__destination__name": delivery.queue,
         "switchyard__job__id": message.job_id,
@@ -37,21 +36,21 @@ def attempting(job: DeliveredJob) -> Iterator[Callable[[Ending], None]]:
             f"wait {delivery.queue}",
             began=min(metadata.queued_at.timestamp(), job.started_at),
             parent=metadata.traceparent,
-            **about,
+            **attributes,
         )
     with tracing.span(
-        f"run {message.job_type}", kind="consumer", parent=metadata.traceparent, **about
-    ) as running:
-        if running.traceparent is not None and not valid_traceparent(metadata.traceparent):
-            job.message = message.with_metadata(traceparent=running.traceparent)
+        f"run {message.job_type}", kind="consumer", parent=metadata.traceparent, **attributes
+    ) as span:
+        if span.traceparent is not None and not valid_traceparent(metadata.traceparent):
+            job.message = message.with_metadata(traceparent=span.traceparent)
 
-        def tell(ending: Ending) -> None:
-            running.note(switchyard__outcome=outcome_of(ending))
+        def set_ending(ending: Ending) -> None:
+            span.note(switchyard__outcome=outcome_of(ending))
             if isinstance(ending, Died) or (isinstance(ending, Delayed) and ending.counts):
-                running.failed(ending.failure.error_type)
+                span.failed(ending.failure.error_type)
 
-        yield tell
+        yield set_ending
 
 
-def _tell_nobody(ending: Ending) -> None:
+def _ignore(ending: Ending) -> None:
     """Do nothing: tracing is off."""

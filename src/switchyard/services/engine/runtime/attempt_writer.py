@@ -1,4 +1,4 @@
-"""Write attempts into the ledger, and try again as long as it is away."""
+"""Write the ends of attempts into the ledger, and retry for as long as it is away."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Recorder:
 
     ledger: Ledger
     on_ledger_away: Callable[[], None] | None = None
-    """Called when the ledger can't be reached: the worker then takes no jobs until it can. If None,
-    the error is raised at once, for a caller that waits."""
+    """Called when the ledger can't be reached, so that the worker takes no jobs. If None, the error
+    is raised at once, instead of retries."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
     async def record_end(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
-        """Record how the attempt has ended. Returns the ending as the ledger has it, which may know
-        of a cancel that did not arrive here, and the jobs that waited for this one and are due now.
-        Raises ClaimLost."""
+        """Record how the attempt has ended. Returns the recorded ending, which may be a cancel that
+        this worker did not receive, and the ids of the jobs that waited for this one and are due
+        now. Raises ClaimLost."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
         finished = await self.until_reached(lambda: self.ledger.jobs.finish(request))
@@ -52,16 +52,16 @@ class Recorder:
         )
 
     async def is_not_cancelled(self, job: RunningJob) -> bool:
-        """Tell whether the job, before it is retried or dead, was not cancelled meanwhile. Checked
-        before the publish, which can't be undone; the ledger checks the end itself.
-        Raises ClaimLost when the claim does not hold any more."""
+        """Tell whether the job was not cancelled meanwhile, before its retry or dead letter is
+        published, which can't be undone. The ledger checks again when the end is recorded. Raises
+        ClaimLost when another worker has taken the job over."""
         record = await self.until_reached(lambda: self.ledger.job_reads.get(job.message.job_id))
         if record is not None and record.claim_id != job.claim_id:
             raise ClaimLost(f"by {record.worker_id}")
         return record is None or record.cancel_asked_at is None
 
     async def release(self, job: RunningJob) -> None:
-        """Release the claim, as the worker stops. Does not wait for a ledger that is away."""
+        """Release the claim when the worker stops. Does not wait for a ledger that is away."""
         try:
             await self.release_claim(job.message, job.claim_id)
         except LedgerUnavailable as error:
@@ -74,8 +74,8 @@ class Recorder:
         await self.ledger.jobs.finish(finish_request(message, claim_id, Released(), now=now))
 
     async def until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write to the ledger, and try again as long as it is away: the work is done, and its
-        result must not be lost."""
+        """Call `write` until the ledger can be reached: the work is done, and its result must not
+        be lost."""
         delay = FIRST_BACKOFF
         while True:
             try:

@@ -1,7 +1,7 @@
 """Run one attempt of a job without a broker, as a worker would.
 
-The way is the worker's: the payload's model, the Executor with its limits, and `classify`. Nothing
-is claimed, published or recorded: who wants that does it before and after.
+It uses the worker's steps: the payload's model, the Executor with its limits, and `classify`.
+Nothing is claimed, published or recorded; the caller may do that before and after.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.runtime.attempt_endings import (
     classify,
-    limit_refused,
-    unwritable,
-    without_secrets,
+    end_limit_refused,
+    end_unwritable,
+    remove_secrets,
 )
 from switchyard.services.engine.runtime.execution import Executor
 
@@ -64,7 +64,7 @@ class Attempt:
         return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
 
 
-async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
+async def run_single_attempt(registry: Registry, ctx: JobContext) -> Attempt:
     """Run the handler of the context's job, once, in an Executor of its own. Raises UnknownJobType,
     NewerPayload, InvalidPayload."""
     executor = Executor(1)
@@ -81,12 +81,12 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     try:
         needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
     except LimitRefused as error:
-        return Attempt(limit_refused(message, error), None, [], 0.0)
+        return Attempt(end_limit_refused(message, error), None, [], 0.0)
     ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
     clock = asyncio.get_running_loop().time
     began = clock()
     answer = await executor.run(job_type, payload, ctx)
-    answer = without_secrets(registry, message, answer)
+    answer = remove_secrets(registry, message, answer)
     seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision: Decision
@@ -99,9 +99,9 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
             policy,
             now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
             max_result_bytes=ctx.settings.max_result_bytes,
-            ids=PUBLIC_IDS,  # nothing of it is published
+            ids=PUBLIC_IDS,  # the follow-up jobs are not published
         )
-    except BaseException as error:  # of what the handler has answered with
-        decision, following = unwritable(message, answer, error), []
+    except BaseException as error:  # raised by values in the handler's outcome
+        decision, following = end_unwritable(message, answer, error), []
     outcome = answer if isinstance(answer, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds, needs)

@@ -1,7 +1,7 @@
 """The process in which a CPU-bound handler runs: it has few rights, and never outlives its parent.
 
-What runs there reads foreign files, so it may crash, hang, or leave a library in disorder. It
-tells its parent by its exit code when it is fit for nothing more.
+Handlers there read foreign files, so they may crash, hang, or corrupt a library's state. By its
+exit code, the process tells its parent that it can't be used any more.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LEDGER_AWAY_PAUSE = 5.0
 OUT_OF_MEMORY = 81
 """Exit code of a process whose job met the memory limit."""
 WORN_OUT = 82
-"""Exit code of a process that earlier jobs have left too little memory: it has not run this job, or
-not to its end. Another process can."""
+"""Exit code of a process whose memory earlier jobs have used up: it has not run this job to its
+end, and another process can."""
 
 MAX_FILE_BYTES = 1024**3
 """Largest file that such a process may write."""
 MAX_OPEN_FILES = 256
 
-_USED = "used"
+_USED_NAME = "used"
 """Name of a process that has run a job."""
 _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
 
@@ -58,41 +58,41 @@ class ChildResult:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls, one after another, until the parent closes the connection: the main loop of
-    such a process."""
-    prepare()
+    """Answer calls, one after another, until the parent closes the connection: the main loop of a
+    child process."""
+    restrict_process()
     multiprocessing.current_process().daemon = False  # a job may have processes of its own
     with connection, connection.makefile("rb") as calls, suppress(ConnectionError):
         connection.sendall(READY)
         while header := calls.read(LENGTH.size):
             (length,) = LENGTH.unpack(header)
             answer = run_pickled(calls.read(length))
-            # Fails where the parent has given the call up, and kills this process at once.
+            # Fails if the parent has abandoned the call; it kills this process at once.
             connection.sendall(LENGTH.pack(len(answer)))
             connection.sendall(answer)
 
 
-def prepare() -> None:
+def restrict_process() -> None:
     """Limit what this process may do, and make it end with its parent."""
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
+    # Ctrl-C reaches the whole process group; only the parent may end its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Else nothing would tell where a library has crashed.
+    # Otherwise, a crash of a library would leave no trace.
     faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
     if sys.platform == "linux":
         control = ctypes.CDLL(None).prctl
-        # Die with the fork server, too: nobody else could tell how this process has ended.
+        # Die with the fork server, too, as only that can read this process's exit code.
         control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         control(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     end_with_parent()
-    for kind, most in (
+    for kind, maximum in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ):
-        _, hard = resource.getrlimit(kind)
-        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (lower, lower))
+        _, hard_limit = resource.getrlimit(kind)
+        new_limit = maximum if hard_limit == resource.RLIM_INFINITY else min(maximum, hard_limit)
+        resource.setrlimit(kind, (new_limit, new_limit))
 
 
 def run_job(
@@ -109,8 +109,8 @@ def run_job(
     usage = Usage()
     try:
         with _processor_time(cpu_limit), writing_to(progress_address) as progress_buffer:
-            here = JobContext(**ctx, progress_buffer=progress_buffer, usage=usage)
-            outcome = run(handler, (payload, here), memory_limit_mb)
+            job_context = JobContext(**ctx, progress_buffer=progress_buffer, usage=usage)
+            outcome = run_with_memory_limit(handler, (payload, job_context), memory_limit_mb)
     except BaseException as error:
         outcome = failure_of(error)
     return ChildResult(outcome, usage) if usage.tokens is not None else outcome
@@ -126,8 +126,10 @@ def run_async_job(
     usage = Usage()
     try:
         with writing_to(progress_address) as progress_buffer:
-            own = {**ctx, "progress_buffer": progress_buffer, "usage": usage}
-            outcome = run(lambda: asyncio.run(_run_with_ledger(handler, payload, own)), (), None)
+            context_fields = {**ctx, "progress_buffer": progress_buffer, "usage": usage}
+            outcome = run_with_memory_limit(
+                lambda: asyncio.run(_run_with_ledger(handler, payload, context_fields)), (), None
+            )
     except BaseException as error:
         outcome = failure_of(error)
     return ChildResult(outcome, usage) if usage.tokens is not None else outcome
@@ -138,7 +140,7 @@ def failure_of(error: BaseException) -> Failure:
     raises."""
     failure = Failure.from_error(error)
     if issubclass(type(error), LedgerUnavailable):
-        # Not the job's fault: it must not cost an attempt. It grows older, and so comes to an end.
+        # Not the job's fault: no attempt is used. The job still ages, so this ends at its expiry.
         return replace(failure, after=LEDGER_AWAY_PAUSE, counts=False)
     return failure
 
@@ -158,7 +160,7 @@ def run_pickled(call: bytes) -> bytes:
         work, args = pickle.loads(call)
         return pickle.dumps((True, work(*args)))
     except BaseException as error:
-        return pickle.dumps((False, (_pickle(error), Failure.from_error(error))))
+        return pickle.dumps((False, (_pickle_error(error), Failure.from_error(error))))
 
 
 def unpickle_outcome(answer: bytes) -> Any:
@@ -170,7 +172,7 @@ def unpickle_outcome(answer: bytes) -> Any:
     raise _unpickle_error(*value)
 
 
-def _pickle(error: BaseException) -> bytes:
+def _pickle_error(error: BaseException) -> bytes:
     """Return the pickled error; empty where it can't be pickled."""
     try:
         return pickle.dumps(error)
@@ -191,7 +193,7 @@ def _unpickle_error(pickled: bytes, failure: Failure) -> BaseException:
 
 
 async def _run_with_ledger(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
-    # Only here: a process with a memory limit must not begin with a database library.
+    # Imported here: a process with a memory limit must not load a database library at its start.
     from switchyard.services.engine.ledger import Ledger
 
     async with await Ledger.open(ctx["settings"].ledger_url) as ledger:
@@ -199,9 +201,9 @@ async def _run_with_ledger(handler: Handler, payload: BaseModel, ctx: Mapping[st
 
 
 class _InlineProcess:
-    """`JobContext.in_process` where the job has a process of its own already: within the same
-    limits, one call at a time. A call that overruns raises TimeoutError; its thread ends with the
-    job's process."""
+    """`JobContext.in_process` for a job that already has a process of its own: applies the same
+    limits, to one call at a time. A call that takes too long raises TimeoutError; its thread ends
+    with the job's process."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -209,58 +211,61 @@ class _InlineProcess:
     async def __call__(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
     ) -> Any:
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
         async with self._lock:
-            resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard))
+            resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard_limit))
             try:
                 async with asyncio.timeout(timeout):
                     return await in_thread(work, *args)
             finally:
-                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+                resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
 
 
-def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:
+def run_with_memory_limit(
+    work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None
+) -> Any:
     """Run the work in at most `memory_limit_mb` MiB of address space; return or raise as it
     does."""
     process = multiprocessing.current_process()
-    was_used, process.name = process.name == _USED, _USED
+    was_used, process.name = process.name == _USED_NAME, _USED_NAME
     if memory_limit_mb is None:
         return work(*args)
     limit = memory_limit_mb * 1024 * 1024
     if was_used and _address_space() > limit / 2:
         os._exit(WORN_OUT)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
     try:
         return work(*args)
     except BaseException as error:
-        if any(issubclass(type(each), MemoryError) for each in _causes(error)):
-            # What a library makes of it can't be known, so nothing else runs here. In a process
-            # that others have used, they may be to blame.
+        if any(issubclass(type(each), MemoryError) for each in _cause_chain(error)):
+            # The libraries' state is unknown now, so nothing else may run here. If the process was
+            # used before, earlier jobs may have used up the memory.
             os._exit(WORN_OUT if was_used else OUT_OF_MEMORY)
         raise
     finally:
-        # Between jobs there is none: the next job's arguments have to be read.
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        # No limit between jobs: the next job's arguments have to be read.
+        resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
 
 
 @contextmanager
 def _processor_time(seconds: int | None) -> Iterator[None]:
-    """Limit the processor time from now on: the kernel ends the process, whatever a library is busy
-    with."""
+    """Limit the processor time from now on. The kernel ends the process, even inside of a
+    library."""
     if seconds is None:
         yield
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most = ceil(used.ru_utime + used.ru_stime) + seconds
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    maximum = ceil(used.ru_utime + used.ru_stime) + seconds
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(
-        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+        resource.RLIMIT_CPU,
+        (maximum if hard_limit == resource.RLIM_INFINITY else min(maximum, hard_limit), hard_limit),
     )
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (hard_limit, hard_limit))
 
 
 def _address_space() -> int:
@@ -272,7 +277,7 @@ def _address_space() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and its causes and contexts."""
     seen_ids: set[int] = set()
     while error is not None and id(error) not in seen_ids:

@@ -1,7 +1,7 @@
-"""Claims: who may run the job of a delivery. One exists at a time, and the ledger gives it.
+"""Claim jobs: the ledger grants the right to run a job to one delivery at a time.
 
-A delivery that is not to run now is settled here: skipped when the job has ended, sent back for
-later when the job runs already or has come before its time, adopted when the job runs here.
+A delivery that must not run now is settled here: skipped when its job has ended, delayed when the
+job runs already or is not due yet, adopted when the job runs in this worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from switchyard.services.engine.records.results import (
     IdCollision,
     Suspect,
 )
-from switchyard.services.engine.runtime.attempt_endings import expired
+from switchyard.services.engine.runtime.attempt_endings import end_expired
 from switchyard.services.engine.runtime.attempt_reporter import Counters
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
@@ -40,6 +40,7 @@ from switchyard.services.engine.runtime.suspect_slots import SuspectSlots
 MAX_KNOWN_BEATS = 1_000
 """Workers' signs of life that are remembered."""
 MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)
+"""The longest wait for which this system delays a job."""
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Claims:
     running: dict[str, DeliveredJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
     claiming: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a claim is requested: the worker gives signs of life often from then on."""
+    """Set whenever a claim is requested: from then on, the worker sends heartbeats often."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -90,8 +91,8 @@ class Claims:
         moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
         if not_before is not None and moment < not_before <= moment + MAX_WAIT:
-            # A wait that is longer than the longest retry level: wait again for the rest. No wait
-            # of this system exceeds MAX_WAIT.
+            # The wait is longer than the longest retry level: delay the job again for the rest. A
+            # longer one than MAX_WAIT is not from this system.
             await self._delay_again(delivery, message, (not_before - moment).total_seconds())
             return None
         request = self._request(delivery, message, defers_suspects=not is_isolated)
@@ -103,7 +104,7 @@ class Claims:
             if claim is not None:
                 job = await DeliveredJob.from_claim(self.ledger, request, claim, delivery=delivery)
                 if job.verdict is None:
-                    self._judge(job, moment, unknown_type)
+                    self._set_verdict(job, moment, unknown_type)
                 self.running[message.job_id] = job
                 self.counters.hot += delivery.lane == HOT.name
             return job
@@ -115,11 +116,11 @@ class Claims:
 
     def startable_until(self, delivery: Delivery, message: JobMessage) -> float | None:
         """Return until when the job may be started, in seconds since the epoch; None when it is too
-        old already, or has come before its time."""
+        old or not due yet."""
         moment = self.ledger.clock.now()
-        early = message.metadata.not_before
+        not_before = message.metadata.not_before
         expiry = self._expiry(delivery.lane, message, moment)
-        if (early is not None and early > moment) or expiry <= moment:
+        if (not_before is not None and not_before > moment) or expiry <= moment:
             return None
         return expiry.timestamp()
 
@@ -165,7 +166,7 @@ class Claims:
                 await self._adopt(delivery, message)
                 return None
             if claim.worker_id == self.worker_id:
-                # A claim of ours whose answer was lost: nothing runs under it.
+                # Our own claim, whose answer was lost: nothing runs under it.
                 await self.recorder.release_claim(message, claim.claim_id)
             elif await self._has_fallen_silent(claim, delivery.lane, request.claim_id):
                 request = replace(
@@ -209,13 +210,13 @@ class Claims:
         self.counters.count_malformed()
 
     async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
-        """Keep running a job that the broker delivered again, as the connection was lost, and
-        settle the new delivery at its end instead of the lost one."""
+        """Adopt a job that runs here and was delivered again after the connection was lost: at its
+        end, the new delivery is settled instead of the lost one."""
         job = self.running.get(message.job_id)
-        # A delivery of another generation is the retry that this run has published: settled with
-        # this run, it would be lost.
-        same = job is not None and job.message.generation == message.generation
-        if job is not None and same and job.delivery.is_lost:
+        # A delivery of another generation is the retry that this run has published; settling it
+        # with this run would lose it.
+        is_same_generation = job is not None and job.message.generation == message.generation
+        if job is not None and is_same_generation and job.delivery.is_lost:
             job.delivery = delivery
         else:
             await self._delay_shortly(delivery, message)
@@ -227,8 +228,8 @@ class Claims:
         await self._delay_shortly(delivery, message)
 
     async def _delay_again(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
-        """Send the job through a retry level for `seconds`, or the longest there is. `queued_at`
-        was set when the wait began and is left alone: `ages`."""
+        """Send the job through the retry level for `seconds`, or the longest level. `ages`, because
+        `queued_at` was set when the wait began, and must stay."""
         level = self.follow_up.policy.first_level(seconds)
         await self.follow_up.delay(delivery, message, level, ages=True)
         delivery.ack()
@@ -273,40 +274,42 @@ class Claims:
 
     # --- too old, or of an unknown type ------------------------------------------------------
 
-    def _judge(self, job: DeliveredJob, moment: datetime, unknown_type: Failure | None) -> None:
+    def _set_verdict(
+        self, job: DeliveredJob, moment: datetime, unknown_type: Failure | None
+    ) -> None:
         """Set the verdict of a job that is too old, or whose type this worker does not have."""
         expiry = self._expiry(job.lane, job.message, moment)
         if expiry <= moment:
             detail = "" if unknown_type is None else f"; {unknown_type.message}"
-            job.verdict = expired(job.message, detail)
+            job.verdict = end_expired(job.message, detail)
         elif unknown_type is not None:
             self._pass_on(job, moment, (expiry - moment).total_seconds(), unknown_type)
 
     def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
         """Return the time from which the job is too old to be started."""
-        # The broker's TTL only takes messages at the head of a queue: an old one can hide
+        # The broker's TTL only removes messages at the head of a queue: an old message may be
         # behind younger ones of higher priority.
         metadata = message.metadata
-        # Not `created_at`, which may be by the clock of a foreign publisher's host.
+        # Not `created_at`, which may be by the wrong clock of a foreign publisher.
         entered = metadata.queued_at or moment
-        ends = entered + self._ttls[lane]
-        return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
+        expires_at = entered + self._ttls[lane]
+        return expires_at if metadata.expires_at is None else min(expires_at, metadata.expires_at)
 
     def _pass_on(
-        self, job: DeliveredJob, moment: datetime, left: float, unknown_type: Failure
+        self, job: DeliveredJob, moment: datetime, seconds_left: float, unknown_type: Failure
     ) -> None:
         """Pass the job on to a worker that has its type, as in a rolling deploy: through a retry
-        level, a longer one each time, as this worker may be the next to get it again. No attempt
-        is used up; but the job grows older in its lane, so that it ends where no worker has its
-        type. `left`: seconds until it is too old."""
+        level, each time a longer one, as this worker may get it again. No attempt is used, but the
+        job ages, so that it expires if no worker has its type. `seconds_left`: seconds until
+        then."""
         metadata = job.message.metadata
-        times = metadata.sent_on + 1
+        sent_on = metadata.sent_on + 1
         job.message = job.message.with_metadata(
-            sent_on=times, queued_at=metadata.queued_at or moment
+            sent_on=sent_on, queued_at=metadata.queued_at or moment
         )
         policy = self.follow_up.policy
         job.verdict = Delayed(
-            policy.level(min(policy.backoff(times), left)),
+            policy.level(min(policy.backoff(sent_on), seconds_left)),
             job.message.metadata.attempts,
             not_before=None,
             failure=unknown_type,

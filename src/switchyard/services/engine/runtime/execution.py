@@ -23,9 +23,9 @@ from switchyard.services.engine.runtime.child import (
     WORN_OUT,
     ChildResult,
     pickle_call,
-    run,
     run_async_job,
     run_job,
+    run_with_memory_limit,
     serve,
     unpickle_outcome,
 )
@@ -36,15 +36,14 @@ from switchyard.services.engine.runtime.shared_memory import SharedProgressReade
 
 PROCESS_POLL_INTERVAL = 0.5
 """Seconds between reads of the progress of a job in a process of its own."""
-SUSPECTS_AT_ONCE = 4
-"""Jobs of dead workers in one lane that may run again at the same time, since each takes a
-process."""
-SHORT_TEXT = 200_000
-"""Characters up to which work on a text is done in a thread, as it ends within a second or so."""
-LARGE_ANSWER = 256 * 1024
+MAX_SUSPECTS = 4
+"""Suspects of one lane that may run at the same time, since each takes a process."""
+SHORT_TEXT_LENGTH = 200_000
+"""Characters up to which work on a text is done in a thread, as it takes about a second."""
+LARGE_ANSWER_BYTES = 256 * 1024
 """Bytes of another process's answer from which it is unpickled in a thread."""
 COMPUTE_MEMORY_MB = 2048
-"""Address space, in MiB, of a process for work on a text longer than SHORT_TEXT."""
+"""Address space, in MiB, of a process for work on a text longer than SHORT_TEXT_LENGTH."""
 
 
 class Executor:
@@ -56,27 +55,27 @@ class Executor:
         # Referenced here, as asyncio itself keeps only weak references to tasks.
         self._abandoned: set[asyncio.Task[Any]] = set()
         # By lane, so that a hot job does not wait for others.
-        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(SUSPECTS_AT_ONCE)
+        self._suspect_slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(MAX_SUSPECTS)
         )
 
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        """Return the handler's outcome, or a Failure: no time limit is raised, nor what the
-        handler raises, of whatever class (KeyboardInterrupt, a panic of Rust), nor that it cancels
+        """Run a handler; return its outcome, or a Failure. A Failure stands for the time limit, any
+        exception of the handler (also KeyboardInterrupt, or a panic of Rust), and its cancelling
         its own task. `ctx` has this executor's `compute` and `in_process`.
 
-        A `suspect`, whose worker has died, runs in a process of its own: if it kills that, no other
-        job is harmed, and none is to blame. Other jobs, hot ones above all, start meanwhile as
-        usual. Cancelling this call cancels the handler; a handler's process is killed. A handler in
-        the event loop that swallows CancelledError has HEED_TIMEOUT to end.
+        A `suspect`, a job that was in a worker when that died, runs in a process of its own: if it
+        kills that, no other job is harmed or blamed. Other jobs start meanwhile as usual.
+        Cancelling this call cancels the handler; a handler's process is killed. A handler in the
+        event loop that swallows CancelledError has HEED_TIMEOUT to end.
         """
         if job_type.isolation == "process":
             limits = (job_type.memory_limit_mb, job_type.cpu_limit)
             return await self._run_in_process(job_type, payload, ctx, run_job, *limits)
-        if suspect and _can_be_sent(job_type.handler):
-            async with self._turns[ctx.lane]:
+        if suspect and _is_picklable(job_type.handler):
+            async with self._suspect_slots[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
         return await self._run_in_loop(job_type, payload, ctx)
 
@@ -89,19 +88,19 @@ class Executor:
                 raise
         else:
             if self._abandon_unless_done(handler.task, job_type, ctx):
-                return _unstoppable(job_type, ctx)
+                return _abandoned_failure(job_type, ctx)
         return handler.result()
 
     def _abandon_unless_done(
-        self, running: asyncio.Task[Any], job_type: JobType, ctx: JobContext
+        self, handler_task: asyncio.Task[Any], job_type: JobType, ctx: JobContext
     ) -> bool:
-        """Let a handler run on that ignores its cancellation: only the end of the worker ends
-        it. Returns False for a handler that has ended."""
-        if running.done():
+        """Abandon a handler that ignores its cancellation: it runs until the worker ends. Return
+        False for a handler that has ended."""
+        if handler_task.done():
             return False
-        running.cancel()
-        self._abandoned.add(running)
-        running.add_done_callback(self._forget)
+        handler_task.cancel()
+        self._abandoned.add(handler_task)
+        handler_task.add_done_callback(self._discard)
         structlog.get_logger("worker").error(
             "handler abandoned",
             job_id=ctx.message.job_id,
@@ -110,15 +109,15 @@ class Executor:
         )
         return True
 
-    def _forget(self, ended: asyncio.Task[Any]) -> None:
-        self._abandoned.discard(ended)
-        if not ended.cancelled():
-            ended.exception()  # retrieved, as asyncio logs an error that never is
+    def _discard(self, result: asyncio.Task[Any]) -> None:
+        self._abandoned.discard(result)
+        if not result.cancelled():
+            result.exception()  # retrieve it: asyncio logs errors that nobody retrieves
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
         """Run the work; return or raise as it does: JobContext.compute for a handler in the event
         loop."""
-        if characters <= SHORT_TEXT:
+        if characters <= SHORT_TEXT_LENGTH:
             return await in_thread(work, *args)
         return await self._work_in_process(work, args, None, COMPUTE_MEMORY_MB)
 
@@ -137,13 +136,15 @@ class Executor:
         memory_limit_mb: int,
     ) -> Any:
         try:
-            return await self._in_process(run, [work, args, memory_limit_mb], timeout)
+            return await self._in_process(
+                run_with_memory_limit, [work, args, memory_limit_mb], timeout
+            )
         except ProcessEnded as error:
             name = work.__name__
             if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
-                raise MemoryError(_too_big(name, memory_limit_mb)) from error
-            how = _how_it_ended(error.exit_code)
-            raise ProcessCrashed(f"the process of {name} {how}") from error
+                raise MemoryError(_memory_exceeded_text(name, memory_limit_mb)) from error
+            exit_text = _describe_exit(error.exit_code)
+            raise ProcessCrashed(f"the process of {name} {exit_text}") from error
 
     async def _run_in_process(
         self,
@@ -154,26 +155,28 @@ class Executor:
         *options: Any,
     ) -> Any:
         try:
-            with open_page() as page, _handing_on(page, ctx.progress_buffer):
-                ended = await self._in_process(
+            with open_page() as page, _copying_progress(page, ctx.progress_buffer):
+                result = await self._in_process(
                     work,
-                    [job_type.handler, payload, _portable(ctx), page.address, *options],
+                    [job_type.handler, payload, _picklable_context(ctx), page.address, *options],
                     timeout=job_type.timeout,
                 )
-            if isinstance(ended, ChildResult):
-                ctx.usage.tokens = ended.usage.tokens
-                return ended.outcome
-            return ended
+            if isinstance(result, ChildResult):
+                ctx.usage.tokens = result.usage.tokens
+                return result.outcome
+            return result
         except TimeoutError:
             return too_slow(job_type)
         except ProcessEnded as error:
             if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
-                return Failure("MemoryError", _too_big(job_type.name, job_type.memory_limit_mb))
+                return Failure(
+                    "MemoryError", _memory_exceeded_text(job_type.name, job_type.memory_limit_mb)
+                )
             if error.exit_code == -signal.SIGXCPU and job_type.cpu_limit is not None:
-                return _too_much_work(job_type)
+                return _processor_time_exceeded(job_type)
             return Failure(
                 "ProcessCrashed",
-                f"the handler's process {_how_it_ended(error.exit_code)}",
+                f"the handler's process {_describe_exit(error.exit_code)}",
                 crashed=True,
             )
         except BaseException as error:
@@ -184,10 +187,10 @@ class Executor:
     async def _in_process(
         self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
     ) -> Any:
-        """Run the work in a process of the pool; return or raise as it does. The process is killed
-        when this call is cancelled.
+        """Run the work in a process of the pool; return its result, or raise its error. The process
+        is killed when this call is cancelled.
 
-        Where earlier jobs have worn the process out, the work begins again in a new one.
+        If earlier jobs have used up the process's memory, the work is repeated in a new one.
         """
         request = pickle_call(work, args)
         try:
@@ -196,7 +199,7 @@ class Executor:
             if error.exit_code != WORN_OUT:
                 raise
             answer = await self._pool.call(request, timeout=timeout, preload=work, fresh=True)
-        if len(answer) > LARGE_ANSWER:
+        if len(answer) > LARGE_ANSWER_BYTES:
             return await in_thread(unpickle_outcome, answer)
         return unpickle_outcome(answer)
 
@@ -210,8 +213,8 @@ class Executor:
         await self._pool.close()
 
 
-def _unstoppable(job_type: JobType, ctx: JobContext) -> Failure:
-    # Not tried again: the next attempt would run beside this one.
+def _abandoned_failure(job_type: JobType, ctx: JobContext) -> Failure:
+    # No retry: it would run beside this attempt.
     return Failure(
         TIMED_OUT,
         f"{job_type.name} ran longer than its {job_type.timeout:g} s, and its handler swallows "
@@ -221,7 +224,7 @@ def _unstoppable(job_type: JobType, ctx: JobContext) -> Failure:
     )
 
 
-def _how_it_ended(exit_code: int) -> str:
+def _describe_exit(exit_code: int) -> str:
     """Explain how a process has ended unexpectedly."""
     if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL, as the kernel does where memory is short"
@@ -241,7 +244,7 @@ async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> 
         await executor.close()
 
 
-def _can_be_sent(handler: Callable[..., Any]) -> bool:
+def _is_picklable(handler: Callable[..., Any]) -> bool:
     """Tell whether another process can find the handler: at the top level of its module."""
     try:
         pickle.dumps(handler)
@@ -250,7 +253,7 @@ def _can_be_sent(handler: Callable[..., Any]) -> bool:
     return True
 
 
-def _portable(ctx: JobContext) -> Mapping[str, Any]:
+def _picklable_context(ctx: JobContext) -> Mapping[str, Any]:
     return {
         "message": ctx.message,
         "lane": ctx.lane,
@@ -261,26 +264,28 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _handing_on(page: SharedProgressReader, progress_buffer: ProgressBuffer) -> Iterator[None]:
-    """Copy the progress on the page to the buffer while the job runs, and once more at its end,
-    however it ends."""
+def _copying_progress(
+    page: SharedProgressReader, progress_buffer: ProgressBuffer
+) -> Iterator[None]:
+    """Copy the progress on the page to the buffer while the job runs, and at its end, however it
+    ends."""
     loop = asyncio.get_running_loop()
 
-    coming: list[asyncio.TimerHandle] = []
+    timers: list[asyncio.TimerHandle] = []
 
-    def look() -> None:
-        page.hand_on(progress_buffer)
-        coming[:] = [loop.call_later(PROCESS_POLL_INTERVAL, look)]
+    def copy_progress() -> None:
+        page.copy_to(progress_buffer)
+        timers[:] = [loop.call_later(PROCESS_POLL_INTERVAL, copy_progress)]
 
-    look()
+    copy_progress()
     try:
         yield
     finally:
-        coming[0].cancel()
-        page.hand_on(progress_buffer)
+        timers[0].cancel()
+        page.copy_to(progress_buffer)
 
 
-def _too_much_work(job_type: JobType) -> Failure:
+def _processor_time_exceeded(job_type: JobType) -> Failure:
     return Failure(
         "ProcessorTimeExceeded",
         f"{job_type.name} took more than its {job_type.cpu_limit} s of processor time, and would "
@@ -289,5 +294,5 @@ def _too_much_work(job_type: JobType) -> Failure:
     )
 
 
-def _too_big(name: str, limit_mb: int | None) -> str:
+def _memory_exceeded_text(name: str, limit_mb: int | None) -> str:
     return f"{name} took more than its {limit_mb} MiB of memory"

@@ -1,5 +1,5 @@
-"""Publish what follows from an attempt: next stages, the retry, or the dead letter; and the dead
-letter of a message that is no job at all. Each publish is confirmed on return."""
+"""Publish what follows from an attempt: next stages, the retry, or the dead letter; also the dead
+letters of malformed messages. Each publish is confirmed on return."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
-    invalid_outcome,
-    unwaitable,
+    end_invalid_outcome,
+    end_unwaitable,
 )
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 LANE_FULL_PAUSE = 5.0
-"""Seconds after which a job whose next stage found a full lane runs again (no attempt used)."""
+"""Seconds after which a job runs again whose next stage found a full lane (no attempt used)."""
 
 
 @dataclass
 class FollowUpPublisher:
-    """Publishes for one worker, and tries again until the broker confirms."""
+    """Publishes for one worker, and retries until the broker confirms."""
 
     publisher: Publisher
     recorder: Recorder
@@ -78,20 +78,20 @@ class FollowUpPublisher:
         published."""
         match ending:
             case Succeeded() if jobs:
-                return await self._next_stages(job, ending, jobs)
+                return await self._publish_stages(job, ending, jobs)
             case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
                 return CancelledWhileRunning()
             case Delayed():
                 try:
                     await self.send_back(job, ending)
                 except NeverTaken as error:
-                    return await self.publish(job, unwaitable(job.message, ending, error), ())
+                    return await self.publish(job, end_unwaitable(job.message, ending, error), ())
             case Died():
                 await self.send_back(job, ending)
         return ending
 
     async def send_back(self, job: DeliveredJob, ending: Delayed | Died) -> None:
-        """Publish the retry or the dead letter, without asking the ledger whether the job was
+        """Publish the retry or the dead letter, without checking in the ledger whether the job was
         cancelled."""
         if isinstance(ending, Died):
             await self._dead_letter(job, ending)
@@ -107,10 +107,9 @@ class FollowUpPublisher:
         ages: bool = False,
         until: datetime | None = None,
     ) -> None:
-        """Send the job through a retry level, back to the queue that it came from. The time in the
-        level, or the time until `until`, counts towards the job's age in its lane only with
-        `ages`. A job that has become too large for the broker is sent unchanged. Raises
-        NeverTaken."""
+        """Send the job through a retry level, back to the queue that it came from. Only with `ages`
+        does the time in the level, or until `until`, count towards the job's age in its lane. A job
+        that has become too large for the broker is sent unchanged. Raises NeverTaken."""
         try:
             await self._delay(delivery, message, level, ages=ages, until=until)
         except NeverTaken as error:
@@ -132,16 +131,17 @@ class FollowUpPublisher:
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
     async def delay_for_limit(self, delivery: Delivery, message: JobMessage, level: float) -> None:
-        """Send a job that was refused a permit through a retry level, unchanged: it grows older."""
+        """Send a job that was refused a permit through a retry level, unchanged, so that it
+        ages."""
         envelope = envelope_of(message, body=delivery.body)
         await self._send(retry_name(level), delivery.queue, envelope)
 
     async def dead_letter_malformed(
         self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
     ) -> None:
-        """Dead-letter a message that can't be run: its body as it came, and properties that can't
-        be read in a header. `job` is given where only its payload does not fit its type."""
-        # A foreign copy must not stand for the job whose id it carries.
+        """Dead-letter a message that can't be run, with its body unchanged; unreadable properties
+        are kept in a header. `job` is given if only the payload is invalid."""
+        # A foreign copy must not count as the job whose id it has.
         is_foreign = isinstance(error, ForeignCopy)
         message_id = "" if is_foreign else delivery.message_id
         if delivery.unreadable:
@@ -169,7 +169,7 @@ class FollowUpPublisher:
             await self._send_letter(envelope, delivery.routing_key, certificate)
         except ValueError as refused:
             self._log.error("dead letter kept in the ledger alone", error=str(refused))
-            ledger, letter = self.recorder.ledger, _unsent_letter(delivery, certificate, job)
+            ledger, letter = self.recorder.ledger, _record_of_unsent(delivery, certificate, job)
             await self.recorder.until_reached(lambda: ledger.dead_letters.index_dead([letter]))
         self._log.error(
             "message dead-lettered",
@@ -182,45 +182,47 @@ class FollowUpPublisher:
 
     # --- next stages ------------------------------------------------------------------------
 
-    async def _next_stages(
-        self, job: DeliveredJob, done: Succeeded, jobs: Sequence[NewJob]
+    async def _publish_stages(
+        self, job: DeliveredJob, ending: Succeeded, jobs: Sequence[NewJob]
     ) -> Ending:
-        """Record the next stages and publish them. When a lane refuses one, this job runs again
-        later: its output is kept, so that is cheap, and a slot never waits for a lane. A stage
-        whose queue is not there, or that this worker's user may not publish, stays `pending`, for
-        the outbox: an operator has to make the queue, or allow it. A stage that the broker never
-        takes is dead, and so is this job: another attempt would end the same."""
+        """Record the next stages and publish them. If a full lane refuses one, this job runs again
+        later: its output is stored, so that is cheap, and no slot waits for a lane. A stage without
+        a queue, or without permission to publish it, stays `pending` for the outbox until an
+        operator fixes that. A stage that the broker can never take is dead, and so is this job:
+        another attempt would end the same way."""
         try:
             for each in jobs:
                 self.publisher.check(each.message)
             recorded = await record_stages(self.recorder, jobs)
         except (NeverTaken, RowRejected) as error:
-            return await self.publish(job, invalid_outcome(job.message, error), ())
-        left = [routed(each, each.message) for each in recorded]
+            return await self.publish(job, end_invalid_outcome(job.message, error), ())
+        remaining = [routed(each, each.message) for each in recorded]
         backoff = FIRST_BACKOFF
-        while left:
-            results = await self.publisher.publish_many(left)
-            full = await self._note_published(left, results)
-            hopeless = next((each for each in results if isinstance(each, NeverTaken)), None)
-            if hopeless is not None:
-                return await self.publish(job, invalid_outcome(job.message, hopeless), ())
-            if full is not None:
-                return await self._wait_for_lane(job, full)
-            left = [
+        while remaining:
+            results = await self.publisher.publish_many(remaining)
+            refusal = await self._record_results(remaining, results)
+            never_taken = next((each for each in results if isinstance(each, NeverTaken)), None)
+            if never_taken is not None:
+                return await self.publish(job, end_invalid_outcome(job.message, never_taken), ())
+            if refusal is not None:
+                return await self._wait_for_lane(job, refusal)
+            remaining = [
                 stage
-                for stage, result in zip(left, results, strict=True)
+                for stage, result in zip(remaining, results, strict=True)
                 if isinstance(result, PublishError)
                 and not isinstance(result, LaneFull | Unroutable | NotPermitted)
             ]
-            if left:
-                self._log.warning("next stages not published", jobs=len(left), next_try_in=backoff)
+            if remaining:
+                self._log.warning(
+                    "next stages not published", jobs=len(remaining), next_try_in=backoff
+                )
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
-        return done
+        return ending
 
     async def publish_due(self, job_ids: Sequence[str]) -> None:
-        """Publish jobs whose wait for others has ended. They are recorded as `pending`: those that
-        fail here, the scheduler publishes."""
+        """Publish jobs whose wait for others has ended. They are recorded as `pending`, so the
+        scheduler publishes those that fail here."""
         if not job_ids:
             return
         ledger = self.recorder.ledger
@@ -231,13 +233,13 @@ class FollowUpPublisher:
         except LedgerError as error:
             self._log.warning("due jobs left to the scheduler", jobs=len(job_ids), error=str(error))
 
-    async def _note_published(
+    async def _record_results(
         self, sent: Sequence[Outgoing], results: Sequence[Result]
     ) -> Refused | None:
         """Record the results of publishing next stages; return the refusal of a full lane, if
         any."""
         accepted: list[str] = []
-        full: Refused | None = None
+        refusal: Refused | None = None
         for stage, result in zip(sent, results, strict=True):
             job_id = stage.message.job_id
             if isinstance(result, Accepted):
@@ -248,7 +250,7 @@ class FollowUpPublisher:
             elif isinstance(result, NeverTaken):
                 await self._record_refused_stage(stage, result)
             elif isinstance(result, Refused):
-                full = result
+                refusal = result
             else:
                 self._log.warning("next stage not published", next_job=job_id, error=str(result))
         if accepted:
@@ -256,7 +258,7 @@ class FollowUpPublisher:
             await self.recorder.until_reached(
                 lambda: ledger.jobs.mark_queued(accepted, ledger.clock.time())
             )
-        return full
+        return refusal
 
     async def _record_refused_stage(self, stage: Outgoing, error: NeverTaken) -> None:
         message, ledger = stage.message, self.recorder.ledger
@@ -272,12 +274,12 @@ class FollowUpPublisher:
             lambda: ledger.jobs.mark_overflowed(job_id, ledger.clock.time())
         )
 
-    async def _wait_for_lane(self, job: DeliveredJob, full: Refused) -> Delayed:
+    async def _wait_for_lane(self, job: DeliveredJob, refusal: Refused) -> Delayed:
         delayed = Delayed(
             self.policy.level(LANE_FULL_PAUSE),
             job.message.metadata.attempts,
             not_before=None,
-            failure=Failure("LaneFull", str(full)),
+            failure=Failure("LaneFull", str(refusal)),
             counts=False,
         )
         await self._retry(job, delayed)
@@ -305,7 +307,7 @@ class FollowUpPublisher:
             worker=self.worker_id,
             dead_at=self.recorder.ledger.clock.now().isoformat(),
         )
-        for body in (None, job.delivery.body):  # unchanged, the broker has accepted it once before
+        for body in (None, job.delivery.body):  # the broker has accepted the unchanged body before
             try:
                 envelope = envelope_of(message, body=body)
                 await self._send_letter(envelope, certificate.routing_key, certificate)
@@ -313,12 +315,12 @@ class FollowUpPublisher:
                 self._log.warning("dead letter refused", error=str(error))
             else:
                 return
-        await self._keep_letter(job, message, certificate)
+        await self._store_letter(job, message, certificate)
 
-    async def _keep_letter(
+    async def _store_letter(
         self, job: DeliveredJob, message: JobMessage, certificate: DeadLetterInfo
     ) -> None:
-        """Store in the ledger alone a dead letter that the broker refuses."""
+        """Store a dead letter that the broker refuses in the ledger alone."""
         ledger = self.recorder.ledger
         record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))
         if record is not None:
@@ -331,17 +333,17 @@ class FollowUpPublisher:
         """Publish a dead letter, with as much of its certificate as fits into a frame."""
         for each in (certificate, *certificate.shortened()):
             try:
-                whole = replace(envelope, headers=each.headers())
-                await self._send(DEAD_EXCHANGE, routing_key, whole)
+                complete = replace(envelope, headers=each.headers())
+                await self._send(DEAD_EXCHANGE, routing_key, complete)
             except ValueError as error:
                 self._log.warning("dead letter shortened", error=str(error))
             else:
                 return
-        # Without dead-letter headers: the message by itself has to fit.
+        # Without dead-letter headers, the message must fit.
         await self._send(DEAD_EXCHANGE, routing_key, envelope)
 
     async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
-        """Publish, and try again until the broker confirms. Raises NeverTaken."""
+        """Publish, and retry until the broker confirms. Raises NeverTaken."""
         delay = FIRST_BACKOFF
         while True:
             try:
@@ -355,10 +357,10 @@ class FollowUpPublisher:
 
 
 async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Record the next stages, and return those that are due now, as recorded: without those that
-    join others or are paused. A stage that an earlier attempt has recorded keeps its
-    first payload: a handler may answer differently the second time, and another payload under a
-    known id is no copy of that job. Raises RowRejected."""
+    """Record the next stages, and return those that are due now, without waiting and paused ones. A
+    stage that an earlier attempt has recorded keeps its first payload, even if the handler has
+    returned another one now: with another payload, it would be a foreign copy. Raises
+    RowRejected."""
     ledger = recorder.ledger
     stages = [each.shifted(ledger.clock.offset) for each in jobs]
     answers = await recorder.until_reached(lambda: record_following(ledger, stages))
@@ -368,8 +370,8 @@ async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJ
             recorded = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
             message = stage.message
             if recorded is not None and recorded.job_type == message.job_type:
-                same = message.model_copy(update={"payload": recorded.payload})
-                stage = replace(stage, message=same)
+                recorded_message = message.model_copy(update={"payload": recorded.payload})
+                stage = replace(stage, message=recorded_message)
         is_held = (isinstance(answer, Created) and answer.paused) or (
             isinstance(answer, Existing) and answer.state is State.PAUSED
         )
@@ -378,7 +380,7 @@ async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJ
     return due
 
 
-def _unsent_letter(
+def _record_of_unsent(
     delivery: Delivery, certificate: DeadLetterInfo, job: JobMessage | None
 ) -> DeadLetterRecord:
     """Make the index's record of a dead letter that is in the ledger alone."""

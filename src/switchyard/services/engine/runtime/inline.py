@@ -1,9 +1,9 @@
-"""The pipeline without a broker: jobs run in the process that was asked for them.
+"""Run jobs without a broker, in the process that was asked for them.
 
-For one process with a ledger of its own, and for what a process asks language models itself
-(`services/llm/direct_requests.py`). Attempts run as in a worker (`attempt_lifecycle.py`). What the
-broker would do is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
-Nothing is lost with the process: `finish` takes up what the ledger says is not done.
+For one process with a ledger of its own, and for direct requests to language models
+(`services/llm/direct_requests.py`). Attempts run as in a worker (`attempt_lifecycle.py`). The
+broker's part is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
+Nothing is lost with the process: `finish` continues the jobs that are unfinished in the ledger.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
     Ending,
-    expired,
-    invalid_outcome,
-    limit_refused,
-    unwritable,
+    end_expired,
+    end_invalid_outcome,
+    end_limit_refused,
+    end_unwritable,
 )
 from switchyard.services.engine.runtime.attempt_lifecycle import AttemptLifecycle, Task, log_fields
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
@@ -64,15 +64,15 @@ RETRY_TIMEOUT = 60.0
 """Seconds that one job may wait for all its retries together: a caller waits for the answer."""
 
 LIMIT_POLL_INTERVAL = 0.5
-"""Seconds between looks for room in a job's limits."""
+"""Seconds between attempts to get permits of a job's limits."""
 PAUSE_POLL_INTERVAL = 1.0
-"""Seconds between looks whether the pause of a job has ended."""
+"""Seconds between checks whether a job's pause has ended."""
 
 
 class InlineRunner(AsyncCloseable):
     """Runs jobs, each with those that follow from it. Use it as a context manager.
 
-    It serves HTTP: what it is asked to run comes from outside.
+    It serves HTTP, so its requests come from outside.
     """
 
     def __init__(
@@ -84,14 +84,15 @@ class InlineRunner(AsyncCloseable):
         max_wait: float = RETRY_TIMEOUT,
         slots: int | None = None,
         shared_ledger: bool = False,
-        hear: Callable[[str, str, int], None] | None = None,
+        on_output: Callable[[str, str, int], None] | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """With `shared_ledger` other processes run jobs of the same ledger: theirs are left alone,
-        and what is under way here at the end is cancelled, as no process takes it up.
-        `slots`: how many pipelines run at once. `hear` gets what jobs write as they write it: the
-        job's id, a piece, and how many characters were before it. `metrics` show what it runs."""
-        self._hear = hear
+        """With `shared_ledger`, other processes run jobs of the same ledger: their jobs are left
+        alone, and pipelines that run here at `close` are cancelled, as no process would continue
+        them. `slots`: how many pipelines run at once. `on_output` is called with each piece of
+        output: the job's id, the piece, and the number of characters before it. `metrics` expose
+        what runs here."""
+        self._on_output = on_output
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
@@ -113,7 +114,7 @@ class InlineRunner(AsyncCloseable):
             metrics.add_source(self._metrics)
             metrics.add_source(self._shared.metric_samples)
         self._reporter = Reporter(
-            self._tell_text, self.worker_id, ledger.clock, meter=meter, logs=False
+            self._forward_output, self.worker_id, ledger.clock, meter=meter, logs=False
         )
         self._recorder = Recorder(ledger)
         policy = RetryPolicy.over(settings.retry_delays)
@@ -129,14 +130,14 @@ class InlineRunner(AsyncCloseable):
         )
 
     async def close(self) -> None:
-        """Stop what runs; `finish` takes it up again in the next process, unless others share the
-        ledger."""
-        left = dict(self._runs)
-        for task in left.values():
+        """Stop all pipelines. `finish` continues them in the next process; with a shared ledger,
+        they are cancelled."""
+        unfinished = dict(self._runs)
+        for task in unfinished.values():
             task.cancel()
-        await asyncio.gather(*left.values(), return_exceptions=True)
+        await asyncio.gather(*unfinished.values(), return_exceptions=True)
         if self._shared_ledger:
-            await self._cancel_waiting(list(left))
+            await self._cancel_waiting(list(unfinished))
         await self._executor.close()
         await self._shared.close()
 
@@ -146,8 +147,8 @@ class InlineRunner(AsyncCloseable):
         return len(self._runs)
 
     async def wait(self, job_id: str, timeout: float) -> None:
-        """Return when the pipeline is not under way here any more, or `timeout` seconds are over.
-        Raises LedgerUnavailable."""
+        """Wait until the pipeline no longer runs here, for at most `timeout` seconds. Raises
+        LedgerUnavailable."""
         task = self._runs.get(job_id)
         if task is None:
             return
@@ -156,7 +157,7 @@ class InlineRunner(AsyncCloseable):
             raise error
 
     async def publish(self, request: JobRequest) -> Published:
-        """Record a job and start it; it runs on when the caller has gone.
+        """Record a job and start it; it runs even if the caller leaves.
 
         Raises InvalidJob (also for a delay: nobody would wait for its time), UnknownJobType,
         InvalidPayload, IdempotencyConflict and LedgerUnavailable.
@@ -177,17 +178,16 @@ class InlineRunner(AsyncCloseable):
         return Published(job.message.job_id, job.routing_key, state)
 
     async def finish(self, job_id: str) -> None:
-        """Return when the job and all that follow from it have ended.
-
-        Starts again what an earlier process left undone. Raises LedgerUnavailable.
+        """Wait until the job and all jobs that follow from it have ended. Restarts those that an
+        earlier process left unfinished. Raises LedgerUnavailable.
         """
         if job_id not in self._runs:
-            left = [
+            unfinished = [
                 job.id
                 for job in await self._ledger.job_reads.pipeline(job_id)
-                if _is_open(job.state)
+                if _is_unfinished(job.state)
             ]
-            jobs = await self._recorded_jobs(left)
+            jobs = await self._recorded_jobs(unfinished)
             if jobs and job_id not in self._runs:  # another caller may have been faster
                 self._start(job_id, jobs)
         if task := self._runs.get(job_id):
@@ -201,7 +201,7 @@ class InlineRunner(AsyncCloseable):
     def _on_end(self, job_id: str, task: asyncio.Task[None]) -> None:
         del self._runs[job_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its callers are told; but there may be none any more.
+            # Waiting callers get the error; but there may be none.
             self._log.error("pipeline interrupted", job_id=job_id, error=str(error))
 
     async def _run_all(self, jobs: deque[NewJob]) -> None:
@@ -210,12 +210,12 @@ class InlineRunner(AsyncCloseable):
                 jobs.extend(await self._run_to_end(jobs.popleft()))
 
     async def _run_to_end(self, job: NewJob) -> list[NewJob]:
-        """Run a job, and again as its retries want it; return the jobs that follow."""
+        """Run a job with its retries; return the jobs that follow."""
         following: list[NewJob] = []
         waited = 0.0
         while True:
             with structlog.contextvars.bound_contextvars(**log_fields(job.message)):
-                attempt = await self._run_once(job, waited)
+                attempt = await self._run_attempt(job, waited)
             if attempt is None:
                 return following
             running, ending, due = attempt
@@ -227,11 +227,12 @@ class InlineRunner(AsyncCloseable):
             message = running.message.with_metadata(attempts=ending.attempts)
             job = replace(job, message=message)
 
-    async def _run_once(
+    async def _run_attempt(
         self, job: NewJob, waited: float
     ) -> tuple[InlineJob, Ending, list[str]] | None:
-        """Run one attempt at a job, which has waited so many seconds for its retries. Returns how
-        it ended, and the ids of the jobs that are due now; None for a job that is not to run."""
+        """Run one attempt of a job that has waited `waited` seconds for its retries. Returns the
+        attempt, its ending, and the ids of the jobs that are due now; None for a job that must not
+        run."""
         task, needs, verdict = self._task_of(job.message)
         permit = await self._wait_for_permit(job, needs)
         try:
@@ -261,22 +262,23 @@ class InlineRunner(AsyncCloseable):
     def _task_of(
         self, message: JobMessage
     ) -> tuple[Task | None, Sequence[PermitDemand], Died | None]:
-        """Find what to run and which permits it needs, or why it can't be run."""
+        """Return the task of a job and the permits that it needs, or the verdict if it can't
+        run."""
         try:
             job_type = self._registry.get(message.job_type)
             payload = job_type.read(message.payload, message.metadata.payload_version)
             needs = needs_of(job_type.limits, payload, self._settings.limits)
         except LimitRefused as error:
-            return None, (), limit_refused(message, error)
+            return None, (), end_limit_refused(message, error)
         except BaseException as error:  # a validator may raise anything
             if is_from_outside(error):
                 raise
-            return None, (), unwritable(message, None, error)
+            return None, (), end_unwritable(message, None, error)
         return (job_type, payload), needs, None
 
     async def _wait_for_permit(self, job: NewJob, needs: Sequence[PermitDemand]) -> Permit:
-        """Wait in place for room in the job's limits: there is no queue to go back to. Of a job
-        that expires meanwhile the permit has no hold."""
+        """Wait for permits of the job's limits. If the job expires meanwhile, the permit has no
+        hold."""
         permit = Permit(needs)
         if not needs:
             return permit
@@ -296,10 +298,10 @@ class InlineRunner(AsyncCloseable):
             life=self._registry.get(message.job_type).timeout + RETRY_TIMEOUT,
         )
         while isinstance(answer := await self._ledger.limits.take_permits(request), PermitRefused):
-            left = _time_left(message, self._ledger)
-            if left <= 0:
+            seconds_left = _time_left(message, self._ledger)
+            if seconds_left <= 0:
                 return permit
-            await asyncio.sleep(min(answer.seconds, left))
+            await asyncio.sleep(min(answer.seconds, seconds_left))
         permit.hold = request.hold
         return permit
 
@@ -312,7 +314,7 @@ class InlineRunner(AsyncCloseable):
             self._log.warning("permits not released", error=str(error))
 
     async def _claim(self, job: NewJob, waited: float) -> InlineJob | None:
-        """Claim the job; None when it is not to run."""
+        """Claim the job; None when it must not run."""
         request = ClaimRequest(
             message=job.message,
             lane=job.lane,
@@ -324,7 +326,7 @@ class InlineRunner(AsyncCloseable):
         )
         claim = await self._ledger.jobs.claim(request)
         if isinstance(claim, HeldBy) and not self._shared_ledger:
-            # Of a process that is gone: in this one, a job has one run at a time.
+            # The claim of a dead process: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.jobs.claim(request)
         while isinstance(claim, HeldByPause) and not self._shared_ledger:
@@ -335,7 +337,7 @@ class InlineRunner(AsyncCloseable):
             return None
         running = await InlineJob.from_claim(self._ledger, request, claim, waited=waited)
         if running.verdict is None and _time_left(running.message, self._ledger) <= 0:
-            running.verdict = expired(running.message)
+            running.verdict = end_expired(running.message)
         return running
 
     async def _recorded_jobs(self, job_ids: Sequence[str]) -> list[NewJob]:
@@ -346,18 +348,23 @@ class InlineRunner(AsyncCloseable):
             if record is not None
         ]
 
-    def _tell_text(
-        self, event: str, *, job_id: str, text: tuple[str, int] | None = None, **about: object
+    def _forward_output(
+        self,
+        event: str,
+        *,
+        job_id: str,
+        text: tuple[str, int] | None = None,
+        **other_fields: object,
     ) -> None:
-        """Tell of the events of a job what it writes: nobody hears the others."""
-        if self._hear is not None and text is not None:
-            self._hear(job_id, *text)
+        """Forward the output of a job from its events; the other events have no receiver."""
+        if self._on_output is not None and text is not None:
+            self._on_output(job_id, *text)
 
     def _metrics(self) -> Iterable[tuple[Metric, Samples]]:
         return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
 
     async def _cancel_waiting(self, job_ids: list[str]) -> None:
-        """Cancel what had not begun, or waited for its next attempt."""
+        """Cancel jobs that had not begun, or waited for their next attempt."""
         for job_id in job_ids:
             try:
                 await self._ledger.jobs.cancel(job_id, self._ledger.clock.time())
@@ -379,7 +386,7 @@ class InlineJob(RunningJob):
 
 @dataclass(slots=True)
 class InlineFollowUps:
-    """Keeps in memory what follows from attempts. Dead letters are the ledger's alone."""
+    """Keeps follow-up jobs in memory. Dead letters exist only in the ledger."""
 
     recorder: Recorder
     policy: RetryPolicy
@@ -388,14 +395,14 @@ class InlineFollowUps:
     keeps_letters: bool = False
 
     async def publish(self, job: InlineJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
-        """Record the next stages, or find out how long the job waits for its retry; one that would
+        """Record the next stages, or set how long the job waits for its retry; a job that would
         wait too long is dead."""
         match ending:
             case Succeeded() if jobs:
                 try:
                     job.following = await record_stages(self.recorder, jobs)
                 except RowRejected as error:
-                    return await self.publish(job, invalid_outcome(job.message, error), ())
+                    return await self.publish(job, end_invalid_outcome(job.message, error), ())
             case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
                 return CancelledWhileRunning()
             case Delayed():
@@ -407,13 +414,13 @@ class InlineFollowUps:
 
 
 def _time_left(message: JobMessage, ledger: Ledger) -> float:
-    """Return the seconds until the job is not to be started any more."""
+    """Return the seconds until the job expires."""
     expires_at = message.metadata.expires_at
     if expires_at is None:
         return float("inf")
     return (expires_at - ledger.clock.now()).total_seconds()
 
 
-def _is_open(state: State) -> bool:
-    # One that waits for others comes when those have ended.
+def _is_unfinished(state: State) -> bool:
+    # A job that waits for others is run when those have ended.
     return state not in FINISHED and state is not State.JOINING

@@ -1,8 +1,7 @@
 """Batches permit requests: jobs whose limit was full recently wait up to 25 ms and ask together.
 
-Each request locks the limits' rows and takes a turn at writing to the ledger, for which jobs
-without limits wait, too; and a job that will be refused is in no hurry. One that may get a permit
-asks at once.
+Each request locks the limits' rows and occupies the ledger's writer, for which jobs without limits
+wait, too. A job that will probably be refused can wait; one that may get a permit asks at once.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ REFUSAL_MEMORY_SECONDS = 1.0
 MAX_BATCH_WAIT = 0.025
 """Seconds that a job's request for permits waits for others to be sent with."""
 SLOTS_PER_WAITING_JOB = 4
-"""Fraction of the slots, as 1 in SLOTS_PER_WAITING_JOB, that may be taken by jobs whose requests
-wait for others."""
-MAX_KNOWN = 10_000
-"""Limits, each key of one by itself, that are known to be full."""
+"""One in so many slots may be taken by a job whose request waits for others."""
+MAX_FULL_LIMITS = 10_000
+"""Full limits that are remembered, at most; each key counts."""
 
 
 class PermitRequestBatcher:
@@ -31,14 +29,14 @@ class PermitRequestBatcher:
         self._max_waiting = slots // SLOTS_PER_WAITING_JOB
         self._waiting = 0
         self._released: asyncio.Event | None = None
-        """Set when the jobs that wait here are to ask."""
-        self._full: dict[tuple[str, str], float] = {}
+        """Set to let the waiting jobs ask."""
+        self._full_until: dict[tuple[str, str], float] = {}
         """By name and key of a limit: until when it counts as full, on the monotonic clock."""
 
     async def wait_to_ask(self, needs: Sequence[PermitDemand]) -> None:
-        """Wait until it is time to ask: not at all where the limits may have a permit left."""
+        """Wait until the job may ask: not at all if none of its limits is known to be full."""
         moment = time.monotonic()
-        if not any(self._full.get((each.name, each.key), 0.0) > moment for each in needs):
+        if not any(self._full_until.get((each.name, each.key), 0.0) > moment for each in needs):
             self.release_waiting()
             return
         self._waiting += 1
@@ -61,13 +59,13 @@ class PermitRequestBatcher:
         if self._released is event:
             self.release_waiting()
 
-    def note_full(self, name: str, key: str) -> None:
+    def mark_full(self, name: str, key: str) -> None:
         """Let jobs of that limit wait for others from now on."""
-        if len(self._full) >= MAX_KNOWN:
-            self._full.clear()  # then they ask at once, once
-        self._full[name, key] = time.monotonic() + REFUSAL_MEMORY_SECONDS
+        if len(self._full_until) >= MAX_FULL_LIMITS:
+            self._full_until.clear()  # their next requests are sent at once
+        self._full_until[name, key] = time.monotonic() + REFUSAL_MEMORY_SECONDS
 
-    def note_room(self, needs: Iterable[PermitDemand]) -> None:
+    def mark_free(self, needs: Iterable[PermitDemand]) -> None:
         """Let jobs of these limits ask at once again."""
         for each in needs:
-            self._full.pop((each.name, each.key), None)
+            self._full_until.pop((each.name, each.key), None)

@@ -47,16 +47,17 @@ from switchyard.services.engine.records.limits import (
     rank_of,
 )
 from switchyard.services.engine.records.pauses import ActivePauses
-from switchyard.services.engine.runtime.attempt_endings import limit_refused
+from switchyard.services.engine.runtime.attempt_endings import end_limit_refused
 from switchyard.services.engine.runtime.attempt_reporter import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 PERMIT_TTL = 15.0
-"""Seconds after which the permits of a process that has died are free again."""
+"""Seconds after which the permits of a dead process are free again."""
 MAX_KEPT_BYTES = 64 * 1024
-"""Bytes of a message that is kept to be woken; a larger job comes back by its retry level."""
+"""Bytes of a message that the ledger stores for waking its job, at most; a larger job returns by
+its retry level."""
 PAUSES_TTL = 1.0
 """Seconds for which the pauses are reused. A claim itself is checked against the ledger's."""
 PERMIT_REFUSED = "NoRoom"
@@ -105,8 +106,8 @@ class PermitClient:
         payload: BaseModel,
         expires_at: float,
     ) -> Permit | None:
-        """Request the job's permits; None when one is refused, and the delivery is settled: the
-        job comes back. At `expires_at` it will be too old to run. Raises LedgerError."""
+        """Request the job's permits. If one is refused, delay the job, settle the delivery, and
+        return None. At `expires_at`, the job is too old to run. Raises LedgerError."""
         try:
             needs = needs_of(job_type.limits, payload, self.numbers)
         except LimitRefused as error:
@@ -115,12 +116,12 @@ class PermitClient:
             return Permit()
         permit = Permit(needs, expires_at=expires_at)
         if await self._is_paused(message, delivery.queue):
-            return permit  # its claim will be refused, so it must use up no limit nor wait for one
+            return permit  # its claim will be refused: it needs no permit
         if not _was_woken(delivery):
             await self.batcher.wait_to_ask(needs)
         answer = await self._request(permit, message, delivery.queue, delivery.body)
         if isinstance(answer, PermitRefused):
-            self.batcher.note_full(answer.name, answer.key)
+            self.batcher.mark_full(answer.name, answer.key)
             self._log.info(
                 "permit refused", limit=answer.name, key=answer.key, delay=answer.seconds
             )
@@ -139,13 +140,12 @@ class PermitClient:
         return self._pauses.holding(lane, worker, message.job_type, source) is not None
 
     async def confirm(self, permit: Permit, job: DeliveredJob) -> None:
-        """Check the permits of a claimed job. A job that got none here, because it ran elsewhere
-        when it asked, takes over the permits of its last worker, which has died. Raises
-        LedgerError."""
+        """Check the permits of a claimed job. If it got none, because it ran elsewhere when it
+        asked, take over the permits of its dead worker. Raises LedgerError."""
         if job.verdict is not None:
             return
         if permit.refused is not None:
-            job.verdict = limit_refused(job.message, permit.refused)
+            job.verdict = end_limit_refused(job.message, permit.refused)
         elif permit.needs and permit.hold is None:
             answer = await self._request(
                 permit, job.message, job.delivery.queue, job.message.encode(), claimed=True
@@ -175,7 +175,7 @@ class PermitClient:
             self._log.warning("permits not released", error=str(error))
             return
         if not released.waited_for:
-            self.batcher.note_room(permit.needs)
+            self.batcher.mark_free(permit.needs)
         await self._wake(released.woken)
 
     async def _request(
@@ -222,7 +222,7 @@ class PermitClient:
     # --- the process ------------------------------------------------------------------------
 
     def start(self, background: TaskSupervisor) -> None:
-        """Renew the permits that are held, for as long as they are needed."""
+        """Keep renewing the permits that are held."""
         background.start(
             "renew permits", partial(keep_renewing, "permits", PERMIT_TTL, self._renew)
         )
@@ -243,8 +243,8 @@ def _was_woken(delivery: Delivery) -> bool:
 
 
 async def wake(publisher: Publisher, woken: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
-    """Send jobs that may run now ahead of their queues. A job that can't be sent is woken again, or
-    comes by its retry level."""
+    """Send jobs that may run now to the head of their queues. A job that can't be sent is woken
+    again later, or returns by its retry level."""
     for job in woken:
         envelope = replace(envelope_of(JobMessage.decode(job.body)), priority=MAX_PRIORITY)
         try:

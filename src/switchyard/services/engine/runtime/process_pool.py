@@ -1,10 +1,9 @@
-"""A pool of processes for work that may crash, hang or leave a library in disorder: each does one
-call at a time, and is killed where a call is late or given up.
+"""Run a pool of processes for work that may crash, hang or corrupt a library's state. Each process
+does one call at a time, and is killed if a call is late or abandoned.
 
-Each process has a socket of its own, and nothing else in common with another. With queues and locks
-that all processes share, as in the pools of `concurrent.futures`, pebble or loky, the death of one
-is easily taken for the death of another, or is missed: a busy parent then waits for an answer that
-never comes.
+Each process has a socket of its own, and shares nothing else with the others. With shared queues
+and locks, as in the pools of `concurrent.futures`, pebble or loky, the death of one process may be
+taken for that of another, or be missed: the parent then waits for an answer that never comes.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ READY = b"r"
 """Byte that a process sends once it waits for calls."""
 
 _LAST_WORDS_TIMEOUT = 1.0
-"""Seconds to read what a dead process wrote before: its socket ends with it, unless a child of its
-own holds that, too."""
+"""Seconds to read what a process wrote before its death: the socket may stay open in a child of its
+own."""
 _OURS = f"{__name__.partition('.')[0]}."
 LOADED_BEFORE = (
     "switchyard.services.engine.runtime.child",
     "switchyard.services.common.settings",
 )
-"""Modules that are loaded before the fork. Never a user's module: it may start threads, open
-connections or read a secret as it is loaded, none of which may be in every process. Nor a large
-library: each process has a memory limit, and loads what its job needs."""
+"""Modules that are loaded before the fork. Never a user's module: loading it may start threads,
+open connections or read a secret, which must not be in every process. No large library: each
+process has a memory limit, and loads only what its job needs."""
 
 _CHILDREN = threading.Lock()
 """Held while children are started or their exit codes are read. `multiprocessing` polls all
@@ -58,7 +57,7 @@ one exit code twice: the second takes the child for lost."""
 
 
 class ProcessEnded(Exception):
-    """The process died during a call, of the call or by a foreign kill."""
+    """The process died during a call, because of the call or by a kill from outside."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"ended with exit code {exit_code}")
@@ -153,8 +152,8 @@ class ProcessPool:
             raise
 
     async def _start_ready(self, preload: Callable[..., Any]) -> _Process:
-        """Start a process and wait until it is ready for calls. Where it dies before, as all do
-        when the one is killed that they are forked from, another is started, once."""
+        """Start a process and wait until it is ready for calls. If it dies before, as when the fork
+        server is killed, start another one, once."""
         try:
             return await self._start_once(preload)
         except (EOFError, ConnectionError):
@@ -295,19 +294,23 @@ def start_method(first: Callable[..., Any]) -> ForkServerContext | SpawnContext:
     It has loaded what they all need, and the module of the `first` work if that is one of ours.
     """
     if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")  # there the system's own libraries have threads
+        return multiprocessing.get_context(
+            "spawn"
+        )  # elsewhere, the system's own libraries start threads
     ours = [first.__module__] if first.__module__.startswith(_OURS) else []
-    forkserver.set_forkserver_preload([*LOADED_BEFORE, *ours])  # heard once, at its start
+    forkserver.set_forkserver_preload(
+        [*LOADED_BEFORE, *ours]
+    )  # used only when the fork server starts
     return multiprocessing.get_context("forkserver")
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process, where it can, as soon as its parent is dead, however that
-    ends and whatever a library is busy with."""
+    """Make the kernel, where it can, kill this process as soon as its parent is dead, even while a
+    library runs."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    pipe = parent.sentinel  # its other end is the parent's alone, and nothing is sent any more
+    pipe = parent.sentinel  # only the parent has its other end, and sends nothing more
     if sys.platform == "linux":
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)

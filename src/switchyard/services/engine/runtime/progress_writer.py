@@ -1,5 +1,5 @@
-"""Write running jobs' progress and checkpoints into the ledger: at most once a second for each job,
-and the last ones in any case, before its attempt's end is recorded."""
+"""Write running jobs' progress and checkpoints into the ledger, at most once a second for each job.
+The last ones are always written, before the attempt's end is recorded."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from switchyard.services.engine.records.progress import NoteRequest, ReportedPro
 WRITE_INTERVAL = 1.0
 """Seconds between two writes for one job."""
 
-Heard = Callable[[ReportedProgress], None]
+OnRecorded = Callable[[ReportedProgress], None]
 
 
-def _no_one(progress: ReportedProgress) -> None:
+def _ignore(progress: ReportedProgress) -> None:
     return
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressWriter:
-    """Takes the notes of the jobs that run in this process."""
+    """Writes the progress and checkpoints of the jobs in this process."""
 
     ledger: Ledger
     pause: float = WRITE_INTERVAL
 
     def buffer_for(
-        self, message: JobMessage, claim_id: str, heard: Heard = _no_one
+        self, message: JobMessage, claim_id: str, on_recorded: OnRecorded = _ignore
     ) -> AbstractAsyncContextManager[ProgressBuffer]:
-        """Open what the attempt under that claim writes into, for as long as it runs. `heard` is
-        called with progress that is recorded."""
-        return _Writing(self, message, claim_id, heard)
+        """Open the buffer of the attempt under that claim, for as long as it runs. `on_recorded` is
+        called with recorded progress."""
+        return _AttemptProgress(self, message, claim_id, on_recorded)
 
     async def last_checkpoint(self, message: JobMessage) -> Any:
-        """Return what an earlier attempt has kept; None where there is nothing. Raises
+        """Return the checkpoint of an earlier attempt; None where there is none. Raises
         LedgerError."""
         checkpoint = await self.ledger.progress.last_checkpoint(message)
         return None if checkpoint is None else json.loads(checkpoint)
 
 
-class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
-    """The notes of one attempt. Nothing runs for a job that says nothing."""
+class _AttemptProgress(AbstractAsyncContextManager[ProgressBuffer]):
+    """The progress and checkpoints of one attempt. No task runs for a job without any."""
 
     def __init__(
-        self, taker: ProgressWriter, message: JobMessage, claim_id: str, heard: Heard
+        self, writer: ProgressWriter, message: JobMessage, claim_id: str, on_recorded: OnRecorded
     ) -> None:
         self._buffer = ProgressBuffer(self._wake)
-        self._taker = taker
+        self._writer = writer
         self._message = message
         self._claim_id = claim_id
-        self._heard = heard
+        self._on_recorded = on_recorded
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -70,15 +70,15 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
         return self._buffer
 
     async def __aexit__(self, *_: object) -> None:
-        """Write the last word. Once: whatever keeps the ledger away keeps away the attempt's end,
-        too, which is what counts."""
+        """Write the last progress, without retries: if the ledger is away, the attempt's end can't
+        be recorded either, and that is retried."""
         self._closed = True
-        self._buffer.wake_nobody()  # else each would keep the other until it is collected
+        self._buffer.stop_waking()  # breaks a reference cycle
         if self._task is not None:
             await end_tasks(self._task)
-        notes = self._buffer.take()
-        if notes is not None:
-            await self._write(notes)
+        pending = self._buffer.take()
+        if pending is not None:
+            await self._write(pending)
 
     def _wake(self) -> None:  # in the handler's thread
         if not self._loop.is_closed():
@@ -86,23 +86,23 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
 
     def _begin(self) -> None:
         if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._write_on(), name="notes of a job")
+            self._task = asyncio.create_task(self._keep_writing(), name="notes of a job")
 
-    async def _write_on(self) -> None:
+    async def _keep_writing(self) -> None:
         try:
-            while (notes := self._buffer.take()) is not None:
-                await self._write(notes)
-                await asyncio.sleep(self._taker.pause)
+            while (pending := self._buffer.take()) is not None:
+                await self._write(pending)
+                await asyncio.sleep(self._writer.pause)
         finally:
             self._task = None
 
-    async def _write(self, notes: PendingProgress) -> None:
-        ledger = self._taker.ledger
+    async def _write(self, pending: PendingProgress) -> None:
+        ledger = self._writer.ledger
         request = NoteRequest(
-            self._message, self._claim_id, ledger.clock.time(), notes.progress, notes.checkpoint
+            self._message, self._claim_id, ledger.clock.time(), pending.progress, pending.checkpoint
         )
         try:
-            counts = await ledger.progress.note(request)
+            is_recorded = await ledger.progress.note(request)
         except LedgerError as error:
             structlog.get_logger("worker").warning(
                 "the progress of a job could not be recorded",
@@ -112,7 +112,7 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
             if isinstance(
                 error, TemporarilyUnavailable
             ):  # a note that is refused would be refused again
-                self._buffer.put_back(notes)
+                self._buffer.put_back(pending)
             return
-        if counts and notes.progress is not None:
-            self._heard(notes.progress)
+        if is_recorded and pending.progress is not None:
+            self._on_recorded(pending.progress)

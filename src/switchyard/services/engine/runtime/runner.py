@@ -32,7 +32,7 @@ from switchyard.services.engine.runtime.attempt_lifecycle import (
     log_failure,
     log_fields,
 )
-from switchyard.services.engine.runtime.attempt_spans import attempting
+from switchyard.services.engine.runtime.attempt_spans import tracing_attempt
 from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permits import Permit, PermitClient
@@ -48,13 +48,15 @@ class Runner(AttemptLifecycle[DeliveredJob]):
     limits: PermitClient
 
     async def handle(self, delivery: Delivery) -> None:
-        """Take one delivery to its end; it is settled in every case.
+        """Process one delivery; it is settled in every case.
 
         Cancelling this call (the worker gives up) sends the job back, no attempt used up.
         """
         try:
             message = self._decode(delivery)
-        except BaseException as error:  # whatever is wrong with it, it must not come again
+        except (
+            BaseException
+        ) as error:  # whatever the error is, the message must not be delivered again
             await self._dead_letter_malformed(delivery, error)
             return
         try:
@@ -64,7 +66,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             return
         structlog.contextvars.bind_contextvars(**log_fields(message))
         try:
-            permit = await self._enter(delivery, message, task)
+            permit = await self._get_permits(delivery, message, task)
             if permit is not None:
                 await self._claim_and_run(delivery, message, task, permit)
         except LEDGER_AWAY as error:
@@ -76,10 +78,12 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         except BaseException as error:
             if is_from_outside(error) or delivery.is_settled:
                 raise
-            # The claim, or the request for permits, failed for a reason of the job's own.
+            # The claim, or the request for permits, failed because of the job itself.
             begun_at, ids = self.ledger.clock.time(), PUBLIC_IDS  # nothing follows from it
-            unclaimed = DeliveredJob(delivery.lane, message, "", begun_at, ids, delivery=delivery)
-            await self._fail(unclaimed, error)
+            unclaimed_job = DeliveredJob(
+                delivery.lane, message, "", begun_at, ids, delivery=delivery
+            )
+            await self._fail(unclaimed_job, error)
 
     async def _dead_letter_malformed(
         self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
@@ -88,7 +92,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         delivery.ack()
         self.reporter.counters.count_malformed()
 
-    async def _enter(
+    async def _get_permits(
         self, delivery: Delivery, message: JobMessage, task: Task | Failure
     ) -> Permit | None:
         """Get permits for the job; None when it has to wait, and the delivery is settled."""
@@ -119,10 +123,10 @@ class Runner(AttemptLifecycle[DeliveredJob]):
     async def _run_attempt(self, job: DeliveredJob, task: Task | None, permit: Permit) -> None:
         """Run a claimed job once, and settle its delivery."""
         try:
-            with attempting(job) as tell:
+            with tracing_attempt(job) as set_ending:
                 confirm = partial(self._confirm, job, permit)
                 ending, due = await self.run(job, task, confirm)
-                tell(ending)
+                set_ending(ending)
         except ClaimLost as error:
             self._log.warning("claim lost to another worker", error=str(error))
             job.delivery.ack()
@@ -145,10 +149,8 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             self.claims.close(job)
 
     async def _fail(self, job: DeliveredJob, error: BaseException) -> None:
-        """Publish the job itself, with one more attempt, as a retry or a dead letter.
-
-        The last resort, where neither the attempt's ending nor a dead letter for it could be
-        written.
+        """Publish the job, with one more attempt, as a retry or a dead letter. This is the last
+        resort if neither the attempt's ending nor a dead letter for it could be written.
         """
         failure = Failure.from_error(error)
         log_failure("job failed outside of its handler", failure)
@@ -177,8 +179,8 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         return True
 
     def interrupt(self) -> None:
-        """Stop every handler that runs; its job goes back to its queue, no attempt used up. What
-        follows from a handler that has ended is still published and recorded."""
+        """Stop all running handlers; their jobs return to their queues without using an attempt.
+        Follow-ups of handlers that have ended are still published and recorded."""
         for job in self.claims.running.values():
             if job.handler is not None:
                 job.handler.cancel()
@@ -209,8 +211,8 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             return Failure(NEWER_PAYLOAD, f"{worker}: {error}")
 
     async def _confirm(self, job: DeliveredJob, permit: Permit) -> None:
-        """Check that a claimed job has its permits; give it a verdict if not. If the ledger is
-        away, the job runs: it is claimed, and one job too many does less harm."""
+        """Check that a claimed job has its permits; set its verdict if not. If the ledger is away,
+        the job runs anyway: one job above a limit does less harm."""
         job.usage = permit.usage
         try:
             await self.limits.confirm(permit, job)

@@ -16,8 +16,8 @@ from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import Claimed
 from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
-    begun_too_often,
-    joined_died,
+    end_begun_too_often,
+    end_joined_dead,
 )
 
 
@@ -26,9 +26,9 @@ class ClaimLost(Exception):
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Tell whether an error that is being handled is the end of the running task: the task was
-    cancelled, or its coroutine is closed. An error that a handler or a library raises is not."""
-    kind = type(error)  # the error itself may answer anything
+    """Tell whether an error ends the running task from outside: the task was cancelled, or its
+    coroutine is closed. Errors raised by a handler or a library do not."""
+    kind = type(error)  # a foreign error may override its own attributes
     if not issubclass(kind, asyncio.CancelledError | GeneratorExit):
         return False
     try:
@@ -70,12 +70,12 @@ class RunningJob:
     async def from_claim(
         cls, ledger: Ledger, request: ClaimRequest, claim: Claimed, **fields: Any
     ) -> Self:
-        """Return the attempt that a claim allows; with a verdict where the job is not to run
-        even though it has not expired: too many of its runs have had no end, or jobs that it
-        has waited for are dead. `fields` are those of the subclass. Raises LedgerError."""
+        """Return the attempt for a claim. It has a verdict if the job must not run: too many of its
+        runs had no end, or jobs that it waited for are dead. `fields` are those of the subclass.
+        Raises LedgerError."""
         message = claim.message or request.message
         join = await ledger.joins.join(message.job_id) if claim.joins else None
-        crashed = begun_too_often(message, claim.crashes, claim.unended)
+        crashed = end_begun_too_often(message, claim.crashes, claim.unended)
         return cls(
             lane=request.lane,
             message=message,
@@ -85,7 +85,7 @@ class RunningJob:
             crashes=claim.crashes,
             has_checkpoint=claim.has_checkpoint,
             join_id=claim.join_id,
-            verdict=crashed or joined_died(message, join),
+            verdict=crashed or end_joined_dead(message, join),
             **fields,
         )
 

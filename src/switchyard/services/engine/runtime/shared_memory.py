@@ -1,8 +1,8 @@
 """A page of memory that a worker shares with the process of one job.
 
-The process writes what its job says of itself, and needs no system call for it; the worker looks
-now and then, and finds the last word also of a process that was killed. The process is hostile, for
-it opens foreign files: what it writes is bounded, and is parsed as foreign input.
+The process writes its job's progress and checkpoints without a system call; the worker polls them,
+and also finds the last ones of a killed process. The process may be hostile, as it opens foreign
+files: its data is bounded, and parsed as foreign input.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from switchyard.services.engine.jobs.progress_buffer import MAX_CHECKPOINT, Prog
 _HALF_HEADER = Struct("<II")
 """Before the data of a half: length and checksum."""
 _TOKEN_BYTES = 16
-_READS = 8
+_READ_ATTEMPTS = 8
 """Tries to read a half that is being written meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DoubleBuffer:
-    """One value in two halves: the half that is not read is written, and then becomes the one that
-    is read. The first byte says which it is."""
+    """One value in two halves: the inactive half is written, and then becomes the active one, which
+    is read. The first byte is the number of the active half."""
 
     offset: int
     capacity: int
@@ -46,21 +46,22 @@ class _DoubleBuffer:
 
     def write(self, memory: mmap.mmap, data: bytes) -> None:
         which = 1 - (memory[self.offset] & 1)
-        at = self._half(which)
-        memory[at + _HALF_HEADER.size : at + _HALF_HEADER.size + len(data)] = data
-        _HALF_HEADER.pack_into(memory, at, len(data), zlib.crc32(data))
+        start = self._half(which)
+        memory[start + _HALF_HEADER.size : start + _HALF_HEADER.size + len(data)] = data
+        _HALF_HEADER.pack_into(memory, start, len(data), zlib.crc32(data))
         memory[self.offset] = which
 
     def read(self, descriptor: int) -> bytes:
-        """Return what was written last; nothing where nothing was, or nothing that can be read."""
-        for _ in range(_READS):
+        """Return the data that was written last; empty where there is none, or none that can be
+        read."""
+        for _ in range(_READ_ATTEMPTS):
             active = os.pread(descriptor, 1, self.offset)
-            at = self._half(active[0] & 1 if active else 0)
-            head = os.pread(descriptor, _HALF_HEADER.size, at)
+            start = self._half(active[0] & 1 if active else 0)
+            head = os.pread(descriptor, _HALF_HEADER.size, start)
             if len(head) < _HALF_HEADER.size:
                 break
             length, checksum = _HALF_HEADER.unpack(head)
-            data = os.pread(descriptor, min(length, self.capacity), at + _HALF_HEADER.size)
+            data = os.pread(descriptor, min(length, self.capacity), start + _HALF_HEADER.size)
             if zlib.crc32(data) == checksum:
                 return data
         return b""
@@ -78,33 +79,33 @@ class SharedProgressAddress:
 
     path: str
     token: bytes
-    """Stands before all that this job writes: the path may soon be that of another job's page."""
+    """Prefix of all data of this job, as the path may soon be that of another job's page."""
 
 
 class SharedProgressReader:
-    """The worker's side: what the process has written."""
+    """The worker's side: reads the data of the process."""
 
     def __init__(self, descriptor: int, address: SharedProgressAddress) -> None:
         self.address = address
         self._descriptor = descriptor
-        self._seen: dict[_DoubleBuffer, bytes] = {}
+        self._last_read: dict[_DoubleBuffer, bytes] = {}
 
-    def hand_on(self, progress_buffer: ProgressBuffer) -> None:
-        """Note what is new. What makes no sense is no news."""
-        match self._new(_PROGRESS):
+    def copy_to(self, progress_buffer: ProgressBuffer) -> None:
+        """Copy new progress and checkpoints to a buffer; ignore invalid data."""
+        match self._read_new(_PROGRESS):
             case [None | int() | float() as fraction, str(note)]:
                 progress_buffer.report(fraction, note)
-        match self._new(_CHECKPOINT):
+        match self._read_new(_CHECKPOINT):
             case [data]:
                 progress_buffer.keep(data)
 
-    def _new(self, buffer: _DoubleBuffer) -> Any:
-        # By pread and not through a map: where the process has truncated the file, pread returns
-        # less, and a map would kill the worker (SIGBUS).
+    def _read_new(self, buffer: _DoubleBuffer) -> Any:
+        # By pread, not through a map: if the process has truncated the file, pread returns less,
+        # but reading a map would kill the worker (SIGBUS).
         data = buffer.read(self._descriptor)
-        if not data.startswith(self.address.token) or self._seen.get(buffer) == data:
+        if not data.startswith(self.address.token) or self._last_read.get(buffer) == data:
             return None
-        self._seen[buffer] = data
+        self._last_read[buffer] = data
         try:
             return json.loads(data[_TOKEN_BYTES:], parse_constant=lambda _: None)
         except (ValueError, RecursionError):
@@ -136,26 +137,26 @@ def _file() -> Iterator[tuple[int, str]]:
 
 
 class SharedProgressWriter:
-    """The process's side: opened with the first word that is to be written."""
+    """The process's side: opens the page at the first write."""
 
     def __init__(self, address: SharedProgressAddress) -> None:
         self.progress_buffer = ProgressBuffer(self._write)
         self._address = address
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._memory: mmap.mmap | None = None
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             if self._memory is not None:
                 self._memory.close()
             self._memory = None
 
     def _write(self) -> None:
-        with self._turn:
+        with self._lock:
             try:
                 self._memory = self._memory or self._open()
             except OSError:
-                return  # the worker has called this run off: its process is about to be killed
+                return  # the worker has cancelled this run: this process is about to be killed
             notes = self.progress_buffer.take()
             if notes is None:
                 return

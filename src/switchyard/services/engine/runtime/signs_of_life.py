@@ -1,4 +1,4 @@
-"""The signs of life of a process that runs jobs: often while it has some, rarely while it has
+"""Send the heartbeats of a process that runs jobs: often while it has some, rarely while it has
 none."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ async def keep_beating(
     is_busy: Callable[[], bool],
     began: asyncio.Event,
 ) -> NoReturn:
-    """Call `beat` for ever. `began` is set when a job begins, which may end at once; the first sign
-    follows it by the time between two of them: that a job began was a sign itself. Raises what
-    `beat` raises."""
+    """Call `beat` for ever. `began` is set when a job begins, even if it ends at once. The first
+    heartbeat follows one busy interval later, as the claim of the job was a sign of life itself.
+    Raises the errors of `beat`."""
     busy, idle = (beat_interval(takeover_after, idle=each) for each in (False, True))
     while True:
         if not is_busy():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from switchyard.services.engine.runtime.execution import SUSPECTS_AT_ONCE
+from switchyard.services.engine.runtime.execution import MAX_SUSPECTS
 
-MAX_SUSPECT_SLOTS = 2 * SUSPECTS_AT_ONCE
+MAX_SUSPECT_SLOTS = 2 * MAX_SUSPECTS
 """Slots that suspects of one lane hold at most: as many wait for their process as run in one."""
 
 

@@ -46,20 +46,20 @@ from switchyard.services.engine.runtime.worker_commands import ControlListener
 from switchyard.services.engine.wings import missing_wings_hint
 
 FINAL_DRAIN_TIMEOUT = 2.0
-"""Seconds after the grace to publish and record what follows from ended handlers."""
+"""Seconds after the grace to publish and record the follow-ups of ended handlers."""
 UNHELD_CHECK_INTERVAL = 20.0
-"""Seconds between looks for claims of this worker under which nothing runs."""
+"""Seconds between checks for claims of this worker under which nothing runs."""
 LEDGER_PROBE_INTERVAL = 0.5
 """Seconds between probes of a ledger that is away."""
 MAX_HELPERS = 4
-"""Processes, on a small host, of a worker whose job types all run in its event loop."""
+"""Processes that a worker may start on any host, if all its job types run in the event loop."""
 LANE_WORKER_PRIORITY = 10
-"""Consumer priority of a worker that was started for one lane of several: it gets that lane's
-jobs first, the general workers what it can't take."""
+"""Consumer priority of a worker that was started for one lane only: it gets that lane's jobs before
+general workers."""
 
 
 class UnknownWorker(NotFoundError):
-    """No job type is worked by this kind of worker, or not in that lane."""
+    """No job type has this kind of worker, or none in that lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +90,33 @@ def plan_for(
 
     `reserve` None means 1 where there are two slots or more. Raises UnknownWorker.
     """
-    possible = registry.lanes_of(kind)
-    if not possible:
+    all_lanes = registry.lanes_of(kind)
+    if not all_lanes:
         kinds = ", ".join(sorted({job_type.worker for job_type in registry}))
         raise UnknownWorker(
             f"no job type is worked by {kind!r}; kinds with work are: {kinds}; those of your own "
             "job types are known where JOBS_MODULES names their modules" + missing_wings_hint()
         )
-    wrong = sorted(set(lanes or ()) - set(possible))
-    if wrong:
+    unknown_lanes = sorted(set(lanes or ()) - set(all_lanes))
+    if unknown_lanes:
         raise UnknownWorker(
-            f"{kind} has no work in {', '.join(wrong)}; its lanes are: {', '.join(possible)}"
+            f"{kind} has no work in {', '.join(unknown_lanes)}; its lanes are: "
+            f"{', '.join(all_lanes)}"
         )
-    chosen = tuple(lane for lane in possible if lanes is None or lane in lanes)
-    most = slots - 1
+    chosen = tuple(lane for lane in all_lanes if lanes is None or lane in lanes)
+    max_reserve = slots - 1
     return WorkerPlan(
         kind=kind,
         lanes=chosen,
         slots=slots,
-        reserve=min(1, most) if reserve is None else min(reserve, most),
-        consumer_priority=LANE_WORKER_PRIORITY if len(chosen) == 1 < len(possible) else 0,
+        reserve=min(1, max_reserve) if reserve is None else min(reserve, max_reserve),
+        consumer_priority=LANE_WORKER_PRIORITY if len(chosen) == 1 < len(all_lanes) else 0,
     )
 
 
 def _max_processes(plan: WorkerPlan, registry: Registry) -> int:
-    """Return how many processes the worker may start. All are started with the first job that
-    needs one: jobs that only wait for servers are many more than this host could bear."""
+    """Return how many processes the worker may start. Jobs in its event loop, which mostly wait for
+    servers, may be many more than this host has room for as processes."""
     if any(each.worker == plan.kind and each.isolation == "process" for each in registry):
         return plan.slots
     return min(plan.slots, max(MAX_HELPERS, os.cpu_count() or 1))
@@ -143,7 +144,7 @@ class Worker:
         self._log = structlog.get_logger("worker").bind(worker_id=self.worker_id)
         self._stopping = asyncio.Event()
         self._second_signal = asyncio.Event()
-        self._retires = False
+        self._is_retiring = False
         """Whether it ends without a time limit for its running jobs, until a second signal."""
         self._ledger_away = asyncio.Event()
         self._claiming = asyncio.Event()
@@ -206,8 +207,8 @@ class Worker:
             )
             for plan, runner in zip(self._plans, self._runners, strict=True)
         ]
-        self._exchange = TypeExchange(
-            registry, ledger, own=self._types(), holder=self.worker_id, works=True
+        self._type_exchange = TypeExchange(
+            registry, ledger, own_types=self._types(), holder=self.worker_id, is_worker=True
         )
         self._watch = LoopWatch(
             self.worker_id, save_in_ledger(settings.ledger_url), clock=ledger.clock.time
@@ -230,7 +231,7 @@ class Worker:
         try:
             async with self._watch.watching():
                 if await self._try_to_register(stopping):
-                    async with self._exchange.running():
+                    async with self._type_exchange.running():
                         await self._work(stopping)
         finally:
             await end_tasks(stopping)
@@ -250,7 +251,7 @@ class Worker:
     async def _work(self, stopping: asyncio.Task[bool]) -> None:
         self._publisher.connect_soon()  # so that the first events are published, too
         background = TaskSupervisor(self._log)
-        # Without these two, a worker looks alive and is not.
+        # Vital: without these two, a worker would look alive without working.
         background.start("beat", self._keep_beating, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)
         background.start("unheld claims", self._keep_releasing)
@@ -267,8 +268,8 @@ class Worker:
                 consumer.stop()
             # Report that it is stopping at once: the next heartbeat is seconds off.
             stop_beat = asyncio.create_task(self._beat())
-            if self._retires:
-                await self._let_all_end(background.failed)
+            if self._is_retiring:
+                await self._wait_for_all_jobs(background.failed)
             await self._drain()
             await asyncio.wait(consuming, timeout=FINAL_DRAIN_TIMEOUT)
             await background.close()
@@ -290,7 +291,7 @@ class Worker:
         take, or as after `stop`, once that is called. Safe to call where `stop` is."""
         if not self._stopping.is_set():
             self._log.info("worker retiring", running=self.running)
-            self._retires = True
+            self._is_retiring = True
         self._stopping.set()
 
     @property
@@ -356,7 +357,7 @@ class Worker:
         if not all(aborted):
             self._log.error("jobs abandoned: they do not stop", running=self.running)
 
-    async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
+    async def _wait_for_all_jobs(self, failed: asyncio.Future[Any]) -> None:
         """Wait until no job runs, a second signal has come, or a vital task has failed."""
         all_drained = asyncio.gather(*(consumer.drain(None) for consumer in self._consumers))
         second_signal = asyncio.create_task(self._second_signal.wait())
@@ -371,7 +372,7 @@ class Worker:
         await asyncio.gather(*(executor.close() for executor in self._executors))
         await self._shared.close()
         try:
-            # Before the broker redelivers their jobs to other workers, which would count a crash.
+            # Before the broker redelivers the jobs to other workers, which would count crashes.
             await self._ledger.jobs.release_all(self.worker_id, self._ledger.clock.time())
             await self._limits.close()
             await self._ledger.workers.mark_stopped(self.worker_id)
@@ -399,7 +400,7 @@ class Worker:
                 is_stopping=self._stopping.is_set(),
             )
             self._hot_reported = hot
-            self._exchange.note(mark)
+            self._type_exchange.note_mark(mark)
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
             self._on_ledger_away()
@@ -413,9 +414,9 @@ class Worker:
                 self._log.warning("claims not compared", error=str(error))
 
     async def release_unheld(self) -> int:
-        """Release claims that the ledger attributes to this worker and under which nothing runs
-        here: the ledger was set back to an older copy, and no other worker would take the jobs over
-        from one that lives. Returns the number of jobs. Raises LedgerError."""
+        """Release claims of this worker in the ledger under which nothing runs here. Such claims
+        exist after the ledger was restored from an older copy, and no other worker takes over the
+        jobs of a live one. Returns the number of jobs. Raises LedgerError."""
         claims = [
             (job_id, claim_id)
             for job_id, claim_id in await self._ledger.jobs.running_claims(self.worker_id)

@@ -20,8 +20,8 @@ from switchyard.broker.wire.reconnector import Reconnector
 
 
 async def send_cancel(publisher: Publisher, job_id: str) -> None:
-    """Tell the workers to stop a running job, if one of them runs it. Best effort: the ledger
-    is what keeps a cancelled job from being run again."""
+    """Tell the workers to stop a running job, if one of them runs it. Best effort: the ledger keeps
+    a cancelled job from running again."""
     body = json.dumps({"command": "cancel", "job_id": job_id}).encode()
     envelope = Envelope(body=body, message_id=str(uuid4()))
     with suppress(Unroutable):  # no worker is listening: nothing runs
@@ -49,7 +49,7 @@ class ControlListener:
 
     def _on_message(self, body: bytes) -> None:
         try:
-            # Unlike `json.loads`, with one error for whatever is wrong: nested too deep, too.
+            # Unlike `json.loads`, it raises ValueError for all errors, deep nesting included.
             command = from_json(body)
             name, job_id = command["command"], str(command["job_id"])
         except (ValueError, TypeError, KeyError) as error:

@@ -25,7 +25,7 @@ from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.brokerless_attempt import attempt_alone
+from switchyard.services.engine.runtime.brokerless_attempt import run_single_attempt
 from switchyard.services.engine.wings import job_modules
 
 P = ParamSpec("P")
@@ -233,7 +233,7 @@ async def _run(
         last_checkpoint=last_checkpoint,
         joined_jobs=joined,
     )
-    ended = await attempt_alone(registry, ctx)
+    ended = await run_single_attempt(registry, ctx)
     notes = ctx.progress_buffer.take()
     checkpoint = notes.checkpoint if notes is not None else None
     return JobRun(
