@@ -211,7 +211,9 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         f"{len(told)} told a failure {Counter(told.values())}, {len(cut)} clients cut off; "
         f"{len(again)} asked again"
     )
-    assert len(outcomes) == REQUESTS == recorded
+    # One job each; none of what was refused at the door, as while the ledger is away.
+    assert len(outcomes) == REQUESTS
+    assert len(right) <= recorded <= REQUESTS
     assert {text.partition(" ")[0] for text in told.values()} <= {"502", "503", "504"}
     assert len(told) <= len(fleet.killed)
     assert {f"question {each}" for each in right} <= asked.keys()
