@@ -151,6 +151,8 @@ async def call_api(call: Awaitable[T]) -> T:
         return await call
     except ApiError as error:
         raise tool_error(advice(error)) from error
+    except ValueError as error:  # an argument that can't be sent
+        raise tool_error(str(error)) from error
 
 
 def shorten_field(value: Any) -> Any:

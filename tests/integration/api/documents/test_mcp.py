@@ -71,6 +71,10 @@ async def test_an_agent_searches_documents_and_reads_their_text(
             ok, said = await called(client, tool, **wrong)
             assert not ok, (tool, wrong)
             assert "Traceback" not in said
+        job = {"lane": "hot", "job_type": "classify", "payload": {}}
+        ok, said = await called(client, "publish_job", **job, idempotency_key="a\r\nb")
+        assert not ok
+        assert "Idempotency-Key" in said
 
 
 async def test_the_scopes_of_the_key_hold_for_the_tools(
