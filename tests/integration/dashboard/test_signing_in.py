@@ -122,7 +122,7 @@ async def test_a_key_sees_what_its_scope_allows(keys: Keys, api: RunningApi) -> 
     page = await sign_in(api, keys.read.key)
 
     async def found() -> bool:
-        return "to look at" in (await api.client.get("/dashboard")).text
+        return "to read them" in (await api.client.get("/dashboard")).text
 
     await eventually(found, what="the findings")
     page = (await api.client.get("/dashboard")).text

@@ -276,7 +276,8 @@ async def test_a_limit_of_githubs_uses_up_no_attempt(
 async def test_the_requests_of_one_repository_come_in_a_row(
     sourced: Pipeline, site: GithubSite
 ) -> None:
-    """Or those who need three turns would hardly ever get the third."""
+    """Or those who need three turns would hardly ever get the third. A hot job would wait for its
+    turn, and not snooze."""
     careful = sourced.settings.model_copy(update={"github_interval": 0.05})
     sourced = replace(sourced, settings=careful)
     site.put("a/b")
@@ -284,7 +285,10 @@ async def test_the_requests_of_one_repository_come_in_a_row(
     outcomes = await asyncio.gather(
         *(
             replace(sourced).one(
-                "ingest_github", {"repository": name}, run_id=name.replace("/", ".")
+                "ingest_github",
+                {"repository": name},
+                run_id=name.replace("/", "."),
+                lane="backfill",
             )
             for name in ("psf/requests", "a/b", "c/d")
         )
