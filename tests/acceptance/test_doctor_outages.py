@@ -187,7 +187,8 @@ def test_a_full_lane_whose_only_worker_is_frozen(jobctl: CommandLine) -> None:
         deadline = time.monotonic() + PATIENCE
         while not {"lane-full", "queue-frozen"} <= findings(jobctl).keys():
             assert time.monotonic() < deadline, findings(jobctl)
-        (kill,) = commands(findings(jobctl)["queue-frozen"], "kill")
+        go_on, kill = commands(findings(jobctl)["queue-frozen"], "kill")
+        assert go_on == ["kill", "-CONT", str(frozen.pid)]
         assert kill == ["kill", "-9", str(frozen.pid)]
         subprocess.run(kill, check=True)
         frozen.wait()
