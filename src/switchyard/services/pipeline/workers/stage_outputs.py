@@ -12,6 +12,7 @@ brought the new content makes all of them again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # imported where a PDF is read
     from switchyard.services.pipeline.text.partial_results import Drafts
 
 _log = logging.getLogger(__name__)
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class DocumentFiles:
             envelope, reused = _envelope(stage, input_hash, content, await work()), False
         if envelope != stored:
             await self.require_async(content)
-            await self.storage.put_async(self._key(stage), encode_result(envelope))
+            await self.storage.put_async(self._key(stage), await encode_result_in_thread(envelope))
         return _stage_output(envelope, reused=reused)
 
     async def replace_async(
@@ -166,13 +168,13 @@ class DocumentFiles:
         Raises ContentReplaced."""
         envelope = _envelope(stage, before.input_hash, before.content, result)
         await self.require_async(before.content)
-        await self.storage.put_async(self._key(stage), encode_result(envelope))
+        await self.storage.put_async(self._key(stage), await encode_result_in_thread(envelope))
         return _stage_output(envelope, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`. Returns its key."""
         key = result_key(self.document_id)
-        await self.storage.put_async(key, encode_result(result))
+        await self.storage.put_async(key, await encode_result_in_thread(result))
         return key
 
     def source_file(
@@ -197,7 +199,9 @@ class DocumentFiles:
         """Write the list of the document's figures, whose pictures are stored already. Pictures
         that only the earlier list has are left to `cleanup_expired`."""
         value = {"document_id": self.document_id, "content": content, "figures": figures}
-        await self.storage.put_async(figures_key(self.document_id), encode_result(value))
+        await self.storage.put_async(
+            figures_key(self.document_id), await encode_result_in_thread(value)
+        )
 
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)
@@ -311,4 +315,21 @@ async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
 
 def encode_result(value: Mapping[str, Any]) -> bytes:
     """Encode a result as it is stored."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _to_json(dict(value)).encode()
+
+
+async def encode_result_in_thread(value: Mapping[str, Any]) -> bytes:
+    """Encode a result as it is stored, which takes long for a book's references."""
+    return await asyncio.to_thread(encode_result, value)
+
+
+def _to_json(value: Any) -> str:
+    """Encode the elements of lists one by one: all of a book's references in one call would keep
+    other threads waiting for 0.3 s."""
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return (
+            f"{{{','.join(f'{_encode(name)}:{_to_json(each)}' for name, each in value.items())}}}"
+        )
+    if isinstance(value, list):
+        return f"[{','.join(map(_encode, value))}]"
+    return _encode(value)
