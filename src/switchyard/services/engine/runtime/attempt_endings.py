@@ -94,14 +94,14 @@ def classify(
     """
     metadata = message.metadata
     # A job with a process of its own was not in the worker process that died.
-    is_suspect = registry.get(message.job_type).isolation == "task"
+    was_in_dead_worker = crashes > 0 and registry.get(message.job_type).isolation == "task"
     decision = decide(
         answer,
         attempts=metadata.attempts,
         max_attempts=metadata.max_attempts,
         policy=policy,
         now=now,
-        crashes=crashes if is_suspect else 0,
+        crashes=crashes if was_in_dead_worker else 0,
     )
     if not isinstance(decision, Succeeded):
         return decision, []

@@ -29,7 +29,7 @@ from switchyard.services.engine.runtime.child import (
     serve,
     unpickle_outcome,
 )
-from switchyard.services.engine.runtime.handler_task import HandlerTask, too_slow
+from switchyard.services.engine.runtime.handler_task import HandlerTask, time_limit_failure
 from switchyard.services.engine.runtime.process_pool import ProcessEnded, ProcessPool
 from switchyard.services.engine.runtime.running_job import is_from_outside
 from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
@@ -166,7 +166,7 @@ class Executor:
                 return result.outcome
             return result
         except TimeoutError:
-            return too_slow(job_type)
+            return time_limit_failure(job_type)
         except ProcessEnded as error:
             if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
                 return Failure(

@@ -31,8 +31,8 @@ class HandlerTask:
         loop = asyncio.get_running_loop()
         self._job_type = job_type
         self._is_late = False
-        self._can_go_on: asyncio.Future[None] = loop.create_future()
-        """Done when the handler has ended, or has not in the time that it had."""
+        self._wait_over: asyncio.Future[None] = loop.create_future()
+        """Done once the handler has ended, or HEED_TIMEOUT after its time limit."""
         self.task = loop.create_task(self._run(payload, ctx))
         self._timer = loop.call_later(job_type.timeout, self._stop_late_handler)
 
@@ -40,7 +40,7 @@ class HandlerTask:
         """Wait until the handler has ended, or for HEED_TIMEOUT after its time limit; `task` tells
         which. A cancelled call cancels the handler, and waits for HEED_TIMEOUT before it raises."""
         try:
-            await self._can_go_on
+            await self._wait_over
         except asyncio.CancelledError:
             self.task.cancel()
             await asyncio.wait({self.task}, timeout=HEED_TIMEOUT)
@@ -56,7 +56,9 @@ class HandlerTask:
         except asyncio.CancelledError as error:
             if is_from_outside(error):
                 raise
-            return too_slow(self._job_type) if self._is_late else Failure.from_error(error)
+            return (
+                time_limit_failure(self._job_type) if self._is_late else Failure.from_error(error)
+            )
 
     async def _run(self, payload: BaseModel, ctx: JobContext) -> Any:
         try:
@@ -65,22 +67,22 @@ class HandlerTask:
             if is_from_outside(error):
                 raise
             if self._is_late and issubclass(type(error), TimeoutError):
-                return too_slow(self._job_type)
+                return time_limit_failure(self._job_type)
             return failure_of(error)
         finally:
-            self._let_go_on()
+            self._end_wait()
 
     def _stop_late_handler(self) -> None:
         self._is_late = True
         self.task.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HEED_TIMEOUT, self._let_go_on)
+        self._timer = loop.call_later(HEED_TIMEOUT, self._end_wait)
 
-    def _let_go_on(self) -> None:
-        if not self._can_go_on.done():
-            self._can_go_on.set_result(None)
+    def _end_wait(self) -> None:
+        if not self._wait_over.done():
+            self._wait_over.set_result(None)
 
 
-def too_slow(job_type: JobType) -> Failure:
+def time_limit_failure(job_type: JobType) -> Failure:
     """Return the failure of a handler that was ended at its time limit."""
     return Failure(TIMED_OUT, f"{job_type.name} ran longer than its {job_type.timeout:g} s")
