@@ -129,7 +129,7 @@ class DocumentFiles:
             envelope, reused = _envelope(stage, input_hash, content, work()), False
         if envelope != stored:
             self._require(content)
-            self.storage.put(self._key(stage), encode_result(envelope))
+            self.storage.put(self._key(stage), _encode_result(envelope))
         return _stage_output(envelope, reused=reused)
 
     async def reuse_or_run_async(
@@ -158,7 +158,7 @@ class DocumentFiles:
             envelope, reused = _envelope(stage, input_hash, content, await work()), False
         if envelope != stored:
             await self.require_async(content)
-            await self.storage.put_async(self._key(stage), await encode_result_in_thread(envelope))
+            await store_json(self.storage, self._key(stage), envelope)
         return _stage_output(envelope, reused=reused)
 
     async def replace_async(
@@ -168,13 +168,13 @@ class DocumentFiles:
         Raises ContentReplaced."""
         envelope = _envelope(stage, before.input_hash, before.content, result)
         await self.require_async(before.content)
-        await self.storage.put_async(self._key(stage), await encode_result_in_thread(envelope))
+        await store_json(self.storage, self._key(stage), envelope)
         return _stage_output(envelope, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`. Returns its key."""
         key = result_key(self.document_id)
-        await self.storage.put_async(key, await encode_result_in_thread(result))
+        await store_json(self.storage, key, result)
         return key
 
     def source_file(
@@ -199,9 +199,7 @@ class DocumentFiles:
         """Write the list of the document's figures, whose pictures are stored already. Pictures
         that only the earlier list has are left to `cleanup_expired`."""
         value = {"document_id": self.document_id, "content": content, "figures": figures}
-        await self.storage.put_async(
-            figures_key(self.document_id), await encode_result_in_thread(value)
-        )
+        await store_json(self.storage, figures_key(self.document_id), value)
 
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)
@@ -313,14 +311,13 @@ async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def encode_result(value: Mapping[str, Any]) -> bytes:
-    """Encode a result as it is stored."""
+async def store_json(storage: Storage, key: str, value: Mapping[str, Any]) -> None:
+    """Store a value as JSON, encoded in a thread: a book's references take long."""
+    await storage.put_async(key, await asyncio.to_thread(_encode_result, value))
+
+
+def _encode_result(value: Mapping[str, Any]) -> bytes:
     return _to_json(dict(value)).encode()
-
-
-async def encode_result_in_thread(value: Mapping[str, Any]) -> bytes:
-    """Encode a result as it is stored, which takes long for a book's references."""
-    return await asyncio.to_thread(encode_result, value)
 
 
 def _to_json(value: Any) -> str:

@@ -20,7 +20,7 @@ from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.references.payloads import LinkCitations
 from switchyard.services.pipeline.workers.stage_outputs import (
     DocumentFiles,
-    encode_result_in_thread,
+    store_json,
 )
 from switchyard.services.pipeline.workers.stages import (
     LINK_CITATIONS,
@@ -72,7 +72,7 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
         **noted,
     }
     key = links_key(document_id)
-    await storage.put_async(key, await encode_result_in_thread(stored_links))
+    await store_json(storage, key, stored_links)
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, LINK_CITATIONS)
     return Done({"document_id": document_id, **_count_by_status(links), **noted, "result": key})
@@ -94,7 +94,7 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     ]
     key = extraction_key(ctx.job_id)
     output = {"job_id": ctx.job_id, "references": references_with_links, "citations": [], **noted}
-    await Storage(ctx.settings.files_url).put_async(key, await encode_result_in_thread(output))
+    await store_json(Storage(ctx.settings.files_url), key, output)
     return Done(
         {
             "references": len(references_with_links),

@@ -30,7 +30,7 @@ from switchyard.services.pipeline.workers.references.reference_source import (
     pdf_key_of,
     source_of,
 )
-from switchyard.services.pipeline.workers.stage_outputs import StageOutput, encode_result_in_thread
+from switchyard.services.pipeline.workers.stage_outputs import StageOutput, store_json
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT_REFERENCES,
     LINK_CITATIONS,
@@ -205,9 +205,7 @@ async def _store_result(
     """Store a job's result, and return the outcome with its key, as the result may have thousands
     of references."""
     key = extraction_key(ctx.job_id)
-    await source.files.storage.put_async(
-        key, await encode_result_in_thread({"job_id": ctx.job_id, **result})
-    )
+    await store_json(source.files.storage, key, {"job_id": ctx.job_id, **result})
     return Done({**_counts(result), "result": key, "reused": reused})
 
 
@@ -226,9 +224,7 @@ async def _store_with_document(
         "content": source.text.content,
     }
     # Written although reused: a stage's output is deleted after a day, this result stays.
-    await source.files.storage.put_async(
-        key, await encode_result_in_thread({**about, **job_result})
-    )
+    await store_json(source.files.storage, key, {**about, **job_result})
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, PROCESS_REFERENCES)
     result = {"document_id": document_id, **_counts(job_result), "result": key, "reused": reused}
