@@ -6,19 +6,21 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
 
 from switchyard.api.llm import response_events
 from switchyard.api.llm.response_events import ResponseEventWriter
 from switchyard.services.llm import response_stream
 from switchyard.services.llm.answer_follower import LlmText
+from switchyard.services.llm.completion_reader import CompletionReader
 from switchyard.services.llm.llm_errors import (
     EmptyLlmAnswer,
     InvalidLlmResponse,
     LlmCut,
     LlmLimited,
 )
-from switchyard.services.llm.response_stream import ResponseStreamReader
+from switchyard.services.llm.response_stream import ResponseStreamReader, read_response_stream
 
 TEXT = "The sea rises."
 PART = {"type": "output_text", "text": TEXT, "annotations": []}
@@ -198,3 +200,16 @@ def test_a_line_without_end_is_not_collected(monkeypatch: pytest.MonkeyPatch) ->
     assert events[-1]["type"] == "response.completed"
     broken = written([LlmText("nothing\n" + lines_of(*DELTAS), 0)], ANSWER)
     assert text_of(broken) == TEXT
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+async def test_a_stream_is_known_by_its_beginning_where_its_content_type_hides_it(
+    mark: bytes,
+) -> None:
+    body = mark + b"".join(
+        b"event: x\ndata: %b\n\n" % json.dumps(each).encode() for each in [*MESSAGE, COMPLETED]
+    )
+    response = httpx.Response(200, headers={"content-type": "text/plain"}, content=body)
+    lines: list[str] = []
+    assert await read_response_stream(response, CompletionReader("m"), lines.append) == ANSWER
+    assert lines

@@ -174,15 +174,11 @@ class CompletionReader:
     async def read(self, response: Any) -> Completion:
         """Read the SDK's HTTP response, whole or as a stream. Raises InvalidLlmResponse,
         LlmRefused, LlmCut."""
-        parts = response.aiter_bytes()
-        if "event-stream" not in response.headers.get("content-type", ""):
-            # Not every server streams, and some that do send another content type.
-            body = await bounded_body(parts)
-            if not body.removeprefix(BOM_UTF8).lstrip().startswith(b"data:"):
-                return self.read_whole(parse_json(body))
-            parts = single_part(body)
+        answer = await body_or_stream(response, (b"data:",))
+        if isinstance(answer, bytes):
+            return self.read_whole(parse_json(answer))
         try:
-            return await self._read_stream(parts)
+            return await self._read_stream(answer)
         except (EmptyLlmAnswer, LlmCut) as error:
             error.in_stream = True
             raise
@@ -224,7 +220,7 @@ class CompletionReader:
 
     async def read_body(self, response: Any, *, has_texts: bool) -> Any:
         """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
-        body = await bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER)
+        body = await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER)
         return self.parse_body(body, has_texts=has_texts)
 
     def parse_body(self, body: bytes, *, has_texts: bool) -> Any:
@@ -411,7 +407,7 @@ class CompletionReader:
         model = whole["model"] = self._model or self.requested_model
         if text and self.on_text is not None and not self._passed_on:
             self.on_text(text)
-        body: dict[str, Any] = readable_json(whole)
+        body: dict[str, Any] = _readable_json(whole)
         return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
@@ -474,20 +470,20 @@ def readable(text: str) -> str:
 def readable_answer(answer: Any) -> Any:
     """Return an answer as JSON that can be encoded. Raises InvalidLlmResponse."""
     try:
-        return readable_json(answer)
+        return _readable_json(answer)
     except RecursionError as error:
         raise InvalidLlmResponse("the model server's answer has too many levels") from error
 
 
-def readable_json(value: Any) -> Any:
+def _readable_json(value: Any) -> Any:
     """Return JSON whose texts and numbers can all be encoded. Raises RecursionError."""
     if isinstance(value, str):
         return readable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {readable(name): readable_json(each) for name, each in value.items()}
-    return [readable_json(each) for each in value] if isinstance(value, list) else value
+        return {readable(name): _readable_json(each) for name, each in value.items()}
+    return [_readable_json(each) for each in value] if isinstance(value, list) else value
 
 
 def _has_answer(choice: dict[str, Any]) -> bool:
@@ -532,7 +528,21 @@ async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(data)
 
 
-async def single_part(body: bytes) -> AsyncIterator[bytes]:
+async def body_or_stream(
+    response: Any, stream_starts: tuple[bytes, ...], most: int = MAX_ANSWER
+) -> bytes | AsyncIterator[bytes]:
+    """Return the body of an answer that is no stream, of at most `most` bytes, or the parts of one
+    that is. Not every server streams, and some that do send another content type: then the body
+    begins with one of `stream_starts`. Raises InvalidLlmResponse."""
+    parts: AsyncIterator[bytes] = response.aiter_bytes()
+    if "event-stream" in response.headers.get("content-type", ""):
+        return parts
+    body = await _bounded_body(parts, most)
+    is_stream = body.removeprefix(BOM_UTF8).lstrip().startswith(stream_starts)
+    return _single_part(body) if is_stream else body
+
+
+async def _single_part(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
@@ -588,7 +598,7 @@ def _is_json(body: bytes | bytearray) -> bool:
     return True
 
 
-async def bounded_body(parts: AsyncIterator[bytes], most: int = MAX_ANSWER) -> bytes:
+async def _bounded_body(parts: AsyncIterator[bytes], most: int = MAX_ANSWER) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part

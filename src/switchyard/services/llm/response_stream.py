@@ -15,13 +15,12 @@ from typing import Any
 from switchyard.services.llm.completion_reader import (
     MAX_ENDPOINT_ANSWER,
     CompletionReader,
-    bounded_body,
+    body_or_stream,
     break_error,
     event_data,
     field_of,
     parse_json,
     readable_answer,
-    single_part,
 )
 from switchyard.services.llm.llm_errors import EmptyLlmAnswer, InvalidLlmResponse, LlmCut
 
@@ -45,14 +44,10 @@ async def read_response_stream(
     """Return the answer in the SDK's HTTP response, whole or as a stream, whose events `on_line`
     gets; `reader` notes when it came. Raises InvalidLlmResponse, LlmLimited, EmptyLlmAnswer,
     LlmCut."""
-    parts = response.aiter_bytes()
-    if "event-stream" not in response.headers.get("content-type", ""):
-        # Not every server streams, and some that do send another content type.
-        body = await bounded_body(parts, MAX_ENDPOINT_ANSWER)
-        if not body.lstrip().startswith((b"event:", b"data:")):
-            return reader.parse_body(body, has_texts=True)
-        parts = single_part(body)
-    return await ResponseStreamReader(on_line, reader.note_token).read(parts)
+    answer = await body_or_stream(response, (b"event:", b"data:"), MAX_ENDPOINT_ANSWER)
+    if isinstance(answer, bytes):
+        return reader.parse_body(answer, has_texts=True)
+    return await ResponseStreamReader(on_line, reader.note_token).read(answer)
 
 
 @dataclass(slots=True)
