@@ -62,6 +62,22 @@ async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: 
         await database.close()
 
 
+async def test_tables_that_grow_with_every_job_are_vacuumed_early(postgres_url: str) -> None:
+    database = await connect(postgres_url)
+
+    def early(connection: Connection) -> list[str]:
+        with_settings = text(
+            "SELECT relname FROM pg_class, unnest(reloptions) AS setting "
+            "WHERE setting = 'autovacuum_vacuum_insert_scale_factor=0.02' ORDER BY relname"
+        )
+        return list(connection.scalars(with_settings))
+
+    try:
+        assert await database.read(early) == ["attempts", "dead_letters", "job_tags", "jobs"]
+    finally:
+        await database.close()
+
+
 async def test_upgrading_again_changes_nothing(empty_database_url: str) -> None:
     await upgrade(empty_database_url)
     async with await Ledger.open(empty_database_url) as ledger:
