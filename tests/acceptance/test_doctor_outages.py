@@ -265,6 +265,8 @@ def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
         while "dead-growing" not in (found := findings(jobctl)):
             assert time.monotonic() < deadline, found
     assert "jobctl dead groups" in found["dead-growing"]["remedy"]
+    assert "wait for somebody" in found["dead-growing"]["detail"]
+    assert "dead-waiting" not in found  # the same letters are reported once
 
 
 def test_a_ledger_that_was_set_back_while_the_broker_stayed(

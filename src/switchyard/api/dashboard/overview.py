@@ -20,7 +20,7 @@ from switchyard.api.middleware.access import may
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.monitoring.check import Diagnostic
+from switchyard.services.engine.monitoring.check import worst_first
 from switchyard.services.engine.monitoring.lane_report import LaneReport, Report
 from switchyard.services.engine.monitoring.worker_status import alive_and_silent
 from switchyard.services.engine.records.results import LaneMinute
@@ -101,10 +101,7 @@ async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
     """Return the doctor's findings. They name hosts and files, so the template shows their text
     only to those with the scope `admin` (`may_see_findings`)."""
     answers = await readings.doctor.look()
-    diagnostics: list[Diagnostic] = (
-        [] if answers is None else [e for e in answers if e.status != "ok"]
-    )
-    diagnostics.sort(key=lambda each: each.status != "wrong")
+    diagnostics = worst_first(answers or ())
     return {
         "findings": diagnostics,
         "actions": [actions_of(each.remedy) for each in diagnostics],

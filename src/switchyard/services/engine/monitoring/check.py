@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -130,6 +131,82 @@ def warning(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic
 def failure(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic:
     """Return the result of a check with a problem that needs somebody now."""
     return Diagnostic(name, "wrong", detail, remedy, finding)
+
+
+_STANDSTILLS = (
+    Finding.BROKER_AWAY,
+    Finding.BROKER_REFUSES,
+    Finding.PROFILE_WRONG,
+    Finding.TOPOLOGY_MISSING,
+    Finding.ALARM_MEMORY,
+    Finding.ALARM_DISK,
+    Finding.LEDGER_AWAY,
+    Finding.LEDGER_REFUSES,
+    Finding.LEDGER_LOCKED,
+    Finding.LEDGER_READ_ONLY,
+    Finding.LEDGER_TABLES,
+    Finding.SYSTEM_OTHER,
+    Finding.DISK_FULL,
+    Finding.STORAGE_AWAY,
+    Finding.JOBS_MISSING,
+)
+"""Nothing is accepted, or nothing runs, or what was accepted is in danger."""
+_STOPPAGES = (
+    Finding.LANE_FULL,
+    Finding.QUEUE_UNWORKED,
+    Finding.QUEUE_FROZEN,
+    Finding.QUEUE_STALLED,
+    Finding.WORKERS_NONE,
+    Finding.SCHEDULER_NONE,
+    Finding.CONSUMER_LOST,
+    Finding.TYPES_LACKING,
+    Finding.TYPES_UNWORKED,
+    Finding.VERSIONS_LACKING,
+    Finding.MODEL_SERVER_FAILS,
+    Finding.MODEL_SERVER_PAUSED,
+    Finding.EMBEDDER_AWAY,
+    Finding.INDEX_AWAY,
+    Finding.QUOTA_FULL,
+    Finding.JOBS_PENDING,
+    Finding.DEAD_GROWING,
+)
+"""Jobs of a lane, a worker kind or a type stand still, or die one after the other."""
+_HOUSEKEEPING = (
+    Finding.SETTING_UNKNOWN,
+    Finding.MANAGEMENT_AWAY,
+    Finding.MANAGEMENT_FORBIDS,
+    Finding.TOPOLOGY_OTHER,
+    Finding.TYPES_UNKNOWN,
+    Finding.LEFTOVER,
+    Finding.CONSUMER_TIMEOUT,
+    Finding.FLAGS_DISABLED,
+    Finding.DEPRECATED_USED,
+    Finding.SYSTEM_UNKNOWN,
+    Finding.SYSTEM_UNMARKED,
+    Finding.CLOCK_LEDGER,
+    Finding.CLOCK_BROKER,
+    Finding.FILES_READABLE,
+    Finding.KEY_WEAK,
+    Finding.RETENTION_BEHIND,
+    Finding.ARCHIVE_LEFTOVER,
+)
+"""No job fails or waits because of it today."""
+_WEIGHTS = {  # 2: all others
+    **dict.fromkeys(_STANDSTILLS, 0),
+    **dict.fromkeys(_STOPPAGES, 1),
+    **dict.fromkeys(_HOUSEKEEPING, 3),
+}
+
+
+def worst_first(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return those with a problem: the wrong ones, then the warnings, each by what stands still;
+    among equals in the order of the checks, in which one thing builds on another."""
+
+    def rank(diagnostic: Diagnostic) -> tuple[bool, int]:
+        weight = 2 if diagnostic.finding is None else _WEIGHTS.get(diagnostic.finding, 2)
+        return diagnostic.status != "wrong", weight
+
+    return sorted((each for each in diagnostics if each.status != "ok"), key=rank)
 
 
 MAX_LISTED = 3

@@ -312,10 +312,16 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
     if waiting <= 0:
         return [*checks, *([] if unlisted > 0 else [ok("dead letters", "none waits")])]
     recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - GROWING_SECONDS)
-    if (recent_count := await ledger.dead_letters.count_dead(recent)) >= GROWING_LETTERS:
-        checks.append(_growing_letters(recent_count))
+    recent_count = await ledger.dead_letters.count_dead(recent)
+    is_growing = recent_count >= GROWING_LETTERS
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     detail = f"{waiting:,} wait for somebody"
+    if is_growing:
+        remedy = (
+            "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group "
+            "ID`"
+        )
+        detail = f"{recent_count:,} jobs died within a quarter of an hour; {detail}"
     letter_count = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
     messages = await ledger.dead_letters.count_messages() + min(unlisted, 0)
@@ -331,6 +337,8 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
     if messages < letter_count:
         detail += f"; the broker has lost {letter_count - messages:,} of these"
         remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
+    if is_growing:
+        return [*checks, failure("dead letters", Finding.DEAD_GROWING, detail, remedy)]
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, detail, remedy)]
 
 
@@ -341,15 +349,6 @@ def _unlisted_letters(number: int) -> Diagnostic:
         f"jobs.dead has {pluralize(number, 'message')} more than the ledger lists: no scheduler "
         "has indexed them yet, or the ledger was set back to an older copy",
         "list them: `jobctl dead index`",
-    )
-
-
-def _growing_letters(number: int) -> Diagnostic:
-    return failure(
-        "dead letters",
-        Finding.DEAD_GROWING,
-        f"{pluralize(number, 'job')} died within a quarter of an hour",
-        "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group ID`",
     )
 
 
