@@ -25,6 +25,7 @@ from switchyard.api.middleware.access import (
     require_this_machine,
 )
 from switchyard.api.state import ApiState, state_of
+from switchyard.services.common.shared_calls import SharedCalls
 from switchyard.services.engine.access.api_keys import CACHE_TTL, Principal, Scope, hash_of
 from switchyard.services.engine.records.errors import LedgerError
 
@@ -48,6 +49,8 @@ class SessionStore:
         """Key of the form tokens where nobody signs in."""
         self._remembered: dict[str, tuple[str, float]] = {}
         """Hash of the key, and until when it is cached, by the hash of the token."""
+        # All open pages of a browser ask with one token.
+        self._finding = SharedCalls(self._find_key_hash)
 
     async def begin(self, key: str) -> str | None:
         """Begin a session with an API key, and return its token; None for an unknown key. Raises
@@ -69,14 +72,18 @@ class SessionStore:
         key_hash, until = self._remembered.get(token_hash, (None, 0.0))
         if time.monotonic() >= until:
             self._remembered.pop(token_hash, None)
-            key_hash = await self._state.ledger.api_keys.session_key_hash(
-                token_hash, self._state.ledger.clock.time()
-            )
-            if key_hash is not None:
-                if len(self._remembered) >= MAX_CACHED:
-                    self._remembered.clear()
-                self._remembered[token_hash] = (key_hash, time.monotonic() + CACHE_TTL)
+            key_hash = await self._finding.result(token_hash)
         return None if key_hash is None else await self._state.keys.identify_hash(key_hash)
+
+    async def _find_key_hash(self, token_hash: str) -> str | None:
+        key_hash = await self._state.ledger.api_keys.session_key_hash(
+            token_hash, self._state.ledger.clock.time()
+        )
+        if key_hash is not None:
+            if len(self._remembered) >= MAX_CACHED:
+                self._remembered.clear()
+            self._remembered[token_hash] = (key_hash, time.monotonic() + CACHE_TTL)
+        return key_hash
 
     async def end(self, token: str | None) -> None:
         """End a session. Raises LedgerError."""

@@ -17,6 +17,7 @@ from enum import StrEnum
 import structlog
 
 from switchyard.services.common.errors import Misconfigured
+from switchyard.services.common.shared_calls import SharedCalls
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.system import ApiKeyRecord, KeyLimits
@@ -129,6 +130,9 @@ class ApiKeyStore:
         self._noted: dict[str, float] = {}
         self._any_until = 0.0
         self._any = bool(configured)
+        # Every stream asks again and again: many find the cached answer too old at once.
+        self._finding = SharedCalls(self._find)
+        self._looking = SharedCalls(self._look_for_any)
         self._log = structlog.get_logger("api keys")
 
     async def identify(self, key: str) -> Principal | None:
@@ -147,6 +151,10 @@ class ApiKeyStore:
         if remembered is not None and now < remembered.until:
             return remembered.principal
         self._remembered.pop(key_hash, None)
+        return await self._finding.result(key_hash)
+
+    async def _find(self, key_hash: str) -> Principal | None:
+        now = time.monotonic()
         record = await self._ledger.api_keys.find_api_key(key_hash)
         if record is None or record.revoked_at is not None:
             return None
@@ -165,9 +173,12 @@ class ApiKeyStore:
         At most a second old; once True, always True. Raises LedgerError.
         """
         if not self._any and time.monotonic() >= self._any_until:
-            self._any = await self._ledger.api_keys.has_api_keys()
-            self._any_until = time.monotonic() + CACHE_TTL
+            await self._looking.result(None)
         return self._any
+
+    async def _look_for_any(self, _: None) -> None:
+        self._any = await self._ledger.api_keys.has_api_keys()
+        self._any_until = time.monotonic() + CACHE_TTL
 
     async def has_usable_keys(self) -> bool:
         """Tell whether any key is in force. Raises LedgerError."""
