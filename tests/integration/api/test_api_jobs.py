@@ -1,5 +1,6 @@
 """Publishing, listing, showing and cancelling jobs over HTTP."""
 
+import json
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -8,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
+from switchyard.services.engine.ledger.job_reads import EXAMINED_JOBS
+from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.states import State
-from tests.support.api_server import RunningApi, connected, problem, serving
+from tests.support.api_server import RunningApi, connected, environment_of, problem, serving
 from tests.support.brokers import TestBroker
+from tests.support.commands import jobctl
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
@@ -195,6 +200,51 @@ async def test_a_listing_is_filtered_and_paged(system: System, api: RunningApi) 
         assert [job["job_id"] for job in page["jobs"]] == [other]
     assert (await api.client.get("/jobs", params={"state": "dead"})).json()["jobs"] == []
     problem(await api.client.get("/jobs", params={"cursor": "abc"}), 422, "invalid")
+
+
+async def test_a_listing_that_no_index_serves_goes_on_where_it_has_examined_enough(
+    system: System, api: RunningApi
+) -> None:
+    rare = [await system.publish("hot.noop", source="rare") for _ in range(2)]
+    common = await system.publish("hot.noop", source="common")
+    now = system.ledger.clock.time()
+    await _execute(system, _COPIES, number=EXAMINED_JOBS + 10, job=common)
+    for job_id, seconds in zip(rare, (2 * EXAMINED_JOBS, 3), strict=True):
+        made = "UPDATE jobs SET created_at = :at WHERE id = :job"
+        await _execute(system, made, at=now - seconds, job=job_id)
+
+    async def page(**query: str) -> tuple[list[str], str | None, str | None]:
+        answer = (await api.client.get("/jobs", params={"source": "rare", **query})).json()
+        ids = [job["job_id"] for job in answer["jobs"]]
+        return ids, answer["next_cursor"], answer["examined_since"]
+
+    listed, cursor, since = await page()
+    assert (listed, cursor is not None, since is not None) == ([rare[1]], True, True)
+    age = now - datetime.fromisoformat(str(since)).timestamp()
+    assert age == pytest.approx(EXAMINED_JOBS, abs=60)  # one job each second
+    assert await page(cursor=str(cursor)) == ([rare[0]], None, None)
+    assert (await page(limit="1"))[0] == [rare[1]]
+    assert await page(lane="backfill", since=str(since)) == ([], None, None)
+    environment = environment_of(system.settings)
+    for limit, expected in (("50", rare[::-1]), ("1", rare[:0:-1])):
+        options = ("--source", "rare", "--limit", limit, "--json")
+        told = await jobctl("jobs", "list", *options, **environment)
+        assert [job["job_id"] for job in json.loads(told.stdout)] == expected, told.stderr
+
+
+_COPIED = ", ".join(each.name for each in jobs.c if each.name not in ("id", "created_at"))
+_COPIES = f"""
+WITH RECURSIVE numbers(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM numbers WHERE n < :number)
+INSERT INTO jobs (id, created_at, {_COPIED})
+SELECT id || '-' || n, created_at - n, {_COPIED} FROM jobs, numbers WHERE id = :job
+"""
+"""Copies of a job, each a second older than the one before."""
+
+
+async def _execute(system: System, statement: str, **values: Any) -> None:
+    await system.ledger.core.database.write(
+        lambda connection: connection.execute(text(statement), values)
+    )
 
 
 @pytest.mark.parametrize("path", ["/jobs/none", "/jobs/none/status", "/jobs/none/events"])
