@@ -1,11 +1,11 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, insert, text
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger import Ledger, job_reads
-from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.ledger.sql.tables import job_actions, jobs
 from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.results import TIMED_OUT, Created
@@ -288,6 +288,11 @@ async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -
     assert await ledger.progress.note(note)
     await look()
     await jobs.cancel("next", NOW + 9)
+    await look()
+    await ledger.dead_letters.index_dead([letter("next")])
+    await look()
+    act = {"operation_id": "rerun-1", "job_id": "next", "acted_at": NOW + 10}
+    await ledger.core.database.write(lambda c: c.execute(insert(job_actions), act))
     await look()
     assert len(set(heads)) == len(heads) - 1
     assert len(lonely) == 1

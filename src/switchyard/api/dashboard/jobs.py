@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import quantiles
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -32,7 +31,7 @@ from switchyard.api.engine.jobs import JobIdInPath, PlainText, cancel_job
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Cursor
 from switchyard.api.middleware.access import source_of
-from switchyard.api.state import ApiState, Shared
+from switchyard.api.state import Shared
 from switchyard.api.views.pauses import pause_of, view_pause
 from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES
@@ -51,9 +50,6 @@ router = Pages(DashboardView("jobs", "Jobs", JOBS_PATH))
 PAGE_SIZE = 50
 MAX_SHOWN = 100_000
 """Characters of a payload or result on a page."""
-COMPARED_JOBS, MIN_COMPARED = 100, 5
-"""How many of the latest succeeded jobs of its type a job is compared with, and the fewest that
-are enough for it."""
 MAX_COUNTED = 1_000
 """Jobs that fit a filter and are counted by their states, the newest."""
 MAX_RUN = 200
@@ -173,12 +169,20 @@ async def list_jobs(
             examined=EXAMINED_JOBS if is_bounded else None,
         )
         jobs, older, examined_since = page.items, page.next_cursor, page.examined_since
-    is_all = cursor is None and older is None and job_filter.state is None and not wanted_id
+    # Whether `jobs` are all that match the filter without a state among those examined.
+    is_all = (
+        cursor is None
+        and (older is None or (examined_since is not None and len(jobs) < PAGE_SIZE))
+        and job_filter.state is None
+        and not wanted_id
+    )
     counts: Mapping[State, int] = {}
     counted_newest = counted_among = None
     if examined_since is None or cursor is None:
-        counted = replace(job_filter, state=None)
-        if is_bounded and (since := await reads.find_bound(counted, EXAMINED_JOBS)) is not None:
+        counted, since = replace(job_filter, state=None), examined_since
+        if is_bounded and not is_all:
+            since = await reads.find_bound(counted, EXAMINED_JOBS)
+        if is_bounded and since is not None:
             counted, counted_among = replace(counted, since=since), EXAMINED_JOBS
         counts, counted_newest = await _count_by_state(reads, counted, jobs if is_all else None)
     query = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
@@ -231,14 +235,15 @@ async def show_job(
         "more_of_run": max(0, len(run) - MAX_RUN),
         "is_open": record.state not in FINISHED,
         "commands": commands(record, str(request.base_url)),
-        "usual": await usual_run_times(state, record.job_type),
+        "usual": await readings.usual_run_times.of(record.job_type),
         **TIMES,
     }
     return DashboardPage(
         "job.html",
         context,
         title=f"{record.job_type} {record.id[:8]}",
-        head=PageHead(partial(readings.run_heads.of, job_id), head),
+        # Whether a waiting job is paused is decided elsewhere.
+        head=PageHead(partial(readings.run_heads.of, job_id), head, covers_all=not record.waits),
     )
 
 
@@ -271,22 +276,6 @@ async def publish_again(job_id: JobIdInPath, request: Request, state: Shared) ->
         broker, await prepare_job(broker, job_request, by_routing_key=True)
     )
     return done(f"{JOBS_PATH}/{accepted.job_id}", f"Published again, as a copy of {record.id[:8]}.")
-
-
-async def usual_run_times(state: ApiState, job_type: str) -> tuple[float, float] | None:
-    """Return the p50 and p99 of the seconds that the latest succeeded jobs of a type ran; None
-    where there are too few."""
-    job_filter = JobFilter(job_type=job_type, state=State.SUCCEEDED)
-    page = await state.ledger.job_reads.list_jobs(job_filter, limit=COMPARED_JOBS)
-    times = [
-        each.finished_at - each.started_at
-        for each in page.items
-        if each.started_at is not None and each.finished_at is not None
-    ]
-    if len(times) < MIN_COMPARED:
-        return None
-    percentiles = quantiles(times, n=100, method="inclusive")
-    return percentiles[49], percentiles[98]
 
 
 def run_time(job: JobSummary, now: float) -> float | None:

@@ -56,9 +56,9 @@ MAX_NOTICE = 500
 PRESETS = (1, 5, 20, 100)
 """Sizes of a first batch that forms offer before all letters or jobs are sent."""
 MAX_PAGE_AGE = 30.0
-"""Seconds after which a page is read again even if its head is unchanged, as the head does not
-cover data from elsewhere, such as the traceback of a dead letter; and rendered again even if it
-shows the same data, as some texts depend on the time as well."""
+"""Seconds after which a page is read again even if its head is unchanged, where that does not
+cover all that the page shows; and rendered again even if it shows the same data, as some texts
+depend on the time as well."""
 READ_AT_ONCE = 6
 """Pages that are read at once in a process; more wait. They would take all its connections to the
 ledger, and whoever publishes jobs meanwhile would be told that it is away."""
@@ -86,6 +86,8 @@ class PageHead:
     read: Callable[[], Awaitable[Hashable]]
     value: Hashable
     """The value before the page was read."""
+    covers_all: bool = False
+    """Whether the page needs no reading before the value has changed."""
 
 
 class DashboardPage(Response):
@@ -303,17 +305,20 @@ def _stream(request: Request, handle: Handler, first: DashboardPage) -> Response
 
     async def read() -> dict[str, str]:
         nonlocal page, read_at, rendered_at
-        head, age = page.head, time.monotonic() - read_at
-        if head is None or age >= MAX_PAGE_AGE or await head.read() != head.value:
+        head, now = page.head, time.monotonic()
+        is_due = now - rendered_at >= MAX_PAGE_AGE
+        is_old = now - read_at >= MAX_PAGE_AGE and not (head is not None and head.covers_all)
+        if head is None or is_old or await head.read() != head.value:
             async with dashboard.reading:
-                fresh, read_at = await handle(shared), time.monotonic()
-            if isinstance(fresh, DashboardPage):
-                is_same = fresh.context == page.context and fresh.template == page.template
-                page = fresh
-                if not is_same or read_at - rendered_at >= MAX_PAGE_AGE:
-                    rendered_at = read_at
-                    return dashboard.regions(shared, page)
-        return {}
+                fresh, read_at = await handle(shared), now
+            if not isinstance(fresh, DashboardPage):
+                return {}
+            is_due |= fresh.context != page.context or fresh.template != page.template
+            page = fresh
+        if not is_due:
+            return {}
+        rendered_at = now
+        return dashboard.regions(shared, page)
 
     key = (principal.scopes, str(request.url))
     mark, token = (dashboard.csrf_mark.encode(), sessions_of(request).csrf_token(request).encode())

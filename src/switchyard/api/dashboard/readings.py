@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from statistics import quantiles
 from typing import Annotated, Generic, TypeVar
 
 import structlog
@@ -21,17 +23,26 @@ from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.monitoring.doctor import diagnose
 from switchyard.services.engine.monitoring.lane_report import Report, lane_report
+from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import Gauges
+from switchyard.services.engine.records.states import State
 
 T = TypeVar("T")
 DOCTOR_INTERVAL = 30.0
 LANES_INTERVAL = 1.5
 GAUGES_INTERVAL = 5.0
+RUN_TIMES_INTERVAL = 30.0
 """Seconds for which a reading is used before it is read again."""
 MAX_AGE = 30.0
 """Seconds after that until a reading counts as too old to be shown."""
 HEADS_WINDOW = 0.02
 """Seconds for which requests for heads of jobs are collected, to read them by one query."""
+COMPARED_JOBS, MIN_COMPARED = 100, 5
+"""How many of the latest succeeded jobs of its type a job is compared with, and the fewest that
+are enough for it."""
+COMPARED_AMONG = 5_000
+"""Latest succeeded jobs of all types among which those are looked for."""
+MAX_COMPARED_TYPES = 500
 FIRST_TIMEOUT = 1.5
 """Seconds that a page waits for the first reading of a process, and for a new one when the last is
 too old."""
@@ -106,6 +117,50 @@ class RunHeads:
         return await self._reads.run_heads(job_ids)
 
 
+class UsualRunTimes:
+    """How long jobs of each type run, by the latest that have succeeded."""
+
+    def __init__(self, reads: JobReads) -> None:
+        self._reads = reads
+        self._by_type: dict[str, Reading[tuple[float, float] | None]] = {}
+
+    async def of(self, job_type: str) -> tuple[float, float] | None:
+        """Return p50 and p99 in seconds, at most a minute old; None where there are too few jobs,
+        or they can't be read."""
+        reading = self._by_type.get(job_type)
+        if reading is None:
+            if len(self._by_type) >= MAX_COMPARED_TYPES:
+                await self._by_type.pop(next(iter(self._by_type))).close()
+            reading = Reading(partial(self._read, job_type), RUN_TIMES_INTERVAL)
+            self._by_type[job_type] = reading
+        run_times = await reading.look()
+        if run_times is None and reading.read_at is not None:  # there may soon be enough
+            self._by_type.pop(job_type, None)
+            await reading.close()
+        return run_times
+
+    async def close(self) -> None:
+        """Ask no more."""
+        for each in self._by_type.values():
+            await each.close()
+
+    async def _read(self, job_type: str) -> tuple[float, float] | None:
+        page = await self._reads.list_jobs(
+            JobFilter(job_type=job_type, state=State.SUCCEEDED),
+            limit=COMPARED_JOBS,
+            examined=COMPARED_AMONG,
+        )
+        times = [
+            each.finished_at - each.started_at
+            for each in page.items
+            if each.started_at is not None and each.finished_at is not None
+        ]
+        if len(times) < MIN_COMPARED:
+            return None
+        percentiles = quantiles(times, n=100, method="inclusive")
+        return percentiles[49], percentiles[98]
+
+
 class Readings:
     """All readings of a process."""
 
@@ -116,10 +171,17 @@ class Readings:
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
         self.run_heads = RunHeads(state.ledger.job_reads)
+        self.usual_run_times = UsualRunTimes(state.ledger.job_reads)
 
     async def close(self) -> None:
         """Ask no more."""
-        for each in (self.doctor, self.lanes, self.retries, self._gauges):
+        for each in (
+            self.doctor,
+            self.lanes,
+            self.retries,
+            self._gauges,
+            self.usual_run_times,
+        ):
             await each.close()
 
     async def gauges(self) -> Gauges:

@@ -103,14 +103,28 @@ async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | N
     of the management API of the environment. Raises BrokerUnavailable."""
     names = list(queues)
     async with connected(url, "queue depths") as connection:
-        transport = underlying(connection)
         with raising_broker_unavailable("can't ask for the depths of queues"):
             try:
-                return {queue: await ask_queue(transport, queue) for queue in names}
+                return await _ask_each(underlying(connection), names)
             except ChannelAccessRefused:
                 hidden = ManagementDepths(BrokerSettings(amqp_url=SecretStr(url)))
     waiting = await hidden.by_queue()
     return {queue: waiting.get(queue) for queue in names}
+
+
+async def _ask_each(connection: Connection, queues: Iterable[str]) -> dict[str, QueueSize | None]:
+    """Ask on one channel, until a queue is not found, which ends the channel. Raises one of
+    CHANNEL_ERRORS."""
+    sizes: dict[str, QueueSize | None] = {}
+    channel = None
+    for queue in queues:
+        if channel is None:
+            channel = await open_channel(connection, confirms=False)
+        try:
+            sizes[queue] = await read_queue_size(channel, queue)
+        except (ChannelNotFoundEntity, ChannelLockedResource):
+            sizes[queue] = channel = None
+    return sizes
 
 
 class ManagementDepths:

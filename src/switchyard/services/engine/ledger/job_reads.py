@@ -45,6 +45,7 @@ from switchyard.services.engine.ledger.sql.repository import LedgerCore, Reposit
 from switchyard.services.engine.ledger.sql.tables import (
     IS_DEAD,
     attempts,
+    dead_letters,
     job_actions,
     job_checkpoints,
     job_progress,
@@ -197,8 +198,9 @@ class JobReads(Repository):
                 return read_page(connection, None)
             # Even to count 20,000 jobs takes longer than to find the usual ones, of which a page
             # of the newest jobs is full.
-            page = read_page(connection, min(EXAMINED_FIRST * limit, examined))
-            if page.examined_since is None or len(page.items) == limit:
+            first = min(EXAMINED_FIRST * limit, examined)
+            page = read_page(connection, first)
+            if page.examined_since is None or len(page.items) == limit or first == examined:
                 return page
             return read_page(connection, examined)
 
@@ -355,9 +357,9 @@ class JobReads(Repository):
     def run_heads(
         self, connection: Connection, job_ids: Collection[str], *, limit: int = 1_000
     ) -> dict[str, Hashable]:
-        """Return a value by job id that changes whenever the job, or another job of its run
-        (`pipeline`), has changed. Cheap enough to be read every few seconds for many jobs. Unknown
-        ids are left out."""
+        """Return a value by job id that changes whenever the job, its dead letter or another job of
+        its run (`pipeline`) has changed, or a bulk action has done something with it. Cheap enough
+        to be read every few seconds for many jobs. Unknown ids are left out."""
         columns = (jobs.c.state, jobs.c.updated_at, jobs.c.cancel_asked_at)
         root_id = func.coalesce(jobs.c.pipeline, jobs.c.id)
         root, other = jobs.alias(), jobs.alias()
@@ -376,6 +378,10 @@ class JobReads(Repository):
             select(root.c.updated_at).where(root.c.id == root_id).scalar_subquery(),
             select(func.count()).select_from(run).scalar_subquery(),
             select(func.max(run.c.updated_at)).scalar_subquery(),
+            select(dead_letters.c.updated_at)
+            .where(dead_letters.c.id == jobs.c.id)
+            .scalar_subquery(),
+            select(func.count()).where(job_actions.c.job_id == jobs.c.id).scalar_subquery(),
         )
         found = own.select_from(_WITH_PROGRESS).where(among(connection, jobs.c.id, job_ids))
         return {row.id: tuple(row) for row in connection.execute(found)}
