@@ -44,6 +44,20 @@ def test_several_hosts_and_several_addresses_are_the_same(written: str) -> None:
     assert nodes_of(with_login(written, "you:1"))[1] == "amqp://you:1@b/jobs?heartbeat=5"
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("amqp://me@a", "a:5672"),
+        ("amqp://me@a/", "a:5672"),
+        ("amqps://me@a,b/%2F", "a:5671,b:5671"),
+        ("amqp://me@a/%2f", "a:5672"),
+        ("amqp://me@a/x%2Fy", "a:5672/x%2Fy"),
+    ],
+)
+def test_the_virtual_host_is_shown_unless_it_is_the_default(written: str, shown: str) -> None:
+    assert address_of(written) == shown
+
+
 def test_what_is_asked_for_management_follows_from_the_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -61,13 +61,15 @@ def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
 
 
 def address_of(address: str) -> str:
-    """Return the hosts, ports and virtual host of an AMQP address, without its credentials."""
+    """Return the hosts, ports and virtual host of an AMQP address, without its credentials, for
+    display. The virtual host `/`, which is the default, is left out; of others, `%` and `/` stay
+    encoded."""
     nodes = [urlsplit(node) for node in nodes_of(address)]
     hosts = [
         f"{each.hostname or 'localhost'}:{each.port or AMQP_PORTS.get(each.scheme, 5672)}"
         for each in nodes
     ]
-    return f"{','.join(hosts)}{nodes[0].path}"
+    return f"{','.join(hosts)}{'' if vhost_of(address) == '/' else nodes[0].path}"
 
 
 def without_login(address: str) -> str:
