@@ -181,7 +181,7 @@ end.set()
 LOADED = """
 import json, os, sys
 from switchyard.cli.system.spawner import load_shared_modules
-load_shared_modules(postgres=bool(sys.argv[1]))
+load_shared_modules(postgres=bool(sys.argv[1]), api=bool(sys.argv[2]))
 from switchyard.services.engine.jobs.registered_types import _schema_of
 schemas = _schema_of.cache_info().currsize
 threads = len(os.listdir("/proc/self/task"))
@@ -218,11 +218,13 @@ except ValueError as error:
     assert said == "the ledger is of another version"
 
 
-@pytest.mark.parametrize("ledger", ["", "postgresql"])
-def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(ledger: str) -> None:
+@pytest.mark.parametrize(("ledger", "api"), [("", "api"), ("postgresql", "")])
+def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(
+    ledger: str, api: str
+) -> None:
     """A library that starts a thread at its import can't be forked from."""
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, ledger], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOADED, ledger, api], capture_output=True, text=True, check=True
     )
     modules, threads, schemas, options = json.loads(done.stdout)
     assert threads == 1
@@ -234,12 +236,13 @@ def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(l
         "switchyard.services.engine.runtime.worker",
         "switchyard.services.engine.scheduler.scheduler",
         "switchyard.services.pipeline.workers.stages",
-        "switchyard.api.server",
         # What each of several processes would load with its first use of the ledger, or as a duty.
         "switchyard.services.llm.ledger.llm_tables",
         "switchyard.services.pipeline.ledger.graph_writes",
         "switchyard.services.pipeline.operations",
         "switchyard.services.pipeline.sources.backfill_stored",
     } <= set(modules)
+    of_the_api = {"fastapi", "switchyard.api.server"}
+    assert of_the_api.intersection(modules) == (of_the_api if api else set())
     assert schemas > 20  # of the built-in job types
     assert {"kinds", "concurrency"} <= set(options)  # or each process would work them out

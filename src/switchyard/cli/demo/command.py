@@ -33,6 +33,8 @@ RETRY_DELAYS = "1,2,4"
 WORKER_OPTIONS = {"llm": ("--concurrency", "4", "--reserve", "1")}
 """Options of the workers by kind. They override the environment's, as what the demo shows depends
 on them."""
+IN_ONE_PROCESS = frozenset({"embed", "link", "reindex"})
+"""Kinds of worker that share a process: loading the index takes three seconds of processor time."""
 GRACE = "3"
 """Seconds that running jobs get when the demo is interrupted."""
 STOP_TIMEOUT = 15.0
@@ -105,7 +107,7 @@ def _open_system(settings: Settings, directory: Path, *, keep: bool) -> Iterator
 
     api = _api_settings(settings) if keep else {}
     places = {"data_dir": directory, **dict.fromkeys(OWN_ADDRESSES)}
-    early = EarlyStart(settings.model_copy(update=places).ledger_url)
+    early = EarlyStart(settings.model_copy(update=places).ledger_url, with_api=keep)
     with (
         closing(early),
         any_broker(settings, directory / "broker", say, meanwhile=early.begin) as broker,
@@ -169,7 +171,7 @@ def _run_processes(system: System, directory: Path, *, keep: bool) -> Iterator[S
 
     supervisor = Supervisor(directory / "logs", system.environment, system.spawner)
     try:
-        start_all(supervisor, system.registry, options=WORKER_OPTIONS)
+        start_all(supervisor, system.registry, options=WORKER_OPTIONS, together=IN_ONE_PROCESS)
         if keep:
             supervisor.start("api", "api")
         yield supervisor

@@ -1,5 +1,5 @@
-"""Job types of `jobctl demo`: one that takes a moment, two that fail on purpose, and two that load
-what documents need last while their first stages run."""
+"""Job types of `jobctl demo`: one that takes a moment, two that fail on purpose, one that loads
+what documents need last while their first stages run, and one that searches them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import job
-
-
-class NoPayload(BaseModel):
-    """No fields."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class DemoPage(BaseModel):
@@ -46,6 +40,22 @@ class DemoStrict(BaseModel):
     """Number of parts to divide into; 0 can't be done, now or later."""
 
 
+class DemoLoadIndex(BaseModel):
+    """Payload of `demo_load_index`: no fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class DemoSearch(BaseModel):
+    """Payload of `demo_search`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: str
+    limit: int = Field(default=3, ge=1, le=10)
+    """Passages, each of another document."""
+
+
 @job("demo_page", worker="llm", lanes=("hot", "backfill"), timeout=120)
 async def demo_page(payload: DemoPage, ctx: JobContext) -> Outcome:
     """Take some time, as a request to a model does."""
@@ -69,19 +79,9 @@ async def demo_strict(payload: DemoStrict, ctx: JobContext) -> Outcome:
     return Done({"part": 1 / payload.parts})
 
 
-@job("demo_load_embed", worker="embed", lanes=("hot",), timeout=120)
-async def demo_load_embed(payload: NoPayload, ctx: JobContext) -> Outcome:
+@job("demo_load_index", worker="embed", lanes=("hot",), timeout=120)
+async def demo_load_index(payload: DemoLoadIndex, ctx: JobContext) -> Outcome:
     """Open the index and load the embedder."""
-    return await _load_index(ctx)
-
-
-@job("demo_load_link", worker="link", lanes=("hot",), timeout=120)
-async def demo_load_link(payload: NoPayload, ctx: JobContext) -> Outcome:
-    """Open the index."""
-    return await _load_index(ctx)
-
-
-async def _load_index(ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.index.embedder import is_offline
     from switchyard.services.pipeline.index.open_index import index_of
 
@@ -89,3 +89,26 @@ async def _load_index(ctx: JobContext) -> Outcome:
         if is_offline(embedder.name):
             await embedder.embed(["ready"])
     return Done()
+
+
+@job("demo_search", worker="embed", lanes=("hot",), timeout=60)
+async def demo_search(payload: DemoSearch, ctx: JobContext) -> Outcome:
+    """Search where the index is open: another process would have to load it first."""
+    from switchyard.services.pipeline.index.chunk_search import search
+    from switchyard.services.pipeline.index.open_index import index_of
+    from switchyard.services.pipeline.index.search_modes import SearchMode
+
+    async with index_of(ctx) as index, index.open_active() as (table, embedder):
+        hits = await search(
+            table,
+            embedder,
+            payload.query,
+            payload.limit,
+            mode=SearchMode.HYBRID,
+            per_document=1,
+        )
+    shown = [
+        {"score": hit.score, "title": hit.title, "page": hit.page, "snippet": hit.snippet}
+        for hit in hits
+    ]
+    return Done({"hits": shown})

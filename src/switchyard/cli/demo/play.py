@@ -1,5 +1,5 @@
-"""What happens in `jobctl demo`: jobs are published and watched, one is redriven, and a worker is
-killed."""
+"""What happens in `jobctl demo`: jobs are published and watched, one is redriven, a worker is
+killed, and the documents are searched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.demo.story import DemoDocument, DemoRun, KilledWorker, Overtaking, has_ended
+from switchyard.cli.demo.story import (
+    DemoDocument,
+    DemoRun,
+    FoundPassage,
+    KilledWorker,
+    Overtaking,
+    has_ended,
+)
 from switchyard.cli.demo.view import View, demo_view
 from switchyard.cli.system.local_system import System, worker_name
 from switchyard.cli.system.supervisor import Supervisor
@@ -33,11 +40,9 @@ BUSY_SLOTS = 3
 """Jobs of the backfill that run at once: a worker has four slots and keeps one for hot jobs."""
 WORKER_KIND = "llm"
 """Worker kind of the demo's own jobs, and so of the worker that is killed."""
-LOADING_JOBS = ("hot.demo_load_embed", "hot.demo_load_link")
 FAILURES = 2
 FIXED_PARTS = 4
 SAMPLE_QUERY = "why does the sea rise and fall twice a day"
-HITS = 3
 
 
 async def play(
@@ -62,7 +67,6 @@ async def play(
             with demo_view(system, ledger) as view:
                 await _DemoRunner(system, supervisor, ledger, jobs, story, view).run(files)
         await _collect(ledger, story)
-        await _search(system, story)
         return story
     finally:
         await ledger.close()
@@ -80,6 +84,9 @@ class _DemoRunner:
     strict_id: str = ""
     hot_id: str | None = None
     redrive_id: str | None = None
+    search_id: str | None = None
+    search: JobRecord | None = None
+    search_is_over: bool = False
     announced: set[str] = field(default_factory=set)
     """Texts, and ids of documents' jobs, that were printed and are not printed again."""
 
@@ -98,8 +105,7 @@ class _DemoRunner:
         from switchyard.services.engine.publishing.preparing import JobRequest
         from switchyard.services.engine.publishing.publisher import Published
 
-        for key in LOADING_JOBS:
-            await self.publisher.publish(JobRequest(key, {}, source="demo"))
+        await self.publisher.publish(JobRequest("hot.demo_load_index", {}, source="demo"))
         lane = "hot" if len(files) <= HOT_DOCUMENTS else "backfill"
         for document, file in zip(self.story.documents, files, strict=True):
             path = str(file.absolute())
@@ -143,8 +149,9 @@ class _DemoRunner:
         self.story.strict = await reads.get(self.strict_id)
         await self._look_at_strict()
         await self._look_at_backfill()
+        await self._look_at_search()
         return (
-            all(document.is_over for document in self.story.documents)
+            self.search_is_over
             and all(
                 job is not None and has_ended(job) for job in (self.story.flaky, self.story.strict)
             )
@@ -261,6 +268,46 @@ class _DemoRunner:
             jobs = pluralize(len(cut_off), "job")
             self.view.tell(f"killed the process {name} while it ran {jobs}")
 
+    # --- the search -------------------------------------------------------------------------
+
+    async def _look_at_search(self) -> None:
+        """Search as soon as all documents are done, and note what is found."""
+        from switchyard.services.engine.publishing.preparing import JobRequest
+        from switchyard.services.engine.records.states import State
+
+        story = self.story
+        if self.search_is_over or not all(document.is_over for document in story.documents):
+            return
+        if self.search_id is None:
+            story.query = await self._find_query()
+            if not story.query:
+                self.search_is_over = True
+                return
+            request = JobRequest("hot.demo_search", {"query": story.query}, source="demo")
+            self.search_id = (await self.publisher.publish(request)).job_id
+        self.search = await self.ledger.job_reads.get(self.search_id)
+        if self.search is None or not has_ended(self.search):
+            return
+        self.search_is_over = True
+        if self.search.state is State.SUCCEEDED:
+            found = (self.search.result or {})["hits"]
+            story.hits = [FoundPassage(**each) for each in found]
+        else:
+            story.search_problem = self.search.error_message or str(self.search.state)
+
+    async def _find_query(self) -> str:
+        """Return what to search for; empty where no document was indexed."""
+        for document in self.story.documents:
+            jobs = {job.job_type: job.id for job in document.jobs if has_ended(job)}
+            if "link_content" not in jobs or "extract_text" not in jobs:
+                continue
+            if self.story.are_samples:
+                return SAMPLE_QUERY
+            extracted = await self.ledger.job_reads.get(jobs["extract_text"])
+            result = (extracted.result if extracted is not None else None) or {}
+            return str(result.get("title", document.name))
+        return ""
+
     # --- watching ---------------------------------------------------------------------------
 
     def _tell_once(self, text: str) -> None:
@@ -272,7 +319,8 @@ class _DemoRunner:
         """Return a value that changes whenever work was done; a job that starts over and over does
         not change it."""
         jobs = [job for document in self.story.documents for job in document.jobs]
-        jobs += [job for job in (self.story.flaky, self.story.strict) if job is not None]
+        others = (self.story.flaky, self.story.strict, self.search)
+        jobs += [job for job in others if job is not None]
         return (
             self.story.backfill_done,
             len(jobs),
@@ -308,26 +356,3 @@ async def _collect(ledger: Ledger, story: DemoRun) -> None:
     for lane in (await ledger.job_reads.counts()).values():
         for state, number in lane.items():
             story.states[str(state)] = story.states.get(str(state), 0) + number
-
-
-async def _search(system: System, story: DemoRun) -> None:
-    from switchyard.services.common.errors import PermanentError, RetryableError
-    from switchyard.services.pipeline.index.chunk_search import search
-    from switchyard.services.pipeline.index.open_index import open_index
-    from switchyard.services.pipeline.index.search_modes import SearchMode
-
-    titles = [
-        str((document.records["extract_text"].result or {}).get("title", document.name))
-        for document in story.documents
-        if {"extract_text", "link_content"} <= document.records.keys()
-    ]
-    if not titles:
-        return  # nothing was indexed
-    story.query = SAMPLE_QUERY if story.are_samples else titles[0]
-    try:
-        async with open_index(system.settings) as index, index.open_active() as (table, embedder):
-            story.hits = await search(
-                table, embedder, story.query, HITS, mode=SearchMode.HYBRID, per_document=1
-            )
-    except (PermanentError, RetryableError) as error:
-        story.search_problem = str(error)

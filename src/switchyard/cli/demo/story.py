@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord, JobSummary
     from switchyard.services.engine.redrive.spec import RedriveProgress
-    from switchyard.services.pipeline.index.chunk_search import Hit
 
 ENDED = ("succeeded", "dead", "cancelled")
 """States of jobs that have ended."""
@@ -51,6 +50,16 @@ class KilledWorker:
     """Jobs that it ran in that moment."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundPassage:
+    """A passage that the search has found, as `demo_search` returns it."""
+
+    score: float
+    title: str
+    page: int
+    snippet: str
+
+
 @dataclass(slots=True)
 class DemoRun:
     """Everything that the summary prints."""
@@ -71,7 +80,7 @@ class DemoRun:
     redriven: RedriveProgress | None = None
     states: dict[str, int] = field(default_factory=dict)
     query: str = ""
-    hits: list[Hit] = field(default_factory=list)
+    hits: list[FoundPassage] = field(default_factory=list)
     search_problem: str = ""
 
     @property

@@ -66,8 +66,9 @@ def any_broker(
     """Find or start the first available broker, in the order above; what was started ends with the
     context.
 
-    `directory` is for a private node; with `keeps`, its password and ports are kept for the next
-    start. `meanwhile` is called once, before anything connects to a broker; if a private node is
+    `directory` is for a private node; with `keeps`, its data, password and ports are kept for the
+    next start. Without, it is killed at the end: it takes seconds to store what nobody reads.
+    `meanwhile` is called once, before anything connects to a broker; if a private node is
     started, while it starts. Raises CommandFailed, saying what to install.
     """
     if settings.amqp_url is not None:
@@ -166,7 +167,10 @@ def _private_node(
             node=node,
         )
     finally:
-        node.stop()
+        if keeps:
+            node.stop()
+        else:
+            node.kill()
 
 
 def _can_install() -> bool:

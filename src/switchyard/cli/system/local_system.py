@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,8 @@ class EarlyStart:
     from, and the ledger's tables."""
 
     ledger_url: str
+    with_api: bool = True
+    """Whether the HTTP API is one of the processes."""
     spawner: Spawner | None = None
 
     def begin(self) -> None:
@@ -50,7 +52,8 @@ class EarlyStart:
         before anything starts a thread or opens a connection. Raises LedgerError."""
         from switchyard.cli.system.spawner import Spawner
 
-        self.spawner = Spawner.fork(postgres=self.ledger_url.startswith("postgres"))
+        is_postgres = self.ledger_url.startswith("postgres")
+        self.spawner = Spawner.fork(postgres=is_postgres, api=self.with_api)
         quiet_logs("critical")
         from switchyard.services.engine.ledger import upgrade
 
@@ -165,11 +168,18 @@ def start_all(
     registry: Registry,
     scale: Mapping[str, int] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
+    together: Collection[str] = (),
 ) -> None:
     """Start the scheduler and, for each kind of worker with job types, as many processes as `scale`
-    says, by default one, with `options` of `jobctl worker`."""
-    for kind in kinds_of(registry):
-        arguments = ("worker", kind, *(options or {}).get(kind, ()))
+    says, by default one, with `options` of `jobctl worker`. The kinds `together` share one process,
+    which has the name and the options of the first of them."""
+    kinds = kinds_of(registry)
+    in_one = [kind for kind in kinds if kind in together]
+    for kind in kinds:
+        if kind in in_one[1:]:
+            continue
+        served = in_one if kind in in_one else [kind]
+        arguments = ("worker", *served, *(options or {}).get(kind, ()))
         for number in range(1, (scale or {}).get(kind, 1) + 1):
             supervisor.start(worker_name(kind, number), *arguments)
     supervisor.start("scheduler", "scheduler")

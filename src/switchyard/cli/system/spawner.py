@@ -156,15 +156,16 @@ class Spawner:
         self._owner = os.getpid()
 
     @classmethod
-    def fork(cls, *, postgres: bool = False) -> Spawner | None:
+    def fork(cls, *, postgres: bool = False, api: bool = True) -> Spawner | None:
         """Import what is shared, for a ledger on PostgreSQL with `postgres`, and begin the process.
+        Without `api`, the HTTP API can be started, too, but loads its modules itself.
 
         Call it before anything starts a thread or opens a connection; None where that has happened,
         or where the system's own libraries have threads.
         """
         gc.disable()  # nothing of the imports is garbage: a collection would cost a second
         try:
-            load_shared_modules(postgres=postgres)
+            load_shared_modules(postgres=postgres, api=api)
             gc.freeze()  # a collection writes into objects, and so would copy their pages
         finally:
             gc.enable()
@@ -231,14 +232,15 @@ class SpawnerGone(CommandFailed):
     """The spawner was killed; a supervisor then starts processes without it."""
 
 
-def load_shared_modules(*, postgres: bool = False) -> None:
-    """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the built-in job types, and the API
-    if it is installed; do the work that each process would otherwise do at its start."""
+def load_shared_modules(*, postgres: bool = False, api: bool = True) -> None:
+    """Import SHARED_MODULES, with `postgres` POSTGRES_MODULES, the built-in job types, and with
+    `api` the API if it is installed; do the work that each process would otherwise do at its
+    start."""
     leave_out_unused()
     for name in (*SHARED_MODULES, *(POSTGRES_MODULES if postgres else ())):
         import_module(name)
     _load_wings()
-    if find_spec("fastapi") is not None:
+    if api and find_spec("fastapi") is not None:
         for name in API_MODULES:
             import_module(name)
     _rehearse()
