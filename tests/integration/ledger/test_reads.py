@@ -9,7 +9,7 @@ from switchyard.services.engine.ledger.sql.tables import job_actions, jobs
 from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.results import TIMED_OUT, Created
-from switchyard.services.engine.records.states import AttemptOutcome, State
+from switchyard.services.engine.records.states import OPEN, AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, letter, message, new_job
 
 
@@ -403,3 +403,53 @@ async def test_where_no_index_finds_jobs_a_page_examines_some_and_the_next_goes_
     assert await pages(source="rare", state=State.CANCELLED) == [([], None)]
     common = [job for listed, _ in await pages(source="common") for job in listed]
     assert common == [f"job-{number}" for number in (9, 7, 6, 5, 4, 3, 2, 0)]
+
+
+@pytest.mark.parametrize("states", [OPEN, frozenset(State)])
+async def test_jobs_that_no_index_finds_are_acted_on_a_span_of_time_after_the_other(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, states: frozenset[State]
+) -> None:
+    """More jobs than are examined at once may have been made at the same moment."""
+    monkeypatch.setattr(job_reads, "EXAMINED_JOBS", 3)
+    made_at = [*range(3), 3, 3, 3, 3, 3, *range(4, 12)]
+    await ledger.jobs.record_many(
+        [
+            new_job(
+                message(
+                    f"job-{number:02}",
+                    created_at=f"2026-01-01T00:00:{second:02}Z",
+                    source="wanted" if number % 4 else "another",
+                )
+            )
+            for number, second in enumerate(made_at)
+        ]
+    )
+    wanted = JobFilter(source="wanted")
+    expected = [f"job-{number:02}" for number in range(len(made_at)) if number % 4]
+    statements = 0
+    read = ledger.core.database.read
+
+    async def counted(work: Any) -> Any:
+        nonlocal statements
+        statements += 1
+        return await read(work)
+
+    monkeypatch.setattr(ledger.core.database, "read", counted)
+    assert await ledger.job_reads.count_matching(wanted, states, at_most=100) == len(expected)
+    assert statements > len(made_at) / 3
+    assert await ledger.job_reads.count_matching(wanted, states, at_most=5) == 5
+
+    seen: list[str] = []
+    after = None
+    while jobs_found := await ledger.job_reads.matching_jobs(wanted, states, after=after, limit=5):
+        seen += [each.id for each in jobs_found]
+        after = (jobs_found[-1].created_at, jobs_found[-1].id)
+    assert seen == expected
+
+    since, until = (1767225600.0 + second for second in (2, 7))
+    in_time = await ledger.job_reads.matching_jobs(
+        JobFilter(source="wanted", since=since, until=until), states
+    )
+    assert [each.id for each in in_time] == [
+        job_id for job_id in expected if 2 <= made_at[int(job_id[4:])] < 7
+    ]

@@ -16,31 +16,31 @@ from sqlalchemy import (
     Row,
     RowMapping,
     Select,
-    Text,
     bindparam,
     case,
-    exists,
-    false,
     func,
-    literal,
     or_,
     select,
     text,
     tuple_,
-    union_all,
 )
-from sqlalchemy import cast as sql_cast
-from sqlalchemy.dialects import postgresql
 
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
-    among_of,
     clock,
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.engine.ledger.sql.paging import continued, cursor_before, fetch_page
+from switchyard.services.engine.ledger.sql.job_filters import (
+    filter_jobs,
+    find_bound,
+    find_span_end,
+    in_states,
+    lanes_in_states,
+    sort_columns,
+)
+from switchyard.services.engine.ledger.sql.paging import cursor_before, fetch_page
 from switchyard.services.engine.ledger.sql.repository import LedgerCore, Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
     IS_DEAD,
@@ -55,7 +55,7 @@ from switchyard.services.engine.ledger.sql.tables import (
 )
 from switchyard.services.engine.records.errors import UnknownJob
 from switchyard.services.engine.records.progress import ProgressRecord
-from switchyard.services.engine.records.requests import JobFilter, PayloadField
+from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import (
     TIMED_OUT,
     AttemptRecord,
@@ -174,19 +174,19 @@ class JobReads(Repository):
         with None, all jobs are examined.
         """
         job_filter = job_filter or JobFilter()
-        at, key = _sort_columns(job_filter)
+        at, key = sort_columns(job_filter)
         now, dialect = self.clock.time(), self._database.dialect
 
         def read_page(connection: Connection, number: int | None) -> JobListing:
             bound = None
             wanted = job_filter
             if number is not None:
-                bound = _find_bound(connection, job_filter, number, cursor)
+                bound = find_bound(connection, job_filter, number, cursor)
             if bound is not None:
                 wanted = replace(job_filter, since=bound)
-            parts = _lanes_in_states(connection, wanted)
+            parts = lanes_in_states(connection, wanted)
             rest = wanted if parts is None else replace(wanted, state=None, lane=None)
-            query = _filter_jobs(_summaries(), rest, now, dialect)
+            query = filter_jobs(_summaries(), rest, now, dialect)
             page = fetch_page(connection, query, at, key, _summary, limit, cursor, parts=parts)
             following = page.next_cursor
             if following is None and bound is not None:
@@ -212,12 +212,10 @@ class JobReads(Repository):
     ) -> float | None:
         """Return since when jobs are examined where `list_jobs` examines `number` for its first
         page; None where that is all that the filter leaves."""
-        return _find_bound(connection, job_filter, number, None)
+        return find_bound(connection, job_filter, number, None)
 
-    @read
-    def matching_jobs(
+    async def matching_jobs(
         self,
-        connection: Connection,
         job_filter: JobFilter,
         states: Collection[State],
         *,
@@ -226,29 +224,62 @@ class JobReads(Repository):
     ) -> list[JobSummary]:
         """Return jobs that match the filter and are in one of the states, the oldest first. `after`
         is the position of the last job of the page before: when it was made, and its id."""
-        query = _filter_jobs(_summaries(), job_filter, self.clock.time(), self._database.dialect)
-        query = query.where(_in_states(states))
-        at, key = _sort_columns(job_filter)
-        if after is not None:
-            query = query.where(at >= after[0], tuple_(at, key) > tuple_(*after))
-        query = query.order_by(at, key).limit(limit)
-        return [_summary(row) for row in connection.execute(query)]
+        found: list[JobSummary] = []
+        async for span in self._spans(job_filter, states, 0.0 if after is None else after[0]):
+            query = self._matching(_summaries(), span, states)
+            at, key = sort_columns(span)
+            if after is not None:
+                query = query.where(at >= after[0], tuple_(at, key) > tuple_(*after))
+            query = query.order_by(at, key).limit(limit - len(found))
+            found += await self._database.read(partial(_fetch_summaries, query=query))
+            if len(found) == limit:
+                break
+        return found
 
-    @read
-    def count_matching(
-        self,
-        connection: Connection,
-        job_filter: JobFilter,
-        states: Collection[State],
-        *,
-        at_most: int,
+    async def count_matching(
+        self, job_filter: JobFilter, states: Collection[State], *, at_most: int
     ) -> int:
         """Count the jobs that match the filter and are in one of the states, up to `at_most`."""
-        query = _filter_jobs(
-            select(jobs.c.id), job_filter, self.clock.time(), self._database.dialect
-        )
-        matching = query.where(_in_states(states)).limit(at_most).subquery()
-        return connection.scalar(select(func.count()).select_from(matching)) or 0
+        number = 0
+        async for span in self._spans(job_filter, states, 0.0):
+            query = self._matching(select(jobs.c.id), span, states).limit(at_most - number)
+            counted = select(func.count()).select_from(query.subquery())
+            number += await self._database.read(partial(_fetch_number, query=counted))
+            if number == at_most:
+                break
+        return number
+
+    async def _spans(
+        self, job_filter: JobFilter, states: Collection[State], since: float
+    ) -> AsyncIterator[JobFilter]:
+        """Yield the filter cut into spans of time, the oldest first, each with about EXAMINED_JOBS
+        jobs: to look through millions at once takes longer than a statement may. Yield it as a
+        whole where an index finds its jobs."""
+        if job_filter.is_indexed:
+            yield job_filter
+            return
+        if job_filter.state is not None:
+            states = [job_filter.state]
+        begin = max(since, job_filter.since or 0.0)
+        end: float | None = begin
+        while end is not None:
+            end = await self._database.read(
+                partial(
+                    find_span_end,
+                    states=states,
+                    after=begin,
+                    until=job_filter.until,
+                    number=EXAMINED_JOBS,
+                )
+            )
+            yield replace(job_filter, since=begin, until=job_filter.until if end is None else end)
+            begin = begin if end is None else end
+
+    def _matching(
+        self, query: Select[Any], job_filter: JobFilter, states: Collection[State]
+    ) -> Select[Any]:
+        query = filter_jobs(query, job_filter, self.clock.time(), self._database.dialect)
+        return query.where(in_states(states))
 
     @read
     def count_by_state(
@@ -256,13 +287,13 @@ class JobReads(Repository):
     ) -> dict[State, int]:
         """Count the newest jobs that match the filter, `newest` at most, by state; the filter's own
         state is ignored."""
-        query = _filter_jobs(
+        query = filter_jobs(
             select(jobs.c.state),
             replace(job_filter, state=None),
             self.clock.time(),
             self._database.dialect,
         )
-        at, key = _sort_columns(job_filter)
+        at, key = sort_columns(job_filter)
         found = query.order_by(at.desc(), key.desc()).limit(newest).subquery()
         counted = select(found.c.state, func.count()).group_by(found.c.state)
         return {State(state): number for state, number in connection.execute(counted)}
@@ -483,6 +514,14 @@ def _fetch_ids(connection: Connection, query: Select[Any]) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
+def _fetch_summaries(connection: Connection, query: Select[Any]) -> list[JobSummary]:
+    return [_summary(row) for row in connection.execute(query)]
+
+
+def _fetch_number(connection: Connection, query: Select[Any]) -> int:
+    return connection.scalar(query) or 0
+
+
 def _summaries() -> Select[Any]:
     return select(*_SUMMARY, *_PROGRESS).select_from(_WITH_PROGRESS)
 
@@ -500,122 +539,6 @@ def _count_states(connection: Connection, states: Collection[State]) -> dict[str
     return found
 
 
-def lanes_in(connection: Connection, state: State) -> list[str]:
-    """Return the lanes that have jobs of this state, by a look into the index for each."""
-    found: list[str] = []
-    query = select(func.min(jobs.c.lane)).where(jobs.c.state == state)
-    lane = connection.scalar(query)
-    while lane is not None:
-        found.append(lane)
-        lane = connection.scalar(query.where(jobs.c.lane > lane))
-    return found
-
-
-def _find_bound(
-    connection: Connection, job_filter: JobFilter, number: int, cursor: str | None
-) -> float | None:
-    """Return when the last of the next `number` jobs was made, newest first, whether or not they
-    match; of the filter's state, and then its lane, if it has one. None where that is before the
-    filter's own time, or there are fewer. Raises InvalidCursor."""
-    at, key = jobs.c.created_at, jobs.c.id
-    query = continued(select(at), at, key, cursor)
-    if job_filter.until is not None:
-        query = query.where(at < job_filter.until)
-    if job_filter.state in (None, State.SUCCEEDED):  # nearly all jobs
-        made = query.order_by(at.desc(), key.desc())
-    else:
-        wanted = JobFilter(state=job_filter.state, lane=job_filter.lane)
-        parts = _lanes_in_states(connection, wanted) or [false()]
-        newest = (query.where(part).order_by(at.desc()).limit(number) for part in parts)
-        each = union_all(*(select(part.subquery()) for part in newest)).subquery()
-        made = select(each.c.created_at).order_by(each.c.created_at.desc())
-    made_at: float | None = connection.scalar(made.offset(number - 1).limit(1))
-    if made_at is None or made_at <= (job_filter.since or 0.0):
-        return None
-    return made_at
-
-
-def _lanes_in_states(
-    connection: Connection, job_filter: JobFilter
-) -> list[ColumnElement[bool]] | None:
-    """Return a condition for each pair of state and lane that the jobs may have: for each, the
-    index of states has the jobs in the order of age. None where neither is given, or where another
-    index finds the jobs."""
-    if job_filter.state is None and job_filter.lane is None:
-        return None
-    others = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
-    if any(getattr(job_filter, name) for name in others):
-        return None
-    return [
-        (jobs.c.state == state) & (jobs.c.lane == lane)
-        for state in ([job_filter.state] if job_filter.state else State)
-        for lane in ([job_filter.lane] if job_filter.lane else lanes_in(connection, state))
-    ]
-
-
-def _filter_jobs(
-    query: Select[Any], job_filter: JobFilter, now: float, dialect: str
-) -> Select[Any]:
-    columns = ("state", "lane", "job_type", "worker", "source", "parent_id", "operation_id")
-    for name in columns:
-        value = getattr(job_filter, name)
-        if value is None:
-            continue
-        column: ColumnElement[Any] = jobs.c[name]
-        if value is State.SUCCEEDED and job_filter.lane is None:
-            # Nearly all jobs: walk them by age, for the index of states would have to sort them.
-            column = func.coalesce(column, "")
-        query = query.where(column == value)
-    for number, (name, value) in enumerate(job_filter.tags.items()):
-        condition = (job_tags.c.name == name) & (job_tags.c.value == value)
-        if number == 0:  # by its index, the jobs come in the order of their age
-            query = query.join(job_tags, (job_tags.c.job_id == jobs.c.id) & condition)
-        else:
-            other = job_tags.alias()
-            has_it = (other.c.job_id == jobs.c.id) & (other.c.name == name)
-            query = query.where(exists().where(has_it, other.c.value == value))
-    if job_filter.ids:
-        query = query.where(among_of(dialect, jobs.c.id, job_filter.ids))
-    if job_filter.acted_by is not None:
-        condition = (job_actions.c.operation_id == job_filter.acted_by) & (
-            job_actions.c.job_id == jobs.c.id
-        )
-        query = query.where(exists().where(condition))
-    if job_filter.pipeline is not None:
-        query = query.where(
-            or_(jobs.c.id == job_filter.pipeline, jobs.c.pipeline == job_filter.pipeline)
-        )
-    for moment, since, until in (
-        (jobs.c.created_at, job_filter.since, job_filter.until),
-        (jobs.c.finished_at, job_filter.finished_since, job_filter.finished_until),
-    ):
-        if since is not None:
-            query = query.where(moment >= since)
-        if until is not None:
-            query = query.where(moment < until)
-    if job_filter.slower_than is not None:
-        ended_at = case((jobs.c.state == State.RUNNING, now), else_=jobs.c.finished_at)
-        query = query.where(ended_at - jobs.c.started_at > job_filter.slower_than)
-    if job_filter.error is not None:
-        texts = (jobs.c.error_type, jobs.c.error_message, jobs.c.reason)
-        conditions = [each.icontains(job_filter.error, autoescape=True) for each in texts]
-        query = query.where(or_(*conditions))
-    if job_filter.payload is not None:
-        query = query.where(_payload_value(job_filter.payload, dialect) == job_filter.payload.value)
-    return query
-
-
-def _sort_columns(job_filter: JobFilter) -> tuple[ColumnElement[float], ColumnElement[str]]:
-    """Return when a job was made, and its id: the columns that order `_filter_jobs`."""
-    if job_filter.tags:
-        return job_tags.c.created_at, job_tags.c.job_id
-    if job_filter.operation_id is not None or job_filter.acted_by is not None:
-        # `+ 0.0` keeps PostgreSQL from walking the index of all jobs' ages: it expects these jobs
-        # to be spread evenly in it, but they may be far back.
-        return jobs.c.created_at + 0.0, jobs.c.id
-    return jobs.c.created_at, jobs.c.id
-
-
 def _with_tags(connection: Connection, summaries: Sequence[JobSummary]) -> tuple[JobSummary, ...]:
     tags: dict[str, dict[str, str]] = {}
     query = select(job_tags.c.job_id, job_tags.c.name, job_tags.c.value)
@@ -623,37 +546,6 @@ def _with_tags(connection: Connection, summaries: Sequence[JobSummary]) -> tuple
     for job_id, name, value in connection.execute(query.order_by(job_tags.c.name)):
         tags.setdefault(job_id, {})[name] = value
     return tuple(replace(job, tags=tags.get(job.id, {})) for job in summaries)
-
-
-def _in_states(states: Collection[State]) -> ColumnElement[bool]:
-    column: ColumnElement[Any] = jobs.c.state
-    if State.SUCCEEDED in states:
-        # Nearly all jobs: walk them by age, as `_filter_jobs` does.
-        column = func.coalesce(column, "")
-    return column.in_(sorted(states))
-
-
-def _payload_value(payload_field: PayloadField, dialect: str) -> ColumnElement[str]:
-    """Return the value of that field of a payload as text; NULL where there is none, and where the
-    database can't read the payload."""
-    payload = jobs.c.payload
-    if dialect == "sqlite":
-        # Whether a number is a key or a place in a list, only the payload knows.
-        places = "".join(
-            f"[{key}]" if key.isdecimal() else f'."{key}"' for key in payload_field.keys
-        )
-        names = "".join(f'."{key}"' for key in payload_field.keys)
-        value = func.coalesce(*(_sqlite_value(f"${path}") for path in (places, names)))
-        return case((func.json_valid(payload) == 1, value))
-    is_readable = ~payload.regexp_match(r"\\u(0000|[dD][89a-fA-F])")
-    path = literal(list(payload_field.keys), postgresql.ARRAY(Text))
-    return case((is_readable, sql_cast(payload, postgresql.JSON).op("#>>")(path)))
-
-
-def _sqlite_value(path: str) -> ColumnElement[str]:
-    value, kind = func.json_extract(jobs.c.payload, path), func.json_type(jobs.c.payload, path)
-    words = case((kind == "true", "true"), (kind == "false", "false"), else_=value)
-    return sql_cast(words, Text)
 
 
 def _summary_fields(row: RowMapping) -> dict[str, Any]:

@@ -31,13 +31,13 @@ from sqlalchemy import (
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.archive import is_unsettled
-from switchyard.services.engine.ledger.job_reads import lanes_in
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
     keys_condition,
     keys_parameter,
 )
+from switchyard.services.engine.ledger.sql.job_filters import lanes_in
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import (

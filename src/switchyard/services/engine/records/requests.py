@@ -269,13 +269,18 @@ class JobFilter:
         return self == JobFilter()
 
     @property
-    def is_scan(self) -> bool:
-        """Whether no index finds the matching jobs: if they are rare, all jobs are read, or all of
-        the filter's state."""
+    def is_indexed(self) -> bool:
+        """Whether an index finds the matching jobs among all others."""
         found = ("ids", "parent_id", "pipeline", "operation_id", "acted_by", "tags")
+        return any(getattr(self, name) for name in found)
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether each job has to be read to know if it matches: if such jobs are rare, all jobs
+        are read, or all of the filter's state."""
         read = ("job_type", "worker", "source", "finished_since", "finished_until", "slower_than")
         is_read = any(getattr(self, name) is not None for name in (*read, "error", "payload"))
-        return is_read and not any(getattr(self, name) for name in found)
+        return is_read and not self.is_indexed
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set."""
