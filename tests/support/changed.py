@@ -18,6 +18,8 @@ from pathlib import Path
 
 import grimp
 
+from tests.support.sources import statements
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("src", "tests", "benchmarks")
 PACKAGES = ("switchyard", "tests", "benchmarks")
@@ -55,7 +57,7 @@ def modules() -> dict[str, Path]:
 def _named(text: str) -> set[str]:
     """The dotted names in a file; `from a import b` may stand for the module a.b."""
     named = set(DOTTED.findall(text))
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text).body):
         if isinstance(node, ast.ImportFrom) and node.module in named | set(PACKAGES):
             named |= {f"{node.module}.{each.name}" for each in node.names}
     return named

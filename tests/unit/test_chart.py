@@ -35,8 +35,11 @@ def test_lint_finds_nothing(example: str) -> None:
     assert (report["messages"], report["errors"]) == ([], [])
 
 
-@every_example
-@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize(
+    ("example", "version"),
+    [*(("production", version) for version in KUBERNETES), ("small", "1.31"),
+     ("external-broker", "1.27")],
+)  # fmt: skip
 def test_kubernetes_would_take_every_manifest(example: str, version: str) -> None:
     import kubernetes_validate  # a second of processor time, which only these tests are to pay
 

@@ -14,6 +14,7 @@ import pytest
 
 from switchyard.cli.base.errors import exit_code_of, explain
 from switchyard.services.common.extras import MODULES_OF_EXTRAS
+from tests.support.sources import statements
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -75,8 +76,8 @@ DEV = _names(PROJECT["optional-dependencies"]["dev"])
 BENCH = _names(PROJECT["optional-dependencies"]["bench"])
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in statements(tree.body):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

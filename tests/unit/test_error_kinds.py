@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,10 +115,12 @@ def test_every_error_is_of_exactly_one_kind(name: str) -> None:
 
 def test_what_has_no_kind_is_never_raised() -> None:
     names = {family.__name__ for family in FAMILIES} | {kind.__name__ for kind in KINDS}
+    made = re.compile(rf"\braise ({'|'.join(names)})\(")
     raised = [
         f"{file}:{node.lineno}"
         for file in Path(*switchyard.__path__).rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        if made.search(text := file.read_text())  # or to parse them all takes seconds
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Raise)
         and isinstance(node.exc, ast.Call)
         and getattr(node.exc.func, "id", None) in names

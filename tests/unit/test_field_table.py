@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiormq.exceptions import AMQPConnectionError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode, encode
 
@@ -178,7 +178,6 @@ def delivery_of(message: Incoming) -> Delivery:
         max_size=4,
     )
 )
-@settings(max_examples=300)
 def test_whatever_its_properties_a_message_comes_in_and_can_go_out_again(
     sent: list[tuple[bytes, bytes, bytes, bytes, int]],
 ) -> None:

@@ -129,6 +129,6 @@ def test_what_was_read_once_stays_as_it_is(text: str) -> None:
     ],
 )
 def test_no_text_takes_long(part: str, size: int) -> None:
-    began = time.monotonic()
-    read((part * 400_000)[:400_000], size)
-    assert time.monotonic() - began < 5
+    began = time.process_time()
+    read((part * 200_000)[:200_000], size)
+    assert time.process_time() - began < 2.5

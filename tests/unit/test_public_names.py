@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,21 @@ from switchyard.services.engine.jobs.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("fastapi", "sqlalchemy", "aio_pika", "aiormq", "pika", "httpx", "pydantic_settings")
-WIRE = {"aio_pika", "aiormq", "pika", "pydantic_settings"}
-COSTS = {
-    "AsyncClient": {"httpx"},
-    "Client": {"httpx"},
-    "BlockingPublisher": WIRE,
-    "JobPublisher": {"aio_pika", "aiormq", "pydantic_settings", "sqlalchemy"},
-    "JobRequest": {"aio_pika", "aiormq", "pydantic_settings", "sqlalchemy"},
-    "LLMQueue": {"aio_pika", "aiormq", "pydantic_settings", "sqlalchemy"},
+CLIENTS = ("AsyncClient", "Client")
+COSTS: dict[tuple[str, ...], set[str]] = {
+    CLIENTS: {"httpx"},
+    ("BlockingPublisher",): {"aio_pika", "aiormq", "pika", "pydantic_settings"},
+    ("JobPublisher", "JobRequest", "LLMQueue"): {
+        "aio_pika",
+        "aiormq",
+        "pydantic_settings",
+        "sqlalchemy",
+    },
 }
-"""What of the heavy libraries a name may load; the others none."""
+"""What of the heavy libraries these names may load; the others none."""
 
 
+@cache
 def modules_after(code: str) -> set[str]:
     """What a fresh interpreter has loaded when it has run that."""
     report = "\nimport json, sys; print(json.dumps(list(sys.modules)))"
@@ -40,23 +44,18 @@ def test_the_import_itself_loads_nothing() -> None:
     assert added == {"switchyard"}
 
 
-@pytest.mark.parametrize("name", COSTS)
-def test_a_name_costs_what_it_needs_and_no_more(name: str) -> None:
-    loaded = modules_after(f"from switchyard import {name}")
-    assert {each for each in HEAVY if each in loaded} <= COSTS[name]
+@pytest.mark.parametrize("names", COSTS, ids=" ".join)
+def test_a_name_costs_what_it_needs_and_no_more(names: tuple[str, ...]) -> None:
+    loaded = modules_after(f"from switchyard import {', '.join(names)}")
+    assert {each for each in HEAVY if each in loaded} <= COSTS[names]
+    assert loaded & frozenset().union(*MODULES_OF_EXTRAS.values()) == set()
 
 
 def test_all_other_names_together_cost_nothing() -> None:
-    others = [name for name in switchyard.__all__ if name not in COSTS]
+    costly = {name for names in COSTS for name in names}
+    others = [name for name in switchyard.__all__ if name not in costly]
     loaded = modules_after(f"from switchyard import {', '.join(others)}")
     assert {each for each in HEAVY if each in loaded} == set()
-
-
-def test_who_publishes_and_calls_loads_the_library_of_no_extra() -> None:
-    loaded = modules_after(
-        "from switchyard import BlockingPublisher, Client, JobPublisher, JobRequest, job"
-    )
-    assert loaded & frozenset().union(*MODULES_OF_EXTRAS.values()) == set()
 
 
 def test_outcomes_need_no_library_at_all() -> None:
@@ -67,7 +66,7 @@ def test_outcomes_need_no_library_at_all() -> None:
 
 def test_a_client_is_light() -> None:
     """httpx and pydantic, and what of ours describes the API: half of what a server needs."""
-    client = modules_after("from switchyard import Client")
+    client = modules_after(f"from switchyard import {', '.join(CLIENTS)}")
     libraries = modules_after("import asyncio, httpx, pydantic; pydantic.BaseModel")
     assert len(client - libraries) < 250, sorted(client - libraries)
 

@@ -118,17 +118,13 @@ def test_promtool_takes_the_rules() -> None:
     assert f"{len(NAMES)} rules found" in promtool("check", "rules", str(RULES))
 
 
-def fires(tmp_path: Path, series: tuple[str, ...], *, alert: str, fires: bool) -> None:
-    """Ask promtool whether the alert fires after thirty minutes of these series."""
-    (rule,) = [each for each in rules() if each["alert"] == alert]
-    plain = {"alert": alert, "expr": rule["expr"], "for": rule.get("for", "0s"), "labels": {}}
-    (tmp_path / "rules.yaml").write_text(
-        yaml.safe_dump({"groups": [{"name": "one", "rules": [plain]}]})
-    )
+def case(series: tuple[str, ...], *, alert: str, fires: bool) -> dict[str, Any]:
+    """For promtool: whether the alert fires after thirty minutes of these series."""
     samples = [dict(zip(("series", "values"), each.split(" ", 1), strict=True)) for each in series]
     # Whether it fires, and not with which labels.
     count = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > 0'
-    case = {
+    return {
+        "name": f"{alert} {'fires' if fires else 'is quiet'}",
         "interval": "1m",
         "input_series": samples,
         "promql_expr_test": [
@@ -139,16 +135,23 @@ def fires(tmp_path: Path, series: tuple[str, ...], *, alert: str, fires: bool) -
             }
         ],
     }
-    (tmp_path / "tests.yaml").write_text(
-        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]})
+
+
+def test_each_alert_fires_when_that_happens_and_not_otherwise(tmp_path: Path) -> None:
+    """By one run of promtool, which names what fails."""
+    assert SERIES.keys() == set(NAMES)
+    plain = [
+        {"alert": each["alert"], "expr": each["expr"], "for": each.get("for", "0s"), "labels": {}}
+        for each in rules()
+    ]
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "one", "rules": plain}]})
     )
+    cases = [case(SERIES[alert], alert=alert, fires=True) for alert in NAMES]
+    cases += [case(QUIET, alert=alert, fires=False) for alert in NAMES]
+    options = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": cases}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(options))
     promtool("test", "rules", str(tmp_path / "tests.yaml"))
-
-
-@pytest.mark.parametrize("alert", NAMES)
-def test_the_alert_fires_when_that_happens_and_not_otherwise(tmp_path: Path, alert: str) -> None:
-    fires(tmp_path, SERIES[alert], alert=alert, fires=True)
-    fires(tmp_path, QUIET, alert=alert, fires=False)
 
 
 @pytest.mark.parametrize("rule", rules(), ids=NAMES)

@@ -43,7 +43,7 @@ import pytest
 """
 TEST = """
 
-@pytest.mark.timeout(1, method="signal")
+@pytest.mark.timeout(0.5, method="signal")
 async def test_{name}():
 {body}
 """
@@ -55,11 +55,12 @@ def test_tests_that_hang_in_their_event_loop_are_ended_each_and_the_run_goes_on(
     names = {hang: hang.replace(" ", "_") for hang in HANGS}
     tests = (TEST.format(name=name, body=HANGS[hang]) for hang, name in names.items())
     (tmp_path / "test_hangs.py").write_text(BEGIN + "".join(tests))
-    options = ["-q", "-rf", "-p", "tests.support.time_limits", "-o", "asyncio_mode=auto"]
+    plugins = ["pytest_asyncio.plugin", "pytest_timeout", "tests.support.time_limits"]
+    options = ["-q", "-rf", "-o", "asyncio_mode=auto", *(f"-p{each}" for each in plugins)]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=100,

@@ -29,7 +29,7 @@ def fingerprint() -> str:
     return hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "random"])
+@pytest.mark.parametrize("seed", ["0", "1"])
 def test_vectors_are_the_same_in_another_process_with_another_hash_seed(seed: str):
     program = (
         "from tests.unit.pipeline.test_hashed_embedder import fingerprint; print(fingerprint())"

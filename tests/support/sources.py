@@ -1,0 +1,17 @@
+"""What stands in sources of Python, found in a fraction of the time that `ast.walk` takes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of a statement that hold further ones."""
+
+
+def statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """These, and all that stand in them, but no expressions: of those are nine tenths of a tree."""
+    for node in nodes:
+        yield node
+        for block in BLOCKS:
+            yield from statements(getattr(node, block, ()))
