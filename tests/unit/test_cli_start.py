@@ -83,22 +83,41 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
 
 
 def test_what_reads_the_ledger_loads_no_more_of_its_libraries_than_it_uses(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/none.db"
+    modules = _modules_without_ledger(tmp_path, ["jobs", "list"], JOBS_DATABASE_URL=url)
+    assert {"structlog", "sqlalchemy"} <= modules
+    unused = {"alembic", "asyncpg", "fastapi", "lancedb", "numpy", "openai", "pygments", "rich"}
+    assert unused.isdisjoint(modules)
+    assert not {"sqlalchemy.ext.asyncio", "sqlalchemy.orm"}.intersection(modules)
+
+
+def test_a_question_without_a_ledger_is_refused_before_its_libraries_are_loaded(
+    tmp_path: Path,
+) -> None:
+    modules = _modules_without_ledger(
+        tmp_path,
+        ["llm", "ask", "why?"],
+        JOBS_DATA_DIR=str(tmp_path),
+        JOBS_AMQP_URL="amqp://127.0.0.1:1",
+    )
+    assert {"sqlalchemy", "aiormq", "switchyard.services.llm.llm_queue"}.isdisjoint(modules)
+
+
+def _modules_without_ledger(folder: Path, command: list[str], **environment: str) -> set[str]:
+    """Run a command that finds no ledger, and return the modules that it has loaded."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, "jobs", "list"],
+        [sys.executable, "-c", PROBE, *command],
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | {"JOBS_DATA_DIR": str(tmp_path)},
-        cwd=tmp_path,
+        env=os.environ | environment,
+        cwd=folder,
     )
     said, _, report = done.stderr.rpartition("\n")
     code, modules = json.loads(report)
     assert code == 1
     assert "there is no ledger" in said
-    assert {"structlog", "sqlalchemy"} <= set(modules)
-    unused = {"alembic", "asyncpg", "fastapi", "lancedb", "numpy", "openai", "pygments", "rich"}
-    assert unused.isdisjoint(modules)
-    assert not {"sqlalchemy.ext.asyncio", "sqlalchemy.orm"}.intersection(modules)
+    return set(modules)
 
 
 def _under(package: str, modules: list[str]) -> set[str]:

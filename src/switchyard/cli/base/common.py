@@ -133,6 +133,22 @@ def require_broker(settings: Settings) -> str:
         ) from error
 
 
+def require_ledger(settings: Settings) -> None:
+    """Raise LedgerMissing where there is no file of the default ledger, before a command loads the
+    libraries that would find that out: these take most of its time."""
+    from switchyard.services.engine.records.errors import LedgerMissing
+
+    if settings.database_url is not None:
+        return
+    file = settings.ledger_file.absolute()
+    try:
+        file.stat()
+    except FileNotFoundError as error:
+        raise LedgerMissing(str(file)) from error
+    except OSError:
+        return  # who opens it says why it can't be
+
+
 @asynccontextmanager
 async def open_ledger(
     settings: Settings, registry: Registry | None = None, *, wait: bool = False
@@ -143,6 +159,8 @@ async def open_ledger(
 
     Raises LedgerError, which says `jobctl db upgrade`.
     """
+    if not wait:
+        require_ledger(settings)
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.monitoring.startup import wait_until_available
 

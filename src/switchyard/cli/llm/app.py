@@ -15,6 +15,7 @@ from switchyard.cli.base.common import (
     open_ledger,
     quiet_logs,
     require_broker,
+    require_ledger,
     run,
 )
 from switchyard.cli.base.durations import DURATION_HELP, optional_duration
@@ -132,6 +133,7 @@ def ask(
     settings = load_settings()
     if not settings.llm_direct:
         require_broker(settings)
+    require_ledger(settings)
     seconds = optional_duration(timeout) or 600.0
     sending = _send_request(
         settings,

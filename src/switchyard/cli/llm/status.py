@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchyard.broker.wording import pluralize
-from switchyard.cli.base.common import load_registry, load_settings, open_ledger, run
+from switchyard.cli.base.common import (
+    load_registry,
+    load_settings,
+    open_ledger,
+    require_ledger,
+    run,
+)
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import (
     JsonOption,
@@ -38,6 +44,7 @@ def status(as_json: JsonOption = False) -> None:
     Lists calls in progress, limits, pauses, how long requests may take, and the money left.
     """
     settings = load_settings()
+    require_ledger(settings)
     limits = _time_limits(settings)
 
     async def read() -> tuple[

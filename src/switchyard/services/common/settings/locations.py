@@ -104,7 +104,12 @@ class LocationSettings(BaseSettings, defer_build=True):
         """The SQLAlchemy address of the ledger."""
         if self.database_url is not None:
             return self.database_url.get_secret_value()
-        return f"sqlite+aiosqlite:///{self.data_dir / 'ledger.db'}"
+        return f"sqlite+aiosqlite:///{self.ledger_file}"
+
+    @property
+    def ledger_file(self) -> Path:
+        """The file of the ledger where JOBS_DATABASE_URL is not set."""
+        return self.data_dir / "ledger.db"
 
     @property
     def database_passwords(self) -> dict[str, str]:
