@@ -6,7 +6,11 @@ from typing import Any, ClassVar
 import pytest
 
 from switchyard.services.engine.ledger.sql.committer import GroupCommitter
-from switchyard.services.engine.records.errors import LedgerUnavailable, RowRejected
+from switchyard.services.engine.records.errors import (
+    LedgerClosed,
+    LedgerUnavailable,
+    RowRejected,
+)
 from tests.support.eventually import PATIENCE
 
 
@@ -112,3 +116,25 @@ async def test_nobody_waits_for_ever_when_the_answers_are_too_few() -> None:
     committer = GroupCommitter(commit)
     with pytest.raises(LedgerUnavailable, match="not known"):
         await asyncio.wait_for(committer.submit(Write("a")), PATIENCE)
+
+
+async def test_what_nobody_waits_for_goes_with_the_next_operation() -> None:
+    commits = Commits()
+    commits.go_on.set()
+    committer = GroupCommitter(commits)
+    soon = committer.submit_soon(Write("soon"))
+    assert await committer.submit(Write("a")) == "a"
+    assert await soon == "soon"
+    assert commits.batches == [["soon", "a"]]
+
+
+async def test_what_nobody_waits_for_is_committed_alone_or_at_the_end() -> None:
+    commits = Commits()
+    commits.go_on.set()
+    committer = GroupCommitter(commits)
+    assert await asyncio.wait_for(committer.submit_soon(Write("alone")), PATIENCE) == "alone"
+    last = committer.submit_soon(Write("last"))
+    await committer.close()
+    assert await last == "last"
+    with pytest.raises(LedgerClosed):
+        await committer.submit_soon(Write("late"))

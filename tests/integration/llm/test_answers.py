@@ -158,9 +158,7 @@ async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
 ) -> None:
     """Killed between the file and the ledger's word of it."""
     answers = open_answers()
-    await answers._store_or_hold(
-        content_hash(QUESTION), QUESTION, Completion("paid", "m", "stop", {})
-    )
+    await answers.keep(QUESTION, Completion("paid", "m", "stop", {}))
     records = LlmLedger(ledger).answers
     page = await records.examine_llm_answers(max_age=0, max_bytes=0, after=None, limit=9)
     assert (await records.drop_llm_answers(page.superfluous))[0] == [content_hash(QUESTION)]

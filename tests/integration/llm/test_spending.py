@@ -20,6 +20,7 @@ from switchyard.services.common.prices import ModelPrices
 from switchyard.services.common.settings import LlmServer as Provider
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql import committer
 from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, NoBudget
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.gate import Urgency
@@ -34,6 +35,7 @@ from switchyard.services.pipeline.index.embedder import embedder_named
 from tests.support import llm_server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.made import claim, finish, new_job
 from tests.support.site import slow
 from tests.support.small_steps import removed
 
@@ -67,6 +69,32 @@ def given(tmp_path: Path, llm: LlmServer) -> Settings:
 
 def asked(text: str, most: int = 7) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": most}
+
+
+async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
+    given: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "MAX_DELAY", 60.0)
+    records, by = LlmLedger(ledger), Requester("job-1")
+    question: dict[str, Any] = {"urgency": Urgency(), "timeout": 60.0, "by": by}
+    await ledger.jobs.record(new_job())
+    await ledger.jobs.claim(claim())
+    async with ModelClient.open(given, ledger) as lane:
+        await lane.answer(asked("a"), **question, record_soon=True)
+        # Who asks the same meanwhile gets the answer, and waits for no record.
+        assert (await lane.answer(asked("a"), **question, record_soon=True))[1]
+        (server,) = await records.slots.llm_servers()
+        assert server.in_flight == 1
+        assert await records.spending.llm_spend("job") == []
+        kinds: list[str] = []
+        ledger.observe(lambda kind, *_: kinds.append(kind))
+        assert await ledger.jobs.finish(finish()) is not None
+        assert kinds == ["write"]
+        (server,) = await records.slots.llm_servers()
+        assert server.in_flight == 0
+        (spent,) = await records.spending.llm_spend("job")
+        assert (spent.calls, spent.saved_calls, spent.cost) == (1, 1, 18.0)
+        assert (await lane.answer(asked("a"), **question))[1]
 
 
 async def ask(lane: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:

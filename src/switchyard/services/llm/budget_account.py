@@ -251,13 +251,17 @@ class BudgetAccount:
             self._log.warning("call cost not recorded", call=call.id, error=str(error))
 
     async def record_cache_saving(
-        self, answer: Completion, by: Requester, models: list[str]
+        self, answer: Completion, by: Requester, models: list[str], *, soon: bool
     ) -> None:
-        """Record what a stored answer, given by one of `models`, would have cost."""
+        """Record what a stored answer, given by one of `models`, would have cost; `soon`: with the
+        ledger's next write, for which the caller does not wait."""
         price = self._prices.of(answer.model, *models)
         cost = None if price is None else price.cost(answer.usage)
         call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
-        await self.settle(call)
+        if soon and self._repository is not None:
+            self._repository.settle_llm_call_soon(call)
+        else:
+            await self.settle(call)
 
     def no_budget_error(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
         """Return the error of a call for which one of its budgets has too little left."""

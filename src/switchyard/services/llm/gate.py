@@ -139,6 +139,27 @@ class FleetCall:
     """Whether other calls wait for a slot."""
 
 
+@dataclass(slots=True)
+class _ChangeAfterCall:
+    """The change of a server's state after a call."""
+
+    outcome: CallOutcome
+    policy: ConcurrencyPolicy
+    bounds: Bounds
+    others_wait: bool
+    """Whether other calls wait for a slot."""
+    jitter: float
+    is_overload: bool = False
+    """Whether the call has failed because the server had too many; set by the change."""
+
+    def __call__(self, state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
+        call, rule = FleetCall(self.outcome, in_flight, self.others_wait), self.policy
+        self.is_overload = shows_overload(state, call, now, policy=rule, bounds=self.bounds)
+        return state_after_call(
+            state, call, now, policy=rule, bounds=self.bounds, jitter=self.jitter
+        )
+
+
 class LlmGate:
     """The gate of one process; open it with `LlmGate.open`."""
 
@@ -223,28 +244,35 @@ class LlmGate:
         its cost. Returns whether the call failed because the server had too many: it gets fewer
         from now on."""
         self._held.pop(admission.slot, None)
-        bounds, policy = self._bounds[admission.server.name], self._policy
-        jitter = self._random.uniform(1.0, PAUSE_SPREAD)
-        others_wait = bool(self._waiting)
-        is_overload = False
-
-        def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
-            nonlocal is_overload
-            assert outcome is not None
-            call = FleetCall(outcome, in_flight, others_wait)
-            is_overload = shows_overload(state, call, now, policy=policy, bounds=bounds)
-            return state_after_call(state, call, now, policy=policy, bounds=bounds, jitter=jitter)
-
+        change = None if outcome is None else self._change_after(admission, outcome)
         try:
-            await self._slots.end_llm_slot(
-                admission.server.name, admission.slot, None if outcome is None else change, calls
-            )
+            await self._slots.end_llm_slot(admission.server.name, admission.slot, change, calls)
         except LedgerError as error:
             # The answer must not be lost for it; the slot runs out by itself, and the reservation
             # counts as spent in two hours.
             self._log.warning("model slot not released, nor call cost recorded", error=str(error))
         self._wake_first()
-        return is_overload
+        return change is not None and change.is_overload
+
+    def leave_answered(
+        self, admission: Admission, outcome: CallOutcome, calls: Sequence[LlmCall]
+    ) -> None:
+        """Give the slot of an answered call back, as `leave` does, with the ledger's next write:
+        its caller does not wait for that."""
+        self._held.pop(admission.slot, None)
+        ending = self._slots.end_llm_slot_soon(
+            admission.server.name, admission.slot, self._change_after(admission, outcome), calls
+        )
+        ending.add_done_callback(lambda _: self._wake_first())
+
+    def _change_after(self, admission: Admission, outcome: CallOutcome) -> _ChangeAfterCall:
+        return _ChangeAfterCall(
+            outcome,
+            self._policy,
+            self._bounds[admission.server.name],
+            others_wait=bool(self._waiting),
+            jitter=self._random.uniform(1.0, PAUSE_SPREAD),
+        )
 
     # --- those who wait -----------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ async def answer_endpoint_request(
                 model=request.model,
                 keep_all=True,
                 endpoint=endpoint,
+                record_soon=True,
                 output=ctx.output
                 if isinstance(request, ResponsesRequest) and request.stream
                 else None,
@@ -146,6 +147,7 @@ async def _ask_with_repair(
             output=ctx.output if request.stream else None,
             model=question.model,
             keep_all=question.keep_all,
+            record_soon=True,
         )
 
     answer, reused = await ask()

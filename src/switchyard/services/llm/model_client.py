@@ -65,6 +65,8 @@ class _ModelRequest:
     by: Requester
     keep_all: bool
     endpoint: Endpoint | None
+    record_soon: bool
+    """Whether the caller does not wait until the end of the call is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ class ModelClient:
         model: str | None = None,
         keep_all: bool = False,
         endpoint: Endpoint | None = None,
+        record_soon: bool = False,
     ) -> tuple[Completion, bool]:
         """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was reused:
         unless `fresh`, a question that was asked before, or is being asked, is not paid for again.
@@ -184,6 +187,9 @@ class ModelClient:
         the job is retried when the batch has ended. Raises what `ask` raises. With a `model`, only
         servers that have it are asked; with `keep_all`, the answer has a `body` with all fields.
         With an `endpoint`, `chat` is the body of its request.
+
+        With `record_soon`, the end of the call, its cost and the record of its answer are committed
+        with the ledger's next write: for a job that ends next, with that end.
         """
         question = self.answer_key_fields(chat, model, keep_all, endpoint)
         collector = self._collector if batch and not fresh and model is None else None
@@ -200,14 +206,16 @@ class ModelClient:
                 model=model,
                 keep_all=keep_all,
                 endpoint=endpoint,
+                record_soon=record_soon,
             )
 
-        answer, reused = await self._answers.get(question, ask, timeout=timeout, fresh=fresh)
+        answer, reused = await self._answers.get(
+            question, ask, timeout=timeout, fresh=fresh, record_soon=record_soon
+        )
         came_from_batch = collector is not None and await collector.finish_wait(question, by)
         if reused and not came_from_batch:
-            await self._account.record_cache_saving(
-                answer, by, [each.model for each in self._servers]
-            )
+            models = [each.model for each in self._servers]
+            await self._account.record_cache_saving(answer, by, models, soon=record_soon)
         return answer, reused
 
     def metric_samples(self) -> list[tuple[Metric, Samples]]:
@@ -230,10 +238,12 @@ class ModelClient:
         model: str | None = None,
         keep_all: bool = False,
         endpoint: Endpoint | None = None,
+        record_soon: bool = False,
     ) -> Completion:
         """Ask the first server that can answer a chat, whether or not an answer is stored.
 
-        `timeout` is in seconds, the wait for a slot included. Raises LlmUnavailable,
+        `timeout` is in seconds, the wait for a slot included. With `record_soon`, the end of the
+        call and its cost are committed with the ledger's next write. Raises LlmUnavailable,
         InvalidLlmResponse (try again later; `counts` says whether that is an attempt), LlmRefused,
         NoBudget, and LedgerError."""
         deadline = time.monotonic() + timeout
@@ -245,7 +255,7 @@ class ModelClient:
             left = deadline - time.monotonic()
             if len(excluded) == len(self._clients) or left <= 0:
                 break
-            request = _ModelRequest(chat, by, keep_all, endpoint)
+            request = _ModelRequest(chat, by, keep_all, endpoint, record_soon)
             try:
                 # Half of the time is left for the call: a call that begins too late for an answer
                 # would count as a time-out of the server, and use up an attempt of the job.
@@ -374,7 +384,11 @@ class ModelClient:
                 # Also when the job is cancelled: until then others wait for the slot, and
                 # can't spend what is reserved.
                 calls = self._account.ended_calls(admitted.call, charge)
-                is_overload = await asyncio.shield(self._gate.leave(admission, outcome, calls))
+                is_overload = False
+                if request.record_soon and outcome and outcome.ended is CallEnd.ANSWERED:
+                    self._gate.leave_answered(admission, outcome, calls)
+                else:
+                    is_overload = await asyncio.shield(self._gate.leave(admission, outcome, calls))
                 if is_overload and failure is not None:
                     raise LlmOverloaded(
                         f"{failure}; it had other calls and gets fewer now", after=SHORT_PAUSE

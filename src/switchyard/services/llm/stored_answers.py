@@ -72,6 +72,8 @@ class StoredAnswers:
         wait for it."""
         self._unwritten: dict[str, tuple[Completion, bytes]] = {}
         """By key, answers that the storage did not take, and the contents of their files."""
+        self._unrecorded: dict[str, tuple[Completion, asyncio.Future[None]]] = {}
+        """By key, stored answers whose record is about to be committed."""
         self._log = structlog.get_logger("llm")
         self._writing: TaskSupervisor | None = None
 
@@ -93,28 +95,32 @@ class StoredAnswers:
         *,
         timeout: float,
         fresh: bool = False,
+        record_soon: bool = False,
     ) -> tuple[Completion, bool]:
         """Return the answer, and whether it was stored already. `ask` gets the seconds that it may
         take.
 
-        `fresh` asks anew even if an answer is stored, and stores the new one. Raises what `ask`
+        `fresh` asks anew even if an answer is stored, and stores the new one. With `record_soon`,
+        its record is committed with the ledger's next write. Raises what `ask`
         raises, LlmSaturated if another process asks the same for longer than `timeout` seconds,
         and LedgerError.
         """
         key = content_hash(question)
         deadline = time.monotonic() + timeout
         if fresh:
-            return await self._store_or_hold(key, question, await ask(timeout)), False
+            answer = await ask(timeout)
+            return await self._store_or_hold(key, question, answer, record_soon), False
         async with self._exclusive(key):
-            if key in self._unwritten:
-                return self._unwritten[key][0], True
+            known = self._unwritten.get(key) or self._unrecorded.get(key)
+            if known is not None:
+                return known[0], True
             left = deadline - time.monotonic()
             stored_answer = await self._find_or_claim(key, left)
             if stored_answer is not None:
                 return stored_answer, True
             async with self._hold_claim(key):
                 answer = await ask(max(0.1, deadline - time.monotonic()))
-                return await self._store_or_hold(key, question, answer), False
+                return await self._store_or_hold(key, question, answer, record_soon), False
 
     async def keep(self, question: Mapping[str, Any], answer: Completion) -> None:
         """Store an answer that a batch gave. Raises StorageError."""
@@ -125,6 +131,8 @@ class StoredAnswers:
         """Delete the stored answer. Raises LedgerError, StorageError."""
         key = content_hash(question)
         self._unwritten.pop(key, None)
+        if key in self._unrecorded:
+            await asyncio.wait([self._unrecorded[key][1]])
         if self._repository is not None:
             await self._repository.forget_llm_answer(key)
         await self._storage.delete_async(_file_key(key))
@@ -192,13 +200,17 @@ class StoredAnswers:
             raise
 
     async def _store_or_hold(
-        self, key: str, question: Mapping[str, Any], answer: Completion
+        self, key: str, question: Mapping[str, Any], answer: Completion, record_soon: bool
     ) -> Completion:
         """Store an answer; hold it in memory until the storage takes it."""
         encoded = self._encode(question, answer)
         self._unwritten.pop(key, None)  # an older answer
         try:
-            await self._write(key, encoded)
+            if record_soon:
+                await self._storage.put_async(_file_key(key), encoded)
+                self._record_soon(key, answer, len(encoded))
+            else:
+                await self._write(key, encoded)
         except (StorageUnavailable, DiskFull) as error:
             if len(self._unwritten) >= MAX_UNWRITTEN:
                 raise
@@ -208,6 +220,21 @@ class StoredAnswers:
                 self._writing = TaskSupervisor(self._log)
                 self._writing.start("write answers", self._retry_writes)
         return answer
+
+    def _record_soon(self, key: str, answer: Completion, size: int) -> None:
+        """Record a stored answer with the ledger's next write; its caller does not wait for
+        that."""
+        if self._repository is None:
+            return
+        recording = self._repository.keep_llm_answer_soon(key, size)
+        self._unrecorded[key] = answer, recording
+
+        def forget(done: asyncio.Future[None]) -> None:
+            recorded = self._unrecorded.get(key)
+            if recorded is not None and recorded[1] is done:
+                del self._unrecorded[key]
+
+        recording.add_done_callback(forget)
 
     def _encode(self, question: Mapping[str, Any], answer: Completion) -> bytes:
         body = {"made_at": self._now(), "answer": asdict(answer), "servers": question["servers"]}

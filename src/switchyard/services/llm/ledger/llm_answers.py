@@ -14,7 +14,7 @@ from sqlalchemy import Connection, TextClause, delete, select, text, tuple_, upd
 
 from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.dialect import among, clock, db_now
-from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.records.retention import Removal
 from switchyard.services.llm.ledger.llm_tables import llm_answers
@@ -84,6 +84,12 @@ class LlmAnswerRepository(Repository):
     @write
     def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:
         """Record an answer of `size` bytes, and end the claim of its asker."""
+        connection.execute(_keep(connection), {"key": key, "size": size})
+
+    # The answer is stored, and is found when the question is asked again.
+    @write_soon("answer not recorded")
+    def keep_llm_answer_soon(self, connection: Connection, key: str, size: int) -> None:
+        """Do what `keep_llm_answer` does, with the next change of a job."""
         connection.execute(_keep(connection), {"key": key, "size": size})
 
     @write

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, select, tex
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.clock import latest_end
 from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into, is_sqlite
-from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.ledger.llm_history import note_pause
@@ -113,18 +113,22 @@ class LlmSlotRepository(Repository):
     ) -> None:
         """Give a slot back, store the server's next state as `change` makes it, and record the cost
         of `calls` as `settle_llm_call` does."""
-        if change is not None:
-            state = _lock_server(connection, server, 1)
-            slots = _count_slots(connection, server)
-            now = slots.now
-            changed = change(_state_at(state, now), slots.total, now)
-            _store(connection, server, changed, now)
-            note_pause(connection, server, state, changed, now)
-        elif calls:
-            now = db_now(connection)
-        connection.execute(_DELETE_SLOT, {"id": slot})
-        for call in calls:
-            settle_call(connection, call, now)
+        _end_slot(connection, server, slot, change, calls)
+
+    # The answer must not be lost for it: the slot runs out by itself, and what was reserved counts
+    # as spent in two hours.
+    @write_soon("model slot not released, nor call cost recorded")
+    def end_llm_slot_soon(
+        self,
+        connection: Connection,
+        server: str,
+        slot: str,
+        change: Change,
+        calls: Sequence[LlmCall],
+    ) -> None:
+        """Do what `end_llm_slot` does, with the next change of a job, such as the end of that which
+        has made the call: either both are recorded, or none is."""
+        _end_slot(connection, server, slot, change, calls)
 
     @write
     def renew_llm_slots(
@@ -234,6 +238,27 @@ _STORE_SERVER = text(
     "learned_at = :learned_at, updated_at = :now WHERE name = :name"
 )
 _NOTE_HOT_WAIT = text("UPDATE llm_servers SET hot_waits_until = :until WHERE name = :name")
+
+
+def _end_slot(
+    connection: Connection,
+    server: str,
+    slot: str,
+    change: Change | None,
+    calls: Sequence[LlmCall],
+) -> None:
+    if change is not None:
+        state = _lock_server(connection, server, 1)
+        slots = _count_slots(connection, server)
+        now = slots.now
+        changed = change(_state_at(state, now), slots.total, now)
+        _store(connection, server, changed, now)
+        note_pause(connection, server, state, changed, now)
+    elif calls:
+        now = db_now(connection)
+    connection.execute(_DELETE_SLOT, {"id": slot})
+    for call in calls:
+        settle_call(connection, call, now)
 
 
 def _count_slots(connection: Connection, server: str) -> Row[Any]:

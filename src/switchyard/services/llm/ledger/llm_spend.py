@@ -25,7 +25,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
     rows_parameters,
     rows_source,
 )
-from switchyard.services.engine.ledger.sql.repository import Repository, read, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
@@ -87,6 +87,11 @@ class LlmSpendRepository(Repository):
     def settle_llm_call(self, connection: Connection, call: LlmCall) -> None:
         """Record how a call has ended, in place of its reservation. A second time changes
         nothing."""
+        settle_call(connection, call, db_now(connection))
+
+    @write_soon("call cost not recorded")
+    def settle_llm_call_soon(self, connection: Connection, call: LlmCall) -> None:
+        """Do what `settle_llm_call` does, with the next change of a job."""
         settle_call(connection, call, db_now(connection))
 
     @write

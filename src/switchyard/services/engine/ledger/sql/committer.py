@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection
 
 from switchyard.broker.forking import Owner
 from switchyard.services.engine.ledger.sql.job_operations import JobChange
@@ -22,25 +25,40 @@ Answer = TypeVar("Answer")
 
 MAX_BATCH = 500
 """Operations in one transaction, at most: a faulty one must not delay the others for long."""
+MAX_DELAY = 0.02
+"""Seconds for which an operation that nobody waits for is kept for the next transaction."""
 
-Commit = Callable[[Sequence[JobChange[Any]]], Awaitable[Sequence[Any]]]
+
+@dataclass(frozen=True, slots=True)
+class OtherWrite(Generic[Answer]):
+    """An operation that changes other rows than jobs."""
+
+    run: Callable[[Connection], Answer]
+    """Called in the transaction; perhaps again, in another one."""
+
+
+Operation = JobChange[Answer] | OtherWrite[Answer]
+Commit = Callable[[Sequence[Operation[Any]]], Awaitable[Sequence[Any]]]
 """Runs operations in one transaction; answers each with its result or its LedgerError."""
 
-_PendingOperation = tuple[JobChange[Any], asyncio.Future[Any]]
+_PendingOperation = tuple[Operation[Any], asyncio.Future[Any]]
 
 
 class GroupCommitter:
-    """Collects operations of many coroutines. No timers: an idle ledger commits at once."""
+    """Collects operations of many coroutines. What somebody waits for is committed at once while
+    the ledger is idle."""
 
     def __init__(self, commit: Commit, max_batch: int = MAX_BATCH) -> None:
         self._commit = commit
         self._max_batch = max_batch
         self._waiting: deque[_PendingOperation] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while operations wait that nobody waits for."""
         self._closed = False
         self._owner = Owner()
 
-    async def submit(self, operation: JobChange[Answer]) -> Answer:
+    async def submit(self, operation: Operation[Answer]) -> Answer:
         """Run the operation in the next transaction, and return its result once it is committed.
 
         Raises LedgerUnavailable when the transaction failed, or the operation's own error. A
@@ -49,30 +67,57 @@ class GroupCommitter:
         return await self._enqueue(operation)
 
     async def submit_many(
-        self, operations: Sequence[JobChange[Answer]]
+        self, operations: Sequence[Operation[Answer]]
     ) -> list[Answer | BaseException]:
         """Return the results in order; an operation's own error stands in its place."""
         futures = [self._enqueue(operation) for operation in operations]
         return await asyncio.gather(*futures, return_exceptions=True)
+
+    def submit_soon(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
+        """Run the operation in the next transaction, with what is submitted meanwhile, and in
+        MAX_DELAY seconds at the latest. The future has its result, or the error that `submit`
+        would raise."""
+        loop = asyncio.get_running_loop()
+        try:
+            future = self._append(operation)
+        except LedgerError as error:
+            future = loop.create_future()
+            future.set_exception(error)
+            return future
+        if self._task is None and self._timer is None:
+            self._timer = loop.call_later(MAX_DELAY, self._start)
+        return future
 
     async def close(self) -> None:
         """Commit waiting operations, then refuse further ones."""
         self._closed = True
         if not self._owner.is_here:
             return  # what waits is the parent's
+        if self._waiting:
+            self._start()
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    def _enqueue(self, operation: JobChange[Answer]) -> asyncio.Future[Answer]:
+    def _enqueue(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
+        future = self._append(operation)
+        self._start()
+        return future
+
+    def _append(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
         if not self._owner.is_here:
             raise LedgerForked
         if self._closed:
             raise LedgerClosed("the ledger is closed")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((operation, future))
+        return future
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._task is None:
             self._task = asyncio.create_task(self._drain(), name="ledger-group-commit")
-        return future
 
     async def _drain(self) -> None:
         try:
@@ -97,7 +142,7 @@ class GroupCommitter:
             else:
                 future.set_result(answer)
 
-    async def _run_each(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
+    async def _run_each(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
         """Run operations in one transaction; if that fails, each in its own, so that one bad
         operation does not fail the others. Returns errors instead of raising them."""
         try:

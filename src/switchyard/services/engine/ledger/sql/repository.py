@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import structlog
 from sqlalchemy import Connection
 
 from switchyard.services.engine.ledger.sql.clock import Clock
-from switchyard.services.engine.ledger.sql.committer import GroupCommitter
+from switchyard.services.engine.ledger.sql.committer import (
+    GroupCommitter,
+    Operation,
+    OtherWrite,
+)
 from switchyard.services.engine.ledger.sql.database import Database
-from switchyard.services.engine.ledger.sql.job_operations import JobChange
 from switchyard.services.engine.ledger.sql.job_writer import JobWriter, need_no_rows
 from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch
+from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import PermitAnswer
 from switchyard.services.engine.records.results import HeldByPause
 
@@ -40,16 +46,27 @@ class LedgerCore:
         await self.permit_committer.close()
         await self.database.close()
 
-    async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
-        if need_no_rows(operations):
+    async def _commit(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
+        others = [each for each in operations if isinstance(each, OtherWrite)]
+        changes = [each for each in operations if not isinstance(each, OtherWrite)]
+        if not others and need_no_rows(changes):
             results = await self.database.write_each(
-                lambda connection: self.writer.run_unloaded(connection, operations)
+                lambda connection: self.writer.run_unloaded(connection, changes)
             )
             if results is not None:
                 return results
-        answers = await self.database.write(
-            lambda connection: self.writer.run(connection, operations)
-        )
+
+        def run(connection: Connection) -> list[Any]:
+            # The others first: a transaction that locks a model server's row and jobs, such as the
+            # end of a server's pause, locks them in this order.
+            other_answers = iter([each.run(connection) for each in others])
+            answers = iter(self.writer.run(connection, changes) if changes else ())
+            return [
+                next(other_answers if isinstance(each, OtherWrite) else answers)
+                for each in operations
+            ]
+
+        answers = await self.database.write(run)
         if any(isinstance(answer, HeldByPause) for answer in answers):
             await (
                 self.database.sync()
@@ -118,3 +135,36 @@ def write(
         )
 
     return in_transaction
+
+
+def write_soon(
+    failure: str,
+) -> Callable[
+    [Callable[Concatenate[R, Connection, P], T]], Callable[Concatenate[R, P], asyncio.Future[T]]
+]:
+    """Mark a method that writes, and whose caller does not wait: it runs in the transaction of the
+    next change of a job, or in one of its own a few milliseconds later; perhaps again after a
+    conflict. It returns a future of its result; an error is logged as the event `failure`."""
+
+    def decorate(
+        method: Callable[Concatenate[R, Connection, P], T],
+    ) -> Callable[Concatenate[R, P], asyncio.Future[T]]:
+        @wraps(method)
+        def submit(self: R, /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+            operation = OtherWrite(lambda connection: method(self, connection, *args, **kwargs))
+            written = self._committer.submit_soon(operation)
+            written.add_done_callback(partial(_log_failure, failure))
+            return written
+
+        return submit
+
+    return decorate
+
+
+def _log_failure(event: str, written: asyncio.Future[Any]) -> None:
+    error = None if written.cancelled() else written.exception()
+    log = structlog.get_logger("ledger")
+    if isinstance(error, LedgerError):
+        log.warning(event, error=str(error))
+    elif error is not None:
+        log.error(event, exc_info=error)
