@@ -24,10 +24,10 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.reconcile import apply
-from switchyard.broker.topology.system_marker import SystemMarker, read_mark, write_mark
+from switchyard.broker.topology.system_mark import SystemMark, read_mark, write_mark
 from switchyard.broker.topology.users import ROLES
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.topology import app
 from switchyard.services.engine.identity.broker import mark_broker, read_broker
@@ -99,12 +99,12 @@ async def test_each_knows_whose_broker_it_is(system: System, users: Users, role:
 
 
 async def test_a_worker_sees_the_depths_of_lanes(system: System, users: Users) -> None:
-    (found,) = (await ask_queues(users["worker"], ["hot.llm"])).values()
+    (found,) = (await query_queues(users["worker"], ["hot.llm"])).values()
     assert found is not None
 
 
 async def test_the_admin_marks_the_broker(system: System, users: Users) -> None:
-    mark = SystemMarker("0123456789ab", 1_700_000_000, "me@here")
+    mark = SystemMark("0123456789ab", 1_700_000_000, "me@here")
     async with connected(users["admin"], "test") as connection:
         await write_mark(underlying(connection), mark)
         assert await read_mark(underlying(connection)) == mark
@@ -160,7 +160,7 @@ async def test_a_publisher_sees_depths_and_the_limits_in_force(
 ) -> None:
     user = users["publisher"].partition("//")[2].partition("@")[0]
     url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
-    depths = await ask_queues(users["publisher"], ["hot.llm", "backfill.llm", DEAD_QUEUE])
+    depths = await query_queues(users["publisher"], ["hot.llm", "backfill.llm", DEAD_QUEUE])
     assert [each.ready for each in depths.values() if each] == [0, 0, 0]
     async with ManagementClient(url, broker.vhost) as client:
         assert "hot.llm" in {each.declared.name for each in await client.queues()}

@@ -10,7 +10,7 @@ import time
 import pytest
 from yarl import URL
 
-from switchyard.broker.publish.session import _parameters
+from switchyard.broker.publish.session import _connection_parameters
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.frame_tap import TappedTransport, tap_of
 from switchyard.broker.wire.tcp_timeout import SILENCE_TIMEOUT, TCP_OPTIONS
@@ -39,7 +39,7 @@ async def test_the_kernel_is_asked_to_notice_on_every_connection_to_a_broker(
         assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         for name, value in TCP_OPTIONS.items():
             assert found.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
-    options = _parameters(broker310.amqp_url, "test", 2.0).tcp_options
+    options = _connection_parameters(broker310.amqp_url, "test", 2.0).tcp_options
     assert options == dict(TCP_OPTIONS)
 
 

@@ -12,7 +12,7 @@ from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.errors import BrokerUnavailable, LaneFull, Unroutable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.wire.depths import ask_queue
+from switchyard.broker.wire.depths import query_queue
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.publishing.bounded_publisher import TimeBoundedPublisher
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
@@ -195,9 +195,9 @@ async def test_a_queue_is_asked_for_once_by_all_who_publish(
 
     async def ask(connection: Any, queue: str) -> Any:
         asked.append(queue)
-        return await ask_queue(connection, queue)
+        return await query_queue(connection, queue)
 
-    monkeypatch.setattr("switchyard.broker.publish.publisher.ask_queue", ask)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.query_queue", ask)
     await asyncio.gather(*(system.publish("hot.noop") for _ in range(50)))
     await system.publish("hot.noop")
     assert asked == ["hot.llm"]
@@ -210,9 +210,9 @@ async def test_a_broker_that_does_not_say_whether_a_queue_is_there_refuses_nothi
 
     async def late(connection: Any, queue: str) -> Any:
         await answer.wait()
-        return await ask_queue(connection, queue)
+        return await query_queue(connection, queue)
 
-    monkeypatch.setattr("switchyard.broker.publish.publisher.ask_queue", late)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.query_queue", late)
     async with TimeBoundedPublisher(system.settings, name="test") as publisher:
         jobs = JobPublisher(system.registry, system.ledger, publisher)
         published = await jobs.publish(JobRequest("hot.noop", {}))

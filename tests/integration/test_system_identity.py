@@ -16,7 +16,7 @@ from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
-from switchyard.broker.topology.system_marker import MarkHidden, SystemMarker, read_mark, write_mark
+from switchyard.broker.topology.system_mark import MarkUnreadable, SystemMark, read_mark, write_mark
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import (
@@ -253,12 +253,12 @@ async def test_readers_and_writers_of_the_mark_at_once_never_see_a_wrong_one(
 ) -> None:
     async with connected(broker310.amqp_url, "test") as connection:
         transport = underlying(connection)
-        await write_mark(transport, SystemMarker("0123456789ab", 1, "a@b"))
+        await write_mark(transport, SystemMark("0123456789ab", 1, "a@b"))
 
         async def write(number: int) -> None:
             for generation in range(20):
                 await write_mark(
-                    transport, SystemMarker("0123456789ab", number * 20 + generation, "a@b")
+                    transport, SystemMark("0123456789ab", number * 20 + generation, "a@b")
                 )
 
         async def read() -> None:
@@ -314,7 +314,7 @@ async def test_an_exchange_of_somebody_elses_making_is_no_mark(broker310: TestBr
     async with connected(broker310.amqp_url, "test") as connection:
         channel = await connection.channel()
         await channel.declare_exchange(SYSTEM_EXCHANGE, "topic", durable=True)
-        with pytest.raises(MarkHidden, match="does not say whose"):
+        with pytest.raises(MarkUnreadable, match="does not say whose"):
             await read_mark(underlying(connection))
 
 

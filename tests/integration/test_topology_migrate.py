@@ -19,7 +19,7 @@ from switchyard.broker.management.model import Policy
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.migrate import MigrationRefused, exclusive_migration
-from switchyard.broker.topology.queue_shovel import moving
+from switchyard.broker.topology.queue_shovel import running_shovel
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import read_queue_size
@@ -171,12 +171,12 @@ async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
         node.rabbitmqctl("eval", "application:set_env(rabbit, max_message_size, 50000).")
         told = r"large stays in old.*100,000 bytes, and at most 50,000.*max_message_size"
         with pytest.raises(NeverTaken, match=told):
-            async with moving(underlying(connection), "old", "new") as mover:
-                await mover.until_empty()
+            async with running_shovel(underlying(connection), "old", "new") as shovel:
+                await shovel.wait_until_empty()
         assert (await read_queue_size(channel, "old")).ready >= 1
         node.rabbitmqctl("eval", "application:set_env(rabbit, max_message_size, 500000).")
-        async with moving(underlying(connection), "old", "new") as mover:
-            await mover.until_empty()
+        async with running_shovel(underlying(connection), "old", "new") as shovel:
+            await shovel.wait_until_empty()
         assert (await read_queue_size(channel, "old")).ready == 0
         assert (await read_queue_size(channel, "new")).ready >= 3
 

@@ -14,7 +14,7 @@ from pamqp import commands as spec
 
 from switchyard.broker.errors import BrokerUnavailable, PublishError, Unroutable
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
-from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.confirms import UnconfirmedPublishes
 from switchyard.broker.wire.connection import connect, is_blocked, underlying
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
@@ -213,16 +213,16 @@ async def test_thousands_of_confirms_find_their_publishes(
 ) -> None:
     """Some of them come as one for many (`multiple`); none goes to the wrong publish."""
     of_many = 0
-    confirmed = Unconfirmed.pop_confirmed
+    confirmed = UnconfirmedPublishes.pop_confirmed
 
     def counted(
-        self: Unconfirmed[Any], tag: int, *, multiple: bool, accepted: bool
+        self: UnconfirmedPublishes[Any], tag: int, *, multiple: bool, accepted: bool
     ) -> list[tuple[Any, PublishError | None]]:
         nonlocal of_many
         of_many += multiple
         return confirmed(self, tag, multiple=multiple, accepted=accepted)
 
-    monkeypatch.setattr(Unconfirmed, "pop_confirmed", counted)
+    monkeypatch.setattr(UnconfirmedPublishes, "pop_confirmed", counted)
     confirms = []
     for number in range(3_000):
         lost = number % 7 == 0

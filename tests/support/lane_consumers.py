@@ -149,7 +149,7 @@ class Lanes:
 
     async def ready(self, queue: str) -> int:
         """Messages that no consumer holds, as of now."""
-        channel = await self.publisher._open()
+        channel = await self.publisher._get_channel()
         return (await channel.queue_declare(queue, passive=True)).message_count or 0
 
     async def wait_until_ready(self, queue: str, count: int) -> None:

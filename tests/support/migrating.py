@@ -12,7 +12,7 @@ from itertools import groupby
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.migrate import Migrated, Migration, exclusive_migration, plan
+from switchyard.broker.topology.migrate import MigratedQueue, Migration, exclusive_migration, plan
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
@@ -22,11 +22,11 @@ SETTLED = 0.8
 """Seconds: the tests' brokers renew their figures four times a second."""
 
 
-async def migrate(settings: Settings, to: Profile, *, wait: float = 30.0) -> list[Migrated]:
+async def migrate(settings: Settings, to: Profile, *, wait: float = 30.0) -> list[MigratedQueue]:
     """Do it, as `jobctl topology migrate` does."""
     routes = Registry.load(settings.modules).routes
     wanted = build(to, routes, lanes=lanes_with(), retry_delays=settings.retry_delays)
-    ended: list[Migrated] = []
+    ended: list[MigratedQueue] = []
     async with (
         ManagementClient(settings.require_management_url(), settings.vhost) as client,
         connected(settings.require_amqp_url(), "migration") as connection,

@@ -87,7 +87,7 @@ class RunningWorker:
 
     async def publishing(self) -> None:
         """Wait until what it publishes can leave at once."""
-        await eventually(self.worker._publisher._ready, what="the publisher's channel")
+        await eventually(self.worker._publisher._free_channel, what="the publisher's channel")
 
     async def consuming(self, *queues: str) -> None:
         """Wait until it consumes these queues, or all that it has."""

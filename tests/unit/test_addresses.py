@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from switchyard.broker.addresses import (
-    address_of,
+    display_address,
     nodes_of,
     vhost_of,
     with_login,
@@ -37,7 +37,7 @@ THREE = (
 )
 def test_several_hosts_and_several_addresses_are_the_same(written: str) -> None:
     assert nodes_of(written) == THREE
-    assert address_of(written) == "a:5672,b:5672,::1:5673/jobs"
+    assert display_address(written) == "a:5672,b:5672,::1:5673/jobs"
     assert without_login(written) == "amqp://a:5672,b,[::1]:5673"
     assert vhost_of(written) == "jobs"
     assert [vhost_of(each) for each in nodes_of(with_vhost(written, "x/y"))] == ["x/y"] * 3
@@ -55,7 +55,7 @@ def test_several_hosts_and_several_addresses_are_the_same(written: str) -> None:
     ],
 )
 def test_the_virtual_host_is_shown_unless_it_is_the_default(written: str, shown: str) -> None:
-    assert address_of(written) == shown
+    assert display_address(written) == shown
 
 
 def test_what_is_asked_for_management_follows_from_the_nodes(

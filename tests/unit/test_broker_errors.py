@@ -32,15 +32,15 @@ from switchyard.broker.publish.blocking import BlockingPublisher
 from switchyard.broker.publish.outcome import (
     ConnectionFailureMemo,
     Outgoing,
-    lane_full,
+    lane_full_error,
     overflow_letter,
 )
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
-from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.confirms import UnconfirmedPublishes
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected, underlying
-from switchyard.broker.wire.failures import CHANNEL_ERRORS, Loss
+from switchyard.broker.wire.failures import CHANNEL_ERRORS, ChannelLoss
 from tests.support.peers import PEERS, SILENT, Peer, listening, says_nothing
 
 KEY = ("job-1", "jobs.topic", "hot.crawl")
@@ -316,9 +316,9 @@ def test_every_error_of_pika_while_connecting_becomes_ours(
 
 
 @pytest.fixture
-def three() -> Unconfirmed[int]:
+def three() -> UnconfirmedPublishes[int]:
     """Three publishes under way, with the tags 1, 2, 3."""
-    waiting: Unconfirmed[int] = Unconfirmed()
+    waiting: UnconfirmedPublishes[int] = UnconfirmedPublishes()
     for number in (1, 2, 3):
         waiting.add(number, f"job-{number}", "jobs.topic", "hot.crawl")
     return waiting
@@ -330,36 +330,38 @@ def outcomes(
     return [(waiter, type(error) if error else None) for waiter, error in ended]
 
 
-def test_an_ack_ends_its_own_publish(three: Unconfirmed[int]) -> None:
+def test_an_ack_ends_its_own_publish(three: UnconfirmedPublishes[int]) -> None:
     assert outcomes(three.pop_confirmed(2, multiple=False, accepted=True)) == [(2, None)]
     assert len(three) == 2
 
 
-def test_an_ack_of_many_ends_all_up_to_its_tag(three: Unconfirmed[int]) -> None:
+def test_an_ack_of_many_ends_all_up_to_its_tag(three: UnconfirmedPublishes[int]) -> None:
     assert outcomes(three.pop_confirmed(2, multiple=True, accepted=True)) == [(1, None), (2, None)]
     assert outcomes(three.pop_confirmed(3, multiple=True, accepted=True)) == [(3, None)]
 
 
-def test_a_nack_is_a_refusal(three: Unconfirmed[int]) -> None:
+def test_a_nack_is_a_refusal(three: UnconfirmedPublishes[int]) -> None:
     assert outcomes(three.pop_confirmed(1, multiple=False, accepted=False)) == [(1, Refused)]
     ended = three.pop_confirmed(3, multiple=True, accepted=False)
     assert outcomes(ended) == [(2, Refused), (3, Refused)]
 
 
-def test_an_answer_that_nobody_waits_for_is_left_alone(three: Unconfirmed[int]) -> None:
+def test_an_answer_that_nobody_waits_for_is_left_alone(three: UnconfirmedPublishes[int]) -> None:
     assert three.pop_confirmed(9, multiple=False, accepted=True) == []
     three.pop_confirmed(3, multiple=True, accepted=True)
     assert three.pop_confirmed(3, multiple=True, accepted=True) == []
 
 
-def test_what_came_back_is_unroutable_although_it_is_confirmed(three: Unconfirmed[int]) -> None:
+def test_what_came_back_is_unroutable_although_it_is_confirmed(
+    three: UnconfirmedPublishes[int],
+) -> None:
     three.note_return("job-2", "jobs.topic", "hot.crawl")
     ended = three.pop_confirmed(3, multiple=True, accepted=True)
     assert outcomes(ended) == [(1, None), (2, Unroutable), (3, None)]
 
 
 def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
-    waiting: Unconfirmed[int] = Unconfirmed()
+    waiting: UnconfirmedPublishes[int] = UnconfirmedPublishes()
     for number in (1, 2, 3):
         waiting.add(number, *KEY)
     waiting.note_return(*KEY)
@@ -369,7 +371,7 @@ def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
     assert outcomes(waiting.pop_confirmed(3, multiple=False, accepted=True)) == [(3, None)]
 
 
-def test_a_lost_connection_leaves_open_what_was_accepted(three: Unconfirmed[int]) -> None:
+def test_a_lost_connection_leaves_open_what_was_accepted(three: UnconfirmedPublishes[int]) -> None:
     ended = three.pop_all("CONNECTION_FORCED - node is going down")
     assert outcomes(ended) == [
         (1, BrokerUnavailable),
@@ -382,7 +384,7 @@ def test_a_lost_connection_leaves_open_what_was_accepted(three: Unconfirmed[int]
 
 
 def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None:
-    waiting: Unconfirmed[int] = Unconfirmed()
+    waiting: UnconfirmedPublishes[int] = UnconfirmedPublishes()
     waiting.add(1, *KEY)
     waiting.add(2, "job-2", "jobs.retry.5s", "hot.llm")
     ended = waiting.pop_all("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
@@ -427,7 +429,7 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
 def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
     reason: str, size: int, alone: bool, error: type, closed_by_some_message: bool | None
 ) -> None:
-    told = Loss(reason).as_error("jobs.topic", "hot.crawl", size, alone=alone)
+    told = ChannelLoss(reason).as_error("jobs.topic", "hot.crawl", size, alone=alone)
     assert type(told) is error
     assert getattr(told, "closed_by_some_message", None) is closed_by_some_message
 
@@ -446,7 +448,7 @@ def test_only_the_hot_lane_keeps_what_it_refuses(
     routing_key: str, dead_lettered: bool, parked_on_quorum: bool
 ) -> None:
     refused = Outgoing(job(), routing_key)
-    assert lane_full(routing_key).dead_lettered is dead_lettered
+    assert lane_full_error(routing_key).dead_lettered is dead_lettered
     assert (overflow_letter(refused, "quorum") is not None) is parked_on_quorum
     assert overflow_letter(refused, "classic") is None  # there the broker does it
 

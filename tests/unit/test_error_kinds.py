@@ -59,7 +59,7 @@ OTHER_ROOTS = (BrokerError, ApiError, CommandFailed, Problem)
 SIGNALS = {
     "broker.task_supervisor.BackgroundFailed": "a defect in a background task: the traceback helps",
     "broker.happy_eyeballs.AllAttemptsFailed": "becomes the error of what was asked for",
-    "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
+    "broker.wire.field_table.UnreadableTable": "becomes the delivery's own complaint",
     "services.engine.bulk.session.SessionEnded": "ends a handler whose operation is another's",
     "services.engine.jobs.retry.RemoteError": "stands for a handler's error from another process",
     "services.engine.dead.replay._RollBack": "ends a transaction that must leave nothing",

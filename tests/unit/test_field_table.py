@@ -25,7 +25,7 @@ from switchyard.broker.wire.envelope import (
     Envelope,
     encode_publish,
 )
-from switchyard.broker.wire.field_table import MAX_DEPTH, Unreadable, read_table
+from switchyard.broker.wire.field_table import MAX_DEPTH, UnreadableTable, read_table
 from switchyard.broker.wire.frame_tap import FrameTap
 from switchyard.broker.wire.incoming import Assembler, Incoming
 from tests.support.raw_amqp import BAD_ID, HOSTILE, nested, short, table, with_headers
@@ -106,7 +106,7 @@ def test_every_type_is_read() -> None:
     ],
 )
 def test_what_is_wrong_is_told(raw: bytes, why: str) -> None:
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnreadableTable, match=why):
         read_table(raw, 0)
 
 
@@ -121,7 +121,7 @@ def test_the_largest_table_is_read_at_once() -> None:
 
 @given(st.binary(max_size=200) | tables)
 def test_any_bytes_are_a_table_or_refused(raw: bytes) -> None:
-    with suppress(Unreadable):
+    with suppress(UnreadableTable):
         assert read_table(raw, 0)[1] <= len(raw)
 
 
@@ -132,7 +132,7 @@ class Sink:
         self.assembler = Assembler()
         self.messages: list[Incoming] = []
 
-    def take(self, kind: int, frame: memoryview) -> bool:
+    def take_frame(self, kind: int, frame: memoryview) -> bool:
         if kind == METHOD:
             self.assembler.start(int.from_bytes(frame[2:4]), frame)
         elif message := self.assembler.add(kind, frame):

@@ -38,7 +38,7 @@ class Sink:
         self.assembler = Assembler()
         self.messages: list[Incoming] = []
 
-    def take(self, kind: int, frame: memoryview) -> bool:
+    def take_frame(self, kind: int, frame: memoryview) -> bool:
         if kind == METHOD:
             class_id, method = int.from_bytes(frame[:2]), int.from_bytes(frame[2:4])
             if class_id != BASIC or method not in (DELIVER, RETURN):

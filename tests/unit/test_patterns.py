@@ -37,7 +37,8 @@ def test_every_field_with_a_pattern_has_one_that_is_said_in_words() -> None:
     others = {
         (place, written)
         for place, written in fields_patterns()
-        if getattr(patterns, written.removeprefix("patterns."), None) not in patterns.IN_WORDS
+        if getattr(patterns, written.removeprefix("patterns."), None)
+        not in patterns.ALLOWED_IN_WORDS
     }
 
     assert others == {("api/engine/bulk.py", "self.id_pattern")}
@@ -51,10 +52,10 @@ def test_each_pattern_is_one_and_is_said() -> None:
     ]
     named = [each for each in declared if isinstance(each, str)]
 
-    assert sorted(named) == sorted(patterns.IN_WORDS)
+    assert sorted(named) == sorted(patterns.ALLOWED_IN_WORDS)
     for each in named:
         re.compile(each)
-        assert each not in patterns.IN_WORDS[each]
+        assert each not in patterns.ALLOWED_IN_WORDS[each]
 
 
 def test_keys_in_the_storage_begin_as_those_that_are_made() -> None:
@@ -91,5 +92,5 @@ WIDE_AND_COUNTED = re.compile(r"((?<!\\)\.|\\[wWsSdD]|\[(\^|[^\]]*\\[wWsSdD])[^\
 def test_what_a_pattern_counts_is_ascii_as_all_else_takes_megabytes_to_compile() -> None:
     for wide in (r"^(a|/.{1,4000})$", r"^[A-Za-z0-9][\w.-]{0,95}$", r"^[^\x00]{1,9}$", r"\d{4}"):
         assert WIDE_AND_COUNTED.search(wide), wide
-    for pattern in patterns.IN_WORDS:
+    for pattern in patterns.ALLOWED_IN_WORDS:
         assert not WIDE_AND_COUNTED.search(pattern), pattern

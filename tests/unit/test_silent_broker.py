@@ -18,7 +18,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connected, underlying
-from switchyard.broker.wire.depths import ask_queues, queue_depths, read_queue_size
+from switchyard.broker.wire.depths import query_queues, queue_depths, read_queue_size
 from switchyard.broker.wire.failures import ANSWER_TIMEOUT
 from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.peers import falls_silent_once_open, listening, open_, says_nothing
@@ -62,7 +62,7 @@ async def looks_into_queues(url: str) -> None:
 
 
 async def asks(url: str) -> None:
-    await ask_queues(url, ["any"])
+    await query_queues(url, ["any"])
 
 
 async def test_scans_and_questions_take_a_few_seconds() -> None:

@@ -2,7 +2,7 @@
 
 `amqp://user:password@a:5672,b:5672,c:5672/vhost` is the same as the three whole addresses, one
 after the other with commas between them. The nodes of a cluster share users, virtual hosts and
-queues, so all that is not host and port is the same for all of them.
+queues, so their addresses differ in host and port alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def nodes_of(address: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(nodes))
 
 
-def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
-    """Check an address and return it unchanged. Raises ValueError, whose text shows no part of the
-    address, since each may be a piece of a password."""
+def check_address(address: str, schemes: tuple[str, ...], example: str) -> str:
+    """Check an address and return it unchanged. Raises ValueError, whose text quotes no part of the
+    address: any part may belong to a password."""
     nodes = nodes_of(address)
     if len(nodes) > MAX_NODES:
         raise ValueError(f"names {len(nodes)} nodes; {MAX_NODES} at most")
@@ -60,7 +60,7 @@ def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
     return address
 
 
-def address_of(address: str) -> str:
+def display_address(address: str) -> str:
     """Return the hosts, ports and virtual host of an AMQP address, without its credentials, for
     display. The virtual host `/`, which is the default, is left out; of others, `%` and `/` stay
     encoded."""

@@ -51,7 +51,7 @@ class ManagementError(BrokerError):
 
 
 class ManagementForbidden(ManagementError):
-    """The user or the password is refused, or the user may not do that."""
+    """The management API refuses the user or the password, or the user lacks a right."""
 
 
 class PublishError(BrokerError):
@@ -110,12 +110,12 @@ class NeverTaken(PublishError, ValueError):
 class MessageTooLarge(NeverTaken):
     """The message has more bytes than the broker takes (`max_message_size`), or a worker reads."""
 
-    def __init__(self, size: int, limit: int, *, who: str = "the broker takes") -> None:
+    def __init__(self, size: int, limit: int, *, limited_by: str = "the broker takes") -> None:
         self.size = size
         self.limit = limit
         super().__init__(
-            f"the message has {size:,} bytes, and {who} at most {limit:,}: put the large input "
-            "into storage and pass its key"
+            f"the message has {size:,} bytes, and {limited_by} at most {limit:,}: put the large "
+            "input into storage and pass its key"
         )
 
 
@@ -144,7 +144,8 @@ class BrokerUnavailable(PublishError):
         self, message: str, *, maybe_accepted: bool, closed_by_some_message: bool = False
     ) -> None:
         """`closed_by_some_message`: the broker closed the channel because it refuses one of several
-        messages on it, without saying which. Both publishers then send each alone, to find out."""
+        messages on it, without saying which one. Both publishers then send each message alone, to
+        find the refused one."""
         self.maybe_accepted = maybe_accepted
         self.closed_by_some_message = closed_by_some_message
         super().__init__(message)

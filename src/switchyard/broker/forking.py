@@ -1,9 +1,9 @@
 """Keep sockets from forked children, whose copies of them are of no use there.
 
-The child's copy of a socket is the same connection. If both wrote on it the broker would hear two
-voices at once; and to take it out of a copied `epoll` takes it out of the parent's. So in the child
-the copies of a broker's sockets lead nowhere from the fork on, whatever touches or
-garbage-collects them later; a publisher that is used in the child opens new connections.
+The child's copy of a socket is the same connection. If both processes wrote to it, the broker would
+read their frames mixed; and removing it from a copied `epoll` removes it from the parent's, too. So
+in the child the copies of a broker's sockets point to /dev/null from the fork on, whatever touches
+or garbage-collects them later; a publisher that is used in the child opens new connections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Connected(Protocol):
         ...
 
 
-class Owner:
+class OwnerProcess:
     """The process that made an object."""
 
     __slots__ = ("_pid",)
@@ -32,8 +32,9 @@ class Owner:
         self._pid = os.getpid()
 
     @property
-    def is_here(self) -> bool:
-        """Whether the current process is that one, and no child of it."""
+    def is_current(self) -> bool:
+        """Whether the object was made in the current process, and not in one that it was forked
+        from."""
         return self._pid == os.getpid()
 
 

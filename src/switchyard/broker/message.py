@@ -24,7 +24,7 @@ from pydantic import (
 
 from switchyard.broker import patterns
 from switchyard.broker.errors import MalformedMessage
-from switchyard.broker.times import check_moment, nearest
+from switchyard.broker.times import check_moment, nearest_moment
 
 MAX_PRIORITY = 10
 MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
@@ -32,7 +32,7 @@ MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
 later stages go before it."""
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_SAFE_BRACKETS = 150
-"""Up to so many opening brackets, JSON can't be nested deeper than every reader takes: some readers
+"""JSON with at most this many opening brackets is never nested too deep for a reader: some readers
 take 200 levels, some 250."""
 MAX_DIGITS = 4_300
 """Digits of an integer: Python reads no more by default."""
@@ -71,7 +71,7 @@ Refused, it would make every read that includes the message fail."""
 
 
 def _moment(value: datetime, info: ValidationInfo) -> datetime:
-    return nearest(value) if info.context == STORED else check_moment(value)
+    return nearest_moment(value) if info.context == STORED else check_moment(value)
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
@@ -199,7 +199,7 @@ def describe(
     parts = []
     for item in error.errors(include_url=False, include_input=False)[:5]:
         where = ".".join(str(step) for step in place(item["loc"]) if step != "[key]")
-        complaint = patterns.complaint(item)
+        complaint = patterns.describe_field_error(item)
         parts.append(f"{where}: {complaint}" if where else complaint)
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

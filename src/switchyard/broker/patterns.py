@@ -63,7 +63,7 @@ HUB_AUTHOR = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$"
 
 _NAME = "lower-case letters, digits and _, beginning with a letter"
 
-IN_WORDS: Mapping[str, str] = MappingProxyType(
+ALLOWED_IN_WORDS: Mapping[str, str] = MappingProxyType(
     {
         NAME: f"use {_NAME}, at most 64 characters",
         DASHED_NAME: "use lower-case letters, digits, _ and -, beginning with a letter, at most 64 "
@@ -126,15 +126,17 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
 """What an error tells the user to write, by pattern."""
 
 
-def complaint(error: Mapping[str, Any]) -> str:
-    """Return the text of one of pydantic's errors for people: what is allowed rather than how it is
-    checked. It does not name the offending value, which may be private."""
+def describe_field_error(error: Mapping[str, Any]) -> str:
+    """Return the text of one of pydantic's errors for people: it tells what is allowed, not how
+    that is checked, and never the offending value, which may be private."""
     message = str(error["msg"])
     if error["type"] == "extra_forbidden":
         return "there is no such field"
     if error["type"] == "string_pattern_mismatch":
         pattern = (error.get("ctx") or {}).get("pattern")
-        return IN_WORDS.get(str(pattern), message)  # a pattern of a user's own job type: itself
+        return ALLOWED_IN_WORDS.get(
+            str(pattern), message
+        )  # a pattern of a user's own job type: itself
     if error["type"] == "union_tag_not_found":
         return f"{error['ctx']['discriminator']} is missing"
     if error["type"] == "union_tag_invalid":

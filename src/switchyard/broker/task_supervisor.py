@@ -31,7 +31,7 @@ class BackgroundFailed(Exception):
 
 
 class TaskSupervisor:
-    """The background tasks of one owner, which calls `close` at its end.
+    """Keeps the background tasks of one owner running; the owner calls `close` at its end.
 
     A task that ends before it is cancelled is logged as an error and started again, with backoff.
     """

@@ -1,10 +1,10 @@
 """Moments: the times that are accepted from outside, and how stored ones are shown.
 
-Python's calendar goes from year 1 to 9999, in every zone of its own: a time at either end can be
-written in one zone and not in another, and not be shown, compared or added to there. A record that
-can't be shown makes its whole listing fail. So no such time is accepted (`check_moment`,
-`moment_of`; `broker.message.Moment` in models), and one that is stored nevertheless is shown as the
-nearest moment (`to_datetime`).
+Python's calendar goes from year 1 to 9999 of each time zone. So a time near either end exists in
+one zone and not in another, where showing, comparing or adding to it fails; and one record that
+can't be shown makes a whole listing fail. No such time is accepted (`check_moment`, `parse_moment`;
+`broker.message.Moment` in models), and one that is stored nevertheless is shown as the nearest
+moment (`to_datetime`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def check_moment(value: datetime) -> datetime:
     return value
 
 
-def nearest(value: datetime) -> datetime:
+def nearest_moment(value: datetime) -> datetime:
     """Return the nearest moment to a time with a zone."""
     return max(EARLIEST, min(value, LATEST))
 
 
-def moment_of(text: str) -> datetime | None:
+def parse_moment(text: str) -> datetime | None:
     """Parse a moment in ISO 8601, such as a header's; None where the text is none, has no zone, or
     is beyond the calendar."""
     try:
@@ -52,5 +52,5 @@ def to_datetime(seconds: float) -> datetime:
 def format_local(seconds: float, *, zoned: bool = False) -> str:
     """Return seconds since the epoch as text in this host's time zone: `2026-01-05 09:00:00`, with
     `zoned` also the zone's name. Never raises."""
-    written = "%Y-%m-%d %H:%M:%S %Z" if zoned else "%Y-%m-%d %H:%M:%S"
-    return time.strftime(written, time.localtime(to_datetime(seconds).timestamp()))
+    time_format = "%Y-%m-%d %H:%M:%S %Z" if zoned else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(time_format, time.localtime(to_datetime(seconds).timestamp()))

@@ -1,6 +1,6 @@
 """The certificate authorities that HTTP clients trust, loaded once and not for each client.
 
-Loading takes 30 ms of processor time, for which an event loop stands still.
+Loading takes 30 ms of processor time, during which an event loop stands still.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ async def unheard_once(publisher: Publisher) -> None:
     await publisher.publish(job(), HOT)
     tell(publisher, 0)
     await publisher.probe()
-    assert KIND in publisher._no_listeners._unheard
+    assert KIND in publisher._no_listeners._entries
 
 
 @pytest.mark.usefixtures("long_rest")
@@ -143,4 +143,4 @@ async def test_no_more_than_so_many_keys_are_remembered(
             if number % 100 == 0:
                 await publisher.probe()
         await publisher.probe()
-        assert 0 < len(publisher._no_listeners._unheard) <= MAX_KNOWN
+        assert 0 < len(publisher._no_listeners._entries) <= MAX_KNOWN

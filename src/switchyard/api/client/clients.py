@@ -17,7 +17,7 @@ from switchyard.api.client.client_base import ClientBase, poll_intervals
 from switchyard.api.client.errors import ApiError, error_of, unreachable_error
 from switchyard.api.client.operations import streams
 from switchyard.api.client.sse import Event, EventReader, ReconnectBackoff, check_stream
-from switchyard.broker.forking import Owner
+from switchyard.broker.forking import OwnerProcess
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STATES
 
@@ -39,14 +39,14 @@ class Client(ClientBase):
     def _open(self, **options: Any) -> None:
         self._options = options
         self._of_the_parent: list[httpx.Client] = []
-        self._owner, self._http = Owner(), httpx.Client(**options)
+        self._owner, self._http = OwnerProcess(), httpx.Client(**options)
 
     def _own_http(self) -> httpx.Client:
         """Return the connections of this process. A forked child opens its own, and holds on to its
         parent's, which might be closed if they were garbage-collected."""
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             self._of_the_parent.append(self._http)
-            self._owner, self._http = Owner(), httpx.Client(**self._options)
+            self._owner, self._http = OwnerProcess(), httpx.Client(**self._options)
         return self._http
 
     def close(self) -> None:
@@ -203,14 +203,14 @@ class AsyncClient(ClientBase):
     def _open(self, **options: Any) -> None:
         self._options = options
         self._of_the_parent: list[httpx.AsyncClient] = []
-        self._owner, self._http = Owner(), httpx.AsyncClient(**options)
+        self._owner, self._http = OwnerProcess(), httpx.AsyncClient(**options)
 
     def _own_http(self) -> httpx.AsyncClient:
         """Return the connections of this process. A forked child opens its own, and holds on to its
         parent's, which might be closed if they were garbage-collected."""
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             self._of_the_parent.append(self._http)
-            self._owner, self._http = Owner(), httpx.AsyncClient(**self._options)
+            self._owner, self._http = OwnerProcess(), httpx.AsyncClient(**self._options)
         return self._http
 
     async def close(self) -> None:

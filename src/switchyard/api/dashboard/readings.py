@@ -17,7 +17,7 @@ from switchyard.api.state import ApiState
 from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import retry_name
 from switchyard.broker.task_supervisor import end_tasks
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.monitoring.check import Diagnostic
@@ -204,7 +204,7 @@ class Readings:
         """Return how many jobs wait for each delay, in seconds."""
         self._state.require_broker()
         settings = self._state.settings
-        sizes = await ask_queues(
+        sizes = await query_queues(
             settings.require_amqp_url(), [retry_name(delay) for delay in settings.retry_delays]
         )
         sizes_by_delay = {delay: sizes[retry_name(delay)] for delay in settings.retry_delays}

@@ -33,7 +33,7 @@ from switchyard.broker.errors import (
     NotPermitted,
     Unroutable,
 )
-from switchyard.broker.patterns import complaint
+from switchyard.broker.patterns import describe_field_error
 from switchyard.services.common.errors import (
     ConflictError,
     InvalidInput,
@@ -195,7 +195,8 @@ def _invalid_request(errors: Sequence[Any]) -> Problem:
     if any(error["type"] == "json_invalid" for error in errors):
         return Problem("malformed-request", "the body is not valid JSON")
     error_list: list[dict[str, Any]] = [
-        {"location": list(error["loc"]), "message": complaint(error)} for error in errors[:50]
+        {"location": list(error["loc"]), "message": describe_field_error(error)}
+        for error in errors[:50]
     ]
     text = "; ".join(at_place(each["location"], each["message"]) for each in error_list[:3])
     return Problem("invalid", text, errors=error_list)

@@ -68,7 +68,7 @@ class LaneConsumer:
             max_wait=max_wait,
         )
 
-    # --- life -------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------
 
     async def run(self) -> None:
         """Consume until `stop` is called. Handlers that run then go on: see `drain`."""
@@ -111,10 +111,11 @@ class LaneConsumer:
             self._slots.close()
 
     def resume(self) -> None:
+        """Take deliveries again after `pause`; does nothing after `stop`."""
         if not self._slots.is_open and not self._stopping.is_set():
             self._slots.open()
 
-    # --- what can be seen -------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -174,7 +175,7 @@ class LaneConsumer:
         called (False)."""
         if not queue.wanted.is_set():
             queue.state = "resting"
-            await self._first_of(queue.wanted.wait(), channel.closed)
+            await self._wait_for_first(queue.wanted.wait(), channel.closed)
             if channel.closed.done() or self._stopping.is_set():
                 return False
         queue.lost.clear()
@@ -190,7 +191,7 @@ class LaneConsumer:
             self._log.info("consumer started", queue=queue.name, prefetch=queue.prefetch)
         queue.state = "consuming"
         self._slots.fill()
-        await self._first_of(
+        await self._wait_for_first(
             queue.resting.wait(), queue.lost.wait(), cancelled.wait(), channel.closed
         )
         if cancelled.is_set():
@@ -205,15 +206,17 @@ class LaneConsumer:
 
     # --- waiting ----------------------------------------------------------------------------
 
-    async def _first_of(self, *events: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
-        """Wait for the first of these, or for `stop`. Futures are left alone."""
-        own = [asyncio.create_task(event) for event in events if asyncio.iscoroutine(event)]
-        own.append(asyncio.create_task(self._stopping.wait()))
+    async def _wait_for_first(
+        self, *events: Coroutine[Any, Any, Any] | asyncio.Future[Any]
+    ) -> None:
+        """Wait for the first of these, or for `stop`. Futures are not cancelled."""
+        tasks = [asyncio.create_task(event) for event in events if asyncio.iscoroutine(event)]
+        tasks.append(asyncio.create_task(self._stopping.wait()))
         futures = [event for event in events if isinstance(event, asyncio.Future)]
         try:
-            await asyncio.wait((*own, *futures), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*tasks, *futures), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in own:
+            for task in tasks:
                 task.cancel()
 
 

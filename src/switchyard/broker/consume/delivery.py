@@ -78,8 +78,8 @@ class Delivery:
         return self._settled
 
     def _settle(self) -> bool:
-        """Mark it as settled. False the second time: the broker closes a channel that settles
-        twice."""
+        """Mark the delivery as settled. False if it was settled before: the broker closes a channel
+        on which a delivery is settled twice."""
         first, self._settled = not self._settled, True
         return first
 

@@ -47,7 +47,7 @@ async def keep_listening(
     stopping = stopping or asyncio.Event()
     failures: tuple[type[Exception], ...] = (*CHANNEL_ERRORS, *retry_on)
     pause = FIRST_BACKOFF
-    last: object = None
+    last_connection: object = None
 
     def reset_backoff() -> None:
         nonlocal pause
@@ -58,8 +58,8 @@ async def keep_listening(
             connection = await run_until_event(stopping, reconnector.connection())
             if connection is None:
                 return
-            if connection is not last:
-                last, pause = connection, FIRST_BACKOFF
+            if connection is not last_connection:
+                last_connection, pause = connection, FIRST_BACKOFF
             await listen(connection, reset_backoff)
         except failures as error:
             log.warning(event, error=str(error), next_try_in=pause, **context)
@@ -83,33 +83,33 @@ async def consume_exchange(
     """
     channel = await open_channel(connection, confirms=False)
 
-    def take(message: Incoming) -> None:
+    def acknowledge(message: Incoming) -> None:
         channel.ack(message.delivery_tag)
         received(message.body)
 
     try:
-        over = event_at_end(channel)
+        channel_ended = end_event(channel)
         declared = await channel.queue_declare(exclusive=True, auto_delete=True)
         queue = declared.queue or ""
         await channel.queue_bind(queue, exchange, routing_key=routing_key)
-        await channel.consume(queue, f"{tag}.{queue}", take)
+        await channel.consume(queue, f"{tag}.{queue}", acknowledge)
         reset_backoff()
-        await over.wait()
+        await channel_ended.wait()
     finally:
         await close_quietly(channel)
 
 
-def event_at_end(channel: PipelinedChannel) -> asyncio.Event:
+def end_event(channel: PipelinedChannel) -> asyncio.Event:
     """Return an event that is set as soon as nothing more comes on a channel: it is closed, or the
     broker has cancelled one of its consumers, as when a queue is deleted."""
-    over = asyncio.Event()
+    channel_ended = asyncio.Event()
 
     def end(_: object) -> None:
-        over.set()
+        channel_ended.set()
 
     channel.closed.add_done_callback(end)
     channel.on_consumer_cancel_callbacks.add(end)
-    return over
+    return channel_ended
 
 
 async def run_until_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

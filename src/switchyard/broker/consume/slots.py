@@ -49,11 +49,10 @@ class LaneQueue:
     rank: int
     prefetch: int
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while a consumer is wanted; `resting` is set while there is to be none."""
+    """Set while the queue should have a consumer; `resting` is set while it should have none."""
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     state: Literal["away", "consuming", "resting"] = "away"
-    """What is so: no consumer yet, or it was lost; a consumer; or a consumer that was cancelled
-    until there is room."""
+    """`away`: no consumer yet, or it was lost. `resting`: cancelled until a slot is free."""
     channel: PipelinedChannel | None = None
     running: int = 0
     waiting: int = 0
@@ -62,14 +61,14 @@ class LaneQueue:
     """Seconds, on the monotonic clock: lower lanes start nothing before this time
     (`block_lower_lanes`)."""
     blocks: int = 0
-    """Calls of `block_lower_lanes`, to see whether there was one while a query was under way: then
-    its answer is too old."""
+    """Number of calls of `block_lower_lanes`. A query during which it rises has an outdated
+    answer."""
     inquiry: asyncio.Task[None] | None = None
     """The task that queries the broker, while there is one."""
     arrived: int = 0
     """Deliveries so far, of all its consumers."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where the broker gives its consumer nothing although it could: consume anew."""
+    """Set when the broker has lost the consumer (`watchdog`): start another one."""
 
     @property
     def held(self) -> int:
@@ -77,10 +76,12 @@ class LaneQueue:
         return self.running + self.waiting
 
     def rest(self) -> None:
+        """Let the queue have no consumer until `wake`."""
         self.wanted.clear()
         self.resting.set()
 
     def wake(self) -> None:
+        """Let the queue have a consumer."""
         self.resting.clear()
         self.wanted.set()
 
@@ -147,10 +148,10 @@ class Slots:
             queue.waiting = 0
             queue.rest()
 
-    # --- what comes in ----------------------------------------------------------------------
+    # --- deliveries -------------------------------------------------------------------------
 
     def accept(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
-        """Give a message a slot, if it may have one; else it waits, or goes back."""
+        """Give a message a slot if one is free for its queue; else let it wait, or return it."""
         delivery = Delivery.from_incoming(message, queue.name, channel)
         queue.arrived += 1
         if not self.is_open:
@@ -182,7 +183,8 @@ class Slots:
             self._start_wait_timer()
 
     def _has_room(self, queue: LaneQueue) -> bool:
-        """Tell whether a slot is free for that queue, beyond those for the deliveries that wait."""
+        """Tell whether a slot is free for that queue after all waiting deliveries as urgent or more
+        have theirs."""
         ahead = sum(each.waiting for each in self.queues[: queue.rank + 1])
         if len(self.running) + ahead >= self._slots:
             return False
@@ -213,14 +215,14 @@ class Slots:
         try:
             await self._handle(delivery)
         except BaseException as error:
-            own = asyncio.current_task()
+            own_task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError | GeneratorExit) and (
-                own is None or own.cancelling()
+                own_task is None or own_task.cancelling()
             ):
                 raise
             # A defect of the handler must lose neither the slot nor the delivery, nor end
-            # the process (as KeyboardInterrupt would); the pause keeps it from going round and
-            # round as fast as the broker can send.
+            # the process (as KeyboardInterrupt would). The pause keeps the broker from delivering
+            # the message again as fast as it can.
             self._log.error("handler failed", queue=delivery.queue, traceback=_traceback_of(error))
             await run_until_event(self._stopping, asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
@@ -263,7 +265,9 @@ class Slots:
                 blocks = queue.blocks
                 # Twice: a message that was on its way at the first answer arrives before the
                 # second.
-                if await _ready(channel, queue.name) or await _ready(channel, queue.name):
+                if await _count_ready(channel, queue.name) or await _count_ready(
+                    channel, queue.name
+                ):
                     await asyncio.sleep(REQUERY_INTERVAL)
                 elif blocks == queue.blocks:
                     break
@@ -318,7 +322,7 @@ def _traceback_of(error: BaseException) -> str:
     return writable(text, TRACEBACK_LIMIT, keep_end=True)
 
 
-async def _ready(channel: PipelinedChannel, queue: str) -> int:
+async def _count_ready(channel: PipelinedChannel, queue: str) -> int:
     """Return the number of messages that the broker has not sent to any consumer."""
     # No time limit: reaching it would close the channel, and the running jobs would be redelivered.
     return (await read_queue_size(channel, queue, limit=None)).ready

@@ -1,8 +1,8 @@
 """Find a consumer that the broker has lost without telling.
 
-A connection can be open and its heartbeats answered, and the broker yet deliver nothing: of a
-consumer that is lost in a fail-over it tells nobody. So each queue is queried periodically, over
-AMQP alone: a worker's user need not have access to the management API.
+Over an open connection with heartbeats, a broker may still deliver nothing: when it loses a
+consumer in a fail-over, it does not report that. So each queue is queried periodically, over AMQP
+alone: a worker's user need not have access to the management API.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ async def watch(
     while not stopping.is_set():
         await run_until_event(stopping, asyncio.sleep(every))
         arrived = queue.arrived
-        waiting = await _query(queue)
-        if waiting is None or not _seems_lost(queue, waiting) or arrived != queue.arrived:
+        size = await _query(queue)
+        if size is None or not _seems_lost(queue, size) or arrived != queue.arrived:
             suspected_at = None
         elif suspected_at == arrived:
             log.error(
                 "consumer restarted: the broker delivers nothing to it",
                 queue=queue.name,
-                ready=waiting.ready,
-                consumers=waiting.consumers,
+                ready=size.ready,
+                consumers=size.consumers,
             )
             suspected_at = None
             queue.lost.set()
@@ -47,12 +47,12 @@ async def watch(
             suspected_at = arrived
 
 
-def _seems_lost(queue: LaneQueue, waiting: QueueSize) -> bool:
-    """Tell whether the broker knows no consumer of the queue, or gives ours nothing though it
-    could."""
+def _seems_lost(queue: LaneQueue, size: QueueSize) -> bool:
+    """Tell whether the broker knows no consumer of the queue, or sends ours nothing although
+    messages are ready and its prefetch allows more."""
     if queue.state != "consuming":
         return False
-    return waiting.consumers == 0 or (waiting.ready > 0 and queue.held < queue.prefetch)
+    return size.consumers == 0 or (size.ready > 0 and queue.held < queue.prefetch)
 
 
 async def _query(queue: LaneQueue) -> QueueSize | None:

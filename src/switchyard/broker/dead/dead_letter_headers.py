@@ -1,7 +1,7 @@
 """Dead letters: why a message is in `jobs.dead`, as headers that any tool can read.
 
-Whoever gives a job up publishes its body unchanged with these headers. What the broker itself
-dead-letters (age, overflow, no route) carries only `x-death`, or nothing: `read` tells the
+Whoever gives a job up publishes its body unchanged with these headers. A message that the broker
+itself dead-letters (age, overflow, no route) carries only `x-death`, or nothing: `read` infers the
 reason from that.
 """
 
@@ -86,7 +86,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """Information about a dead letter (its certificate): why, where and when its job died."""
+    """Information about a dead letter: why, where and when its job died."""
 
     reason: Reason
     routing_key: str
@@ -120,8 +120,8 @@ class DeadLetterInfo:
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
 
     def shortened(self) -> Iterator[DeadLetterInfo]:
-        """Yield certificates with less text, each with less than the one before: for a broker whose
-        frames are too small for this one."""
+        """Yield copies with less text, each with less than the one before: for a broker whose
+        frames are too small for all headers."""
         properties = self.properties[:BRIEF_PROPERTIES]
         brief = replace(
             self, message=writable(self.message, BRIEF_LIMIT), traceback="", properties=properties
@@ -131,7 +131,7 @@ class DeadLetterInfo:
 
 
 def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetterInfo:
-    """Return the certificate of a message whose properties can't be read, wherever it was found."""
+    """Return the information about a message whose properties can't be read."""
     properties = delivery.properties[:PROPERTIES_LIMIT]
     return DeadLetterInfo(
         Reason.MALFORMED,
@@ -160,18 +160,18 @@ def _is_no_job(certificate: DeadLetterInfo) -> bool:
 def examine(
     headers: Mapping[str, Any], routing_key: str, body: bytes
 ) -> tuple[DeadLetterInfo, JobMessage | None]:
-    """Return the certificate of a message found in `jobs.dead`, whoever put it there, and its job,
-    where it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
+    """Return the information about a message in `jobs.dead`, whoever put it there, and its job;
+    None if it has none, as in `job_in`. `routing_key` is the one that it was delivered with."""
     message = _decode(body)
     certificate = read(headers, routing_key, message.job_type if message is not None else None)
     return certificate, None if _is_no_job(certificate) else message
 
 
 def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeadLetterInfo:
-    """Read the certificate from headers.
+    """Read the information about a dead letter from its headers.
 
-    `job_type`: the one in the body, None where that is no job. A job that the broker took from
-    its lane after a retry died under its queue's name, to which nothing is bound.
+    `job_type` is the one in the body; None where the body is no job. A retried job comes to its
+    lane under its queue's name, so the broker's record of its death names no routing key of a job.
     """
     if is_certified(headers):
         values: dict[str, Any] = {"routing_key": routing_key}

@@ -91,10 +91,11 @@ class QueuedDeadLetter:
 
     @property
     def death(self) -> tuple[str, int, int]:
-        """Which death of which job it tells of: id, redrives, attempts.
-        Two letters of one death are one: a publish that was cut off before its confirm is
-        repeated, and the broker may have had the first, too. So are messages that are no job and
-        have equal bodies: nothing tells one from the other, and the index has one id for them.
+        """The job's id, redrives and attempts: letters with the same are one.
+
+        A publish that was cut off before its confirm is repeated, and the broker may have had the
+        first one, too. Messages that are no job and have equal bodies are one as well: nothing
+        tells them apart, and the index has one id for them.
         """
         return (self.id, *(self.message.generation if self.message else (0, 0)))
 
@@ -112,17 +113,17 @@ class QueuedDeadLetter:
         return 0
 
     def ack(self) -> bool:
-        """Take it and its duplicates out of the queue. False when the channel is gone: it is back
-        in its place."""
+        """Remove the letter and its duplicates from the queue. False when the channel is gone: the
+        letter is back in its place."""
         for letter in self.duplicates:
             letter.ack()
         return self.delivery.ack()
 
 
 class _ScanBatch:
-    """The letters of one consumer: a part of the scan. It is complete before the first of them is
-    handed out: a letter that a quorum queue sends in the place of an acknowledged one loses its own
-    place (measured on 4.3.6), so nothing may be sent any more by then."""
+    """The letters of one consumer: a part of the scan. The batch is complete before its first
+    letter is handed out: a letter that a quorum queue sends in the place of an acknowledged one
+    loses its own place (measured on 4.3.6), so the broker must have sent all letters by then."""
 
     def __init__(self, channel: PipelinedChannel, queue: str, tag: str, size: int) -> None:
         self._channel = channel
@@ -131,12 +132,12 @@ class _ScanBatch:
         self.size = size
         self._arrived = asyncio.Event()
         self._own: int | None = None
-        """How many deliveries are the batch's own, the others came during `flush`; None until it is
-        complete."""
+        """How many of the deliveries are the batch's; the ones after them came during `flush`. None
+        until the batch is complete."""
         self.deliveries: list[Delivery] = []
 
     async def fetch(self) -> None:
-        """Ask for the letters; they come by themselves."""
+        """Start the batch's consumer; its letters arrive in `deliveries`."""
         await self._channel.basic_qos(prefetch_count=self.size)
         await self._channel.consume(self._queue, self._tag, self._put)
 
@@ -145,7 +146,7 @@ class _ScanBatch:
         self._arrived.set()
 
     async def complete(self) -> None:
-        """Wait until all are there, or the broker has no more to send."""
+        """Wait until the batch has all its letters, or the broker has no more to send."""
         idle = 0
         while len(self.deliveries) < self.size:
             self._arrived.clear()
@@ -162,8 +163,8 @@ class _ScanBatch:
                     "handled is back in its place",
                     maybe_accepted=False,
                 )
-            waiting = await read_queue_size(self._channel, self._queue)
-            if not waiting.ready or idle >= IDLE_LIMIT:
+            size = await read_queue_size(self._channel, self._queue)
+            if not size.ready or idle >= IDLE_LIMIT:
                 break
         await self._channel.cancel(self._tag)
         self._own = len(self.deliveries)
@@ -191,16 +192,17 @@ class _ScanBatch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the channel is gone: the broker may not have had what was sent on it last."""
+        """Whether the channel is gone: its last acknowledgements may not have reached the
+        broker."""
         return self._channel.closed.done()
 
     def give_back(self) -> int:
-        """Return what was not acknowledged to the queue, in order; gives how many that is."""
+        """Requeue the batch's letters that were not acknowledged, in order; return their number."""
         return self._requeue(self.deliveries[: self._own])
 
     def give_back_newer(self) -> int:
-        """Put back what came during `flush`, which is newer than all that any batch had, and return
-        how many that is."""
+        """Requeue the letters that came during `flush`, which are newer than those of all batches;
+        return their number."""
         return 0 if self._own is None else self._requeue(self.deliveries[self._own :])
 
     def _requeue(self, deliveries: Sequence[Delivery]) -> int:
@@ -213,7 +215,7 @@ class _ScanBatch:
 class Scan:
     """Letters of one queue, oldest first, each held until it is acknowledged or the scan ends.
 
-    What was not acknowledged then is back in its place: a scan does not disturb the order.
+    A letter that was not acknowledged is then back in its place: a scan does not change the order.
     """
 
     def __init__(
@@ -227,11 +229,12 @@ class Scan:
         self.total = 0
         """Messages that waited in the queue when the scan began."""
         self.is_alone = False
-        """Whether nobody else had a consumer then, who could hold some."""
+        """Whether nobody else had a consumer then, which could hold letters."""
         self.is_settled = False
         """Whether the broker has seen every acknowledgement: known once the scan has ended."""
 
     async def start(self) -> None:
+        """Look how many letters wait, and whether others consume them."""
         size = await read_queue_size(self._channel, self._queue)
         self.total, self.is_alone = size.ready, size.consumers == 0
 
@@ -239,13 +242,13 @@ class Scan:
         """Yield the letters that waited when the scan began. Raises BrokerUnavailable when the
         connection is lost."""
         left = self.total
-        following = await self._fetch(left)
-        while following is not None:
-            batch = following
+        next_batch = await self._fetch(left)
+        while next_batch is not None:
+            batch = next_batch
             await batch.complete()
             left -= len(batch.deliveries)
             # The next batch is on its way while this one is worked.
-            following = await self._fetch(left) if len(batch.deliveries) == batch.size else None
+            next_batch = await self._fetch(left) if len(batch.deliveries) == batch.size else None
             for number, delivery in enumerate(batch.deliveries):
                 if number % YIELD_EVERY == 0:
                     await asyncio.sleep(0)  # others have their turn, too
@@ -255,28 +258,28 @@ class Scan:
         if left <= 0:
             return None
         if self._profile == "quorum":
-            channel, most = self._channel, QUORUM_BATCH_SIZE
+            channel, max_size = self._channel, QUORUM_BATCH_SIZE
         else:
             channel = await open_channel(self._connection, confirms=False)
-            most = max(BATCH_SIZE, self.total // MAX_CHANNELS + 1)
+            max_size = max(BATCH_SIZE, self.total // MAX_CHANNELS + 1)
         tag = f"scan.{len(self._batches):06}"
-        batch = _ScanBatch(channel, self._queue, tag, min(left, most))
+        batch = _ScanBatch(channel, self._queue, tag, min(left, max_size))
         self._batches.append(batch)
         await batch.fetch()
         return batch
 
     async def depth(self, queue: str) -> int:
-        """Messages that wait in a queue, this one or another. Raises aiormq's error when there is
-        no such queue, which ends the scan."""
+        """Return the number of messages that wait in a queue, this one or another. Raises aiormq's
+        error when there is no such queue, which ends the scan."""
         return (await read_queue_size(self._channel, queue)).ready
 
     async def settle(self) -> None:
-        """Give back what was not acknowledged, the oldest first."""
+        """Requeue all letters that were not acknowledged, the oldest first."""
         for batch in self._batches:
             await batch.flush()
         for give_back in (_ScanBatch.give_back, _ScanBatch.give_back_newer):
             for batch in self._batches:
-                waiting = await self._ready()
+                waiting = await self._count_ready()
                 number = give_back(batch)
                 if number and len(self._batches) > 1:
                     await self._wait_until_ready(waiting + number)
@@ -286,11 +289,11 @@ class Scan:
         """Wait until so many letters wait in the queue: what another channel returns must come
         behind them."""
         for _ in range(RETURN_POLLS):
-            if await self._ready() >= waiting:
+            if await self._count_ready() >= waiting:
                 return
             await asyncio.sleep(RETURN_POLL_INTERVAL)
 
-    async def _ready(self) -> int:
+    async def _count_ready(self) -> int:
         # Without a time limit: the broker first handles all the returned letters, perhaps many.
         return (await read_queue_size(self._channel, self._queue, limit=None)).ready
 
@@ -299,8 +302,8 @@ class Scan:
 async def scanning(
     url: str, queue: str = DEAD_QUEUE, *, profile: Profile = "quorum"
 ) -> AsyncIterator[Scan]:
-    """Scan a queue; at the end, what was not acknowledged is returned in its old order. The profile
-    `quorum` works for every queue; `classic` is quicker for classic ones.
+    """Scan a queue; at the end, letters that were not acknowledged return in their old order. The
+    profile `quorum` works for every queue; `classic` is quicker for classic ones.
 
     Raises BrokerUnavailable; the queue must be there (`jobctl topology apply`).
     """

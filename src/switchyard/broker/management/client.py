@@ -1,4 +1,4 @@
-"""A client of RabbitMQ's management HTTP API, as far as a topology needs it.
+"""A client for the part of RabbitMQ's management HTTP API that a topology needs.
 
 Credentials go into the `Authorization` header alone: never into an error's text or a log line.
 """
@@ -267,7 +267,7 @@ class ManagementClient(AsyncCloseable):
     def _check(self, response: httpx.Response) -> None:
         if response.is_success:
             return
-        status, (code, reason) = response.status_code, _reason(response)
+        status, (code, reason) = response.status_code, _reason_of(response)
         kind = ManagementError
         # Both are 401: a wrong password has the code `not_authorized`, a right that is missing
         # has `not_authorised`.
@@ -310,11 +310,11 @@ def _is_being_made(response: httpx.Response) -> bool:
     it is when a node really is down."""
     return (
         response.status_code == HTTPStatus.NOT_FOUND
-        and "is down or inaccessible" in _reason(response)[1]
+        and "is down or inaccessible" in _reason_of(response)[1]
     )
 
 
-def _reason(response: httpx.Response) -> tuple[str, str]:
+def _reason_of(response: httpx.Response) -> tuple[str, str]:
     """Return the broker's code for a refusal, and its reason in one line."""
     try:
         body = response.json()

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import httpx
 
-from switchyard.broker.addresses import checked, nodes_of
+from switchyard.broker.addresses import check_address, nodes_of
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.tls import authorities
 
@@ -27,8 +27,8 @@ REQUEST_TIMEOUT_FACTOR = 3
 class ManagementHttp:
     """One HTTP client for all nodes of the address, in random order.
 
-    A node that can't be reached, or drops the connection, is left for the next one, and that one is
-    asked from then on. Requests of a topology may be sent twice: each sets or removes by name.
+    When a node can't be reached or drops the connection, this and all later requests go to the next
+    node. Requests of a topology may be sent twice: each sets or removes by name.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ManagementHttp:
     ) -> None:
         """Raises ManagementError for an invalid address."""
         try:
-            checked(url, ("http", "https"), "http://user:password@host:15672")
+            check_address(url, ("http", "https"), "http://user:password@host:15672")
             parts = [urlsplit(node) for node in nodes_of(url)]
         except ValueError as error:
             # `from None`: others' messages quote what they can't read, perhaps a password.
@@ -78,25 +78,25 @@ class ManagementHttp:
     ) -> httpx.Response:
         """Send a request to the first node that can be reached; return its whole answer, whatever
         its status. `path` is below `/api`. Raises ManagementError."""
-        every = " or ".join(sorted(self._bases))
-        left = len(self._bases)
+        all_nodes = " or ".join(sorted(self._bases))
+        nodes_left = len(self._bases)
         while True:
-            left -= 1
+            nodes_left -= 1
             try:
                 async with asyncio.timeout(self._limit):
                     return await self._ask(method, path, params, body)
             except _AWAY as error:
                 self._use_next_node()
-                if left == 0:
+                if nodes_left == 0:
                     raise ManagementError(
-                        f"can't reach the management API at {every}: is the broker up, and the "
+                        f"can't reach the management API at {all_nodes}: is the broker up, and the "
                         "management plugin enabled? rabbitmq-plugins enable rabbitmq_management"
                     ) from error
             except (httpx.TimeoutException, TimeoutError) as error:
-                slow = self.base
+                slow_node = self.base
                 self._use_next_node()
                 raise ManagementError(
-                    f"the management API at {slow} did not answer in time: is the broker "
+                    f"the management API at {slow_node} did not answer in time: is the broker "
                     "overloaded, or behind a firewall?"
                 ) from error
 

@@ -30,15 +30,15 @@ from switchyard.broker.publish.outcome import (
     Outgoing,
     Result,
     SizeLimit,
-    blocked,
+    blocked_error,
     envelope_of,
-    held,
-    lane_full,
-    no_room,
+    held_error,
+    lane_full_error,
     overflow_letter,
-    unconfirmed,
+    unconfirmed_error,
+    window_full_error,
 )
-from switchyard.broker.publish.session import Sent, Session
+from switchyard.broker.publish.session import PendingPublish, Session
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 
@@ -102,19 +102,19 @@ class BlockingPublisher:
 
         Holds at most a window of them in memory.
         """
-        waiting: deque[tuple[Outgoing, Sent | PublishError]] = deque()
+        waiting: deque[tuple[Outgoing, PendingPublish | PublishError]] = deque()
         outage = ConnectionFailureMemo()
         for job in jobs:
             if len(waiting) >= self._window:
                 for _ in range(max(len(waiting) // 2, 1)):
-                    yield self._result(*waiting.popleft())
-            started = outage.error or self._start(job)
-            outage.note(started)
-            waiting.append((job, started))
+                    yield self._await_result(*waiting.popleft())
+            sent = outage.error or self._send_job(job)
+            outage.note(sent)
+            waiting.append((job, sent))
         while waiting:
-            yield self._result(*waiting.popleft())
+            yield self._await_result(*waiting.popleft())
 
-    def _start(self, job: Outgoing) -> Sent | PublishError:
+    def _send_job(self, job: Outgoing) -> PendingPublish | PublishError:
         try:
             envelope = envelope_of(job.message)
             self._size_limit.check_job(len(envelope.body))
@@ -122,15 +122,15 @@ class BlockingPublisher:
         except PublishError as error:
             return error
 
-    def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> Sent:
+    def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> PendingPublish:
         was_idle = self._session is None or self._session.is_idle
-        session = self._open()
+        session = self._get_session()
         began = time.monotonic()
         while session.unconfirmed >= self._window and session.is_open:
             if session.is_blocked:
-                raise blocked()
+                raise blocked_error()
             if time.monotonic() - began >= self._timeout:
-                raise no_room(self._timeout)
+                raise window_full_error(self._timeout)
             # Down to half the window, so that publishes leave in groups and not one by one.
             session.drive(lambda: session.unconfirmed <= self._window // 2, BLOCKED_CONFIRM_TIMEOUT)
         sent = session.publish(exchange, routing_key, envelope)
@@ -138,7 +138,7 @@ class BlockingPublisher:
             session.catch_up()
         return sent
 
-    def _result(self, job: Outgoing, sent: Sent | PublishError) -> Result:
+    def _await_result(self, job: Outgoing, sent: PendingPublish | PublishError) -> Result:
         if isinstance(sent, PublishError):
             return sent
         try:
@@ -163,41 +163,41 @@ class BlockingPublisher:
         now, it is the fault of this message."""
         self._size_limit.check(len(envelope.body))
         try:
-            session = self._open()
+            session = self._get_session()
             session.drive(lambda: not (session.unconfirmed and session.is_open), self._timeout)
             if session.unconfirmed:
-                raise no_room(self._timeout)
-            session = self._open()  # another one where that was lost
+                raise window_full_error(self._timeout)
+            session = self._get_session()  # another one where that was lost
         except PublishError as error:  # it had been sent before
             raise BrokerUnavailable(str(error), maybe_accepted=True) from error
         self._wait_for_confirm(session.publish(exchange, routing_key, envelope))
 
     def _settle_overflow(self, job: Outgoing) -> LaneFull:
-        """Publish the dead letter of a refused job, where that is the publisher's part; return the
-        error to raise."""
+        """Publish the dead letter of a refused job where the broker does not; return the error to
+        raise."""
         letter = overflow_letter(job, self._settings.profile)
         if letter is not None:
             self._wait_for_confirm(self._send(DEAD_EXCHANGE, job.routing_key, letter))
-        return lane_full(job.routing_key)
+        return lane_full_error(job.routing_key)
 
-    def _wait_for_confirm(self, sent: Sent) -> None:
+    def _wait_for_confirm(self, sent: PendingPublish) -> None:
         while not sent.done:
             waited = time.monotonic() - sent.at
             if waited >= BLOCKED_CONFIRM_TIMEOUT and sent.session.is_blocked:
-                raise held()
+                raise held_error()
             if waited >= self._timeout:
                 if len(nodes_of(self._settings.require_amqp_url())) > 1:
                     # A node that is cut off from its cluster takes messages and confirms none:
                     # connect again, perhaps to another.
                     self.close()
-                raise unconfirmed(self._timeout)
+                raise unconfirmed_error(self._timeout)
             sent.session.drive(
                 lambda: sent.done, min(BLOCKED_CONFIRM_TIMEOUT, self._timeout - waited)
             )
         if sent.error is not None:
             raise sent.error
 
-    def _open(self) -> Session:
+    def _get_session(self) -> Session:
         session = self._session
         if session is not None:
             if session.is_idle:
@@ -208,5 +208,5 @@ class BlockingPublisher:
         if session is None:
             session = self._session = Session.connect(self._settings, self._name)
         if session.is_blocked:
-            raise blocked()
+            raise blocked_error()
         return session

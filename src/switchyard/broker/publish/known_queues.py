@@ -1,8 +1,8 @@
-"""Know which queues exist, before a job is published: `jobs.topic` passes a job that has no queue
-on to the dead letters, and confirms it as if all were well.
+"""Find out which queues exist before a job is published: `jobs.topic` passes a job that has no
+queue on to the dead letters, and confirms it all the same.
 
-What is known holds for one connection: behind the next one there may be another broker, an empty
-one, whose topology is just being made.
+An answer holds for one connection: the next one may lead to another broker, an empty one, whose
+topology is just being made.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ FOUND_TTL, MISSING_TTL = 30.0, 0.5
 """Seconds for which an answer is reused: queues are seldom deleted, and a missing one is soon made
 by the operator who has read the error."""
 
-AskQueue = Callable[[Connection, str], Awaitable[bool]]
+QueueQuery = Callable[[Connection, str], Awaitable[bool]]
 
 
 class KnownQueues:
     """Queries the broker once per queue for all concurrent publishes, and again after a while."""
 
-    def __init__(self, is_there: AskQueue, is_unbound: AskQueue) -> None:
+    def __init__(self, exists: QueueQuery, is_unbound: QueueQuery) -> None:
         """`is_unbound` is called only where the queue is there, and on each connection until it was
         bound: a queue that is being made is there before its bindings are, and each call for a
         bound queue leaves a line in the broker's log."""
-        self._is_there = is_there
+        self._exists = exists
         self._is_unbound = is_unbound
         self._connection: Connection | None = None
         self._answers: dict[str, tuple[bool, float]] = {}
         """By queue: whether it can be published to, and until when that answer is used, on the
         monotonic clock."""
         self._bound: set[str] = set()
-        self._asking: dict[str, asyncio.Task[bool]] = {}
+        self._queries: dict[str, asyncio.Task[bool]] = {}
 
     async def has(self, connection: Connection, queue: str, limit: float) -> bool | None:
         """Tell whether there is such a queue with its bindings; None where no answer comes within
         `limit` seconds."""
         if connection is not self._connection:
             self._connection = connection
-            self._answers, self._bound, self._asking = {}, set(), {}
-        is_there, until = self._answers.get(queue, (False, 0.0))
+            self._answers, self._bound, self._queries = {}, set(), {}
+        exists, until = self._answers.get(queue, (False, 0.0))
         if time.monotonic() < until:
-            return is_there
-        asking = self._asking.get(queue)
-        if asking is None:
-            asking = self._asking[queue] = asyncio.create_task(self._query(connection, queue))
-            asking.add_done_callback(lambda done: self._store_answer(queue, done))
+            return exists
+        query = self._queries.get(queue)
+        if query is None:
+            query = self._queries[queue] = asyncio.create_task(self._query(connection, queue))
+            query.add_done_callback(lambda done: self._store_answer(queue, done))
         # Waited for, and not awaited: a caller that gives up must not cancel it for the others.
-        await asyncio.wait((asking,), timeout=limit)
-        if not asking.done() or asking.cancelled():
+        await asyncio.wait((query,), timeout=limit)
+        if not query.done() or query.cancelled():
             return None
-        error = asking.exception()
+        error = query.exception()
         if error is not None and not isinstance(error, NO_ANSWER):
             raise error
-        return None if error is not None else asking.result()
+        return None if error is not None else query.result()
 
     async def _query(self, connection: Connection, queue: str) -> bool:
-        is_ready = await self._is_there(connection, queue)
+        is_ready = await self._exists(connection, queue)
         # In this order: the `.unbound` exchange is made before the queue, and deleted after its
         # bindings.
         if is_ready and queue not in self._bound:
@@ -79,14 +79,14 @@ class KnownQueues:
         return is_ready
 
     def _store_answer(self, queue: str, done: asyncio.Task[bool]) -> None:
-        if self._asking.get(queue) is done:
-            del self._asking[queue]
+        if self._queries.get(queue) is done:
+            del self._queries[queue]
         if not done.cancelled():
             done.exception()  # retrieved, in case nobody waited for it
 
     async def close(self) -> None:
         """Cancel the queries under way."""
-        asking = list(self._asking.values())
-        for task in asking:
+        query = list(self._queries.values())
+        for task in query:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*query, return_exceptions=True)

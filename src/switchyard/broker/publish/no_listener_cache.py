@@ -1,9 +1,8 @@
-"""Which events would reach nobody just now, so that they need not be sent.
+"""Remember which events nobody listens to, so that they need not be sent.
 
-Events are half of what a worker publishes and of what the broker gets from it, and often nobody
-listens: the broker then returns the event. Whoever begins to listen hears everything
-NO_LISTENER_TTL seconds later, which `services.engine.monitoring.job_events` waits for before it
-says that it listens.
+Half of a worker's publishes are events, and often nobody listens: the broker then returns the
+event. A new listener receives all events NO_LISTENER_TTL seconds after it has begun to listen;
+`services.engine.monitoring.job_events` waits that long before it reports that it listens.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ class NoListenerCache:
     """Remembers, per exchange and routing key, that nobody listens, so that events are not sent."""
 
     def __init__(self) -> None:
-        self._unheard: dict[tuple[str, str], _NoListener] = {}
-        """Keys that nobody listened to, by exchange and routing key."""
+        self._entries: dict[tuple[str, str], _NoListener] = {}
+        """By exchange and routing key."""
 
-    def is_unheard(self, exchange: str, routing_key: str) -> bool:
+    def has_no_listener(self, exchange: str, routing_key: str) -> bool:
         """Tell whether an event need not be sent. A caller that then sends one calls
         `note_sent`."""
-        entry = self._unheard.get((exchange, routing_key))
+        entry = self._entries.get((exchange, routing_key))
         return entry is not None and time.monotonic() < entry.probe_at
 
     def note_sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
         """Note that an event is on its way now."""
         key = exchange, routing_key
-        entry = self._unheard.get(key)
+        entry = self._entries.get(key)
         if entry is not None:
             entry.probe_at = entry.until
         # From now, not from the answer: by then somebody may have begun to listen.
@@ -61,8 +60,8 @@ class NoListenerCache:
         self, key: tuple[str, str], until: float, confirm: asyncio.Future[None]
     ) -> None:
         if confirm.cancelled() or not isinstance(confirm.exception(), Unroutable):
-            self._unheard.pop(key, None)
+            self._entries.pop(key, None)
             return
-        if len(self._unheard) >= MAX_KNOWN:
-            self._unheard.clear()
-        self._unheard[key] = _NoListener(until, min(until, time.monotonic() + PROBE_INTERVAL))
+        if len(self._entries) >= MAX_KNOWN:
+            self._entries.clear()
+        self._entries[key] = _NoListener(until, min(until, time.monotonic() + PROBE_INTERVAL))

@@ -121,7 +121,7 @@ def overflowed(routing_key: str) -> DeadLetterInfo:
 _OVERFLOW_LANES = frozenset(lane.name for lane in LANES if lane.dead_letters_overflow)
 
 
-def lane_full(routing_key: str) -> LaneFull:
+def lane_full_error(routing_key: str) -> LaneFull:
     """Return the error that a nack of a job means: its lane was full."""
     return LaneFull(routing_key, dead_lettered=lane_of(routing_key) in _OVERFLOW_LANES)
 
@@ -129,14 +129,14 @@ def lane_full(routing_key: str) -> LaneFull:
 def overflow_letter(job: Outgoing, profile: Profile) -> Envelope | None:
     """Return the dead letter that the publisher itself must send when `job` found its lane full.
 
-    None when nothing is kept of it, or when the broker has dead-lettered it already.
+    None when the job's lane keeps no dead letter of it, or the broker has dead-lettered it already.
     """
     if broker_dead_letters_overflow(profile) or lane_of(job.routing_key) not in _OVERFLOW_LANES:
         return None
     return envelope_of(job.message, overflowed(job.routing_key).headers())
 
 
-def blocked() -> Blocked:
+def blocked_error() -> Blocked:
     """Return the outcome of a publish that was not sent because of an alarm."""
     return Blocked(
         "the broker blocks publishers (memory or disk alarm); nothing was sent: "
@@ -144,7 +144,7 @@ def blocked() -> Blocked:
     )
 
 
-def held() -> BrokerUnavailable:
+def held_error() -> BrokerUnavailable:
     """Return the outcome of a publish that was on its way when the broker raised an alarm."""
     return BrokerUnavailable(
         "the broker blocks publishers (memory or disk alarm) and has not confirmed this message: "
@@ -153,12 +153,12 @@ def held() -> BrokerUnavailable:
     )
 
 
-def unconfirmed(timeout: float) -> BrokerUnavailable:
-    """Return a publish that the broker did not confirm in time."""
+def unconfirmed_error(timeout: float) -> BrokerUnavailable:
+    """Return the outcome of a publish that the broker did not confirm in time."""
     return BrokerUnavailable(f"no confirm within {timeout:g} s", maybe_accepted=True)
 
 
-def no_room(timeout: float) -> BrokerUnavailable:
+def window_full_error(timeout: float) -> BrokerUnavailable:
     """Return the outcome of a publish that was not sent, because no earlier one was confirmed in
     time."""
     return BrokerUnavailable(
@@ -190,12 +190,13 @@ class ConnectionFailureMemo:
 
 
 class SizeLimit:
-    """How large a message may be, as far as a publisher knows. The broker says what its limit is
-    only when it closes the channel on a message that is larger."""
+    """The largest message that may be sent, as far as a publisher knows. The broker names its own
+    limit only when it closes the channel because of a larger message."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """`most`: bytes of a job's message, as the settings say; never more than workers read."""
-        self._job_limit = MAX_BODY_BYTES if most is None else most
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """`max_bytes`: bytes of a job's message, as the settings say; never more than workers
+        read."""
+        self._job_limit = MAX_BODY_BYTES if max_bytes is None else max_bytes
         self._learned: int | None = None
         self._until = 0.0
 
@@ -227,5 +228,5 @@ class SizeLimit:
             raise MessageTooLarge(
                 size,
                 self._job_limit,
-                who="a worker reads" if is_reader_limit else "JOBS_MAX_MESSAGE_SIZE allows",
+                limited_by="a worker reads" if is_reader_limit else "JOBS_MAX_MESSAGE_SIZE allows",
             )

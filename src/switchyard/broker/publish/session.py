@@ -25,14 +25,14 @@ from pika.channel import Channel
 from pika.exceptions import ChannelWrongStateError, ConnectionOpenAborted
 from pika.spec import Basic
 
-from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_of
+from switchyard.broker.addresses import AMQP_PORTS, display_address, nodes_of, vhost_of
 from switchyard.broker.errors import BrokerUnavailable, PublishError
-from switchyard.broker.forking import Owner, keep_from_children
+from switchyard.broker.forking import OwnerProcess, keep_from_children
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.confirms import UnconfirmedPublishes
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT
 from switchyard.broker.wire.envelope import Envelope, encode_head
-from switchyard.broker.wire.failures import away
+from switchyard.broker.wire.failures import unavailable_error
 from switchyard.broker.wire.tcp_timeout import TCP_OPTIONS
 
 HEARTBEAT = 60
@@ -41,14 +41,14 @@ loses its connection; the next publish notices before it sends anything, and con
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the broker's answer when a connection is closed."""
 _NO_ANSWER = "no answer in time"
-_OF_THE_PARENT = "it is the connection of the process that this one was forked from"
-CATCH_UP = 0.005
+_PARENTS_CONNECTION = "it is the connection of the process that this one was forked from"
+IDLE_AFTER = 0.005
 """Seconds without I/O after which a publish first reads what has come in, and is then sent at once.
 Publishes that follow each other faster are sent in groups."""
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class PendingPublish:
     """A publish under way."""
 
     session: Session
@@ -65,17 +65,17 @@ class Session:
     """
 
     def __init__(self, node: str, name: str, limit: float) -> None:
-        """Start to connect to the node at that address, for at most `limit` seconds; `drive` does
-        the work."""
-        self._owner = Owner()
-        self._unconfirmed: Unconfirmed[Sent] = Unconfirmed()
+        """Start to connect to the node at that address, for at most `limit` seconds. Nothing
+        happens before `drive` is called."""
+        self._owner = OwnerProcess()
+        self._unconfirmed: UnconfirmedPublishes[PendingPublish] = UnconfirmedPublishes()
         self._channel: Channel | None = None
         self._confirms_enabled = False
         self._loss = ""
         self._driven_at = 0.0
         self.is_blocked = False
         """The broker has said `connection.blocked` (a memory or disk alarm)."""
-        parameters = _parameters(node, name, limit)
+        parameters = _connection_parameters(node, name, limit)
         self._loop = IOLoop()
         self._loop.activate_poller()
         self._connection = pika.SelectConnection(
@@ -106,9 +106,9 @@ class Session:
             session.drive(session._is_decided, limit + 0.2)
             if session._confirms_enabled:
                 return session
-            reasons.append(f"{address_of(node)}: {session._loss or _NO_ANSWER}")
+            reasons.append(f"{display_address(node)}: {session._loss or _NO_ANSWER}")
             session.close()
-        raise away(f"can't connect to the broker at {'; '.join(reasons)}")
+        raise unavailable_error(f"can't connect to the broker at {'; '.join(reasons)}")
 
     def fileno(self) -> int:
         """Return the socket's file descriptor; -1 without one."""
@@ -117,9 +117,9 @@ class Session:
         return -1 if sock is None else int(sock.fileno())
 
     @property
-    def is_here(self) -> bool:
+    def opened_here(self) -> bool:
         """Whether this process has opened it, and not the one that it was forked from."""
-        return self._owner.is_here
+        return self._owner.is_current
 
     def _is_decided(self) -> bool:
         return self._confirms_enabled or bool(self._loss)
@@ -127,14 +127,14 @@ class Session:
     @property
     def is_open(self) -> bool:
         is_open = self._channel is not None and self._channel.is_open and not self._loss
-        return is_open and self.is_here
+        return is_open and self.opened_here
 
     @property
     def unconfirmed(self) -> int:
         """Publishes that wait for their confirm."""
         return len(self._unconfirmed)
 
-    def publish(self, exchange: str, routing_key: str, envelope: Envelope) -> Sent:
+    def publish(self, exchange: str, routing_key: str, envelope: Envelope) -> PendingPublish:
         """Send one persistent, mandatory message.
 
         Raises BrokerUnavailable when the channel is closed, NeverTaken when the message does not
@@ -159,39 +159,39 @@ class Session:
             )
         except ChannelWrongStateError as error:
             raise BrokerUnavailable("the channel is closed", maybe_accepted=False) from error
-        sent = Sent(self, time.monotonic())
+        sent = PendingPublish(self, time.monotonic())
         size = len(envelope.body)
         self._unconfirmed.add(sent, envelope.message_id, exchange, routing_key, size)
         return sent
 
     def drive(self, until: Callable[[], bool], seconds: float) -> None:
-        """Send and receive until a condition holds, at most for so many seconds."""
-        if not self.is_here:
-            self._lose(_OF_THE_PARENT)
+        """Send and receive until the condition `until` holds, for at most `seconds`."""
+        if not self.opened_here:
+            self._lose(_PARENTS_CONNECTION)
             return
         deadline = time.monotonic() + seconds
-        timer = self._loop.call_later(seconds, _wake)  # or a poll would last until data comes
+        timer = self._loop.call_later(seconds, _do_nothing)  # or a poll would last until data comes
         while not until() and time.monotonic() < deadline:
-            self._turn()
+            self._poll_once()
         self._loop.remove_timeout(timer)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was sent or received for CATCH_UP seconds."""
-        return time.monotonic() - self._driven_at >= CATCH_UP
+        """Whether nothing was sent or received for IDLE_AFTER seconds."""
+        return time.monotonic() - self._driven_at >= IDLE_AFTER
 
     def catch_up(self) -> None:
         """Send what is still buffered, and process what has come in (a loss, an alarm)."""
-        if not self.is_here:
-            self._lose(_OF_THE_PARENT)
+        if not self.opened_here:
+            self._lose(_PARENTS_CONNECTION)
             return
-        self._loop.call_later(0, _wake)
-        self._turn()
+        self._loop.call_later(0, _do_nothing)
+        self._poll_once()
 
     def close(self) -> None:
         """Close the connection; what waits for a confirm fails with BrokerUnavailable."""
-        if not self.is_here:
-            self._lose(_OF_THE_PARENT)
+        if not self.opened_here:
+            self._lose(_PARENTS_CONNECTION)
             return
         if self._connection.is_open:
             self._connection.close()
@@ -200,7 +200,7 @@ class Session:
         self._lose("it was closed")
         self._loop.close()
 
-    def _turn(self) -> None:
+    def _poll_once(self) -> None:
         try:
             self._loop.poll()
         except ValueError as error:
@@ -208,11 +208,11 @@ class Session:
             # AMQP, and calls no callback.
             if self._is_decided():
                 raise
-            self._lose(_reason(error.__context__ or error))
+            self._lose(_reason_of(error.__context__ or error))
         self._loop.process_timeouts()
         self._driven_at = time.monotonic()
 
-    # --- what the broker says ---------------------------------------------------------------
+    # --- callbacks --------------------------------------------------------------------------
 
     def _on_open(self, connection: Any) -> None:
         connection.channel(on_open_callback=self._on_channel_open)
@@ -250,25 +250,25 @@ class Session:
         self.is_blocked = False
 
     def _on_lost(self, _: object, error: BaseException) -> None:
-        self._lose(_reason(error))
+        self._lose(_reason_of(error))
 
     def _lose(self, reason: str) -> None:
         self._loss = self._loss or reason
         self._settle(self._unconfirmed.pop_all(self._loss))
 
-    def _settle(self, ended: Iterable[tuple[Sent, PublishError | None]]) -> None:
+    def _settle(self, ended: Iterable[tuple[PendingPublish, PublishError | None]]) -> None:
         for sent, error in ended:
             sent.error = error
             sent.done = True
 
 
-def _wake() -> None:
+def _do_nothing() -> None:
     """Do nothing: the callback of timers that only end a poll."""
 
 
-def _parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters:
-    """Return the parameters as the asyncio publisher connects: an address means the same in
-    both."""
+def _connection_parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters:
+    """Return pika's parameters for the node. An address has the same meaning as for the asyncio
+    publisher."""
     parts = urlsplit(node)
     options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     tls = parts.scheme == "amqps"
@@ -283,12 +283,12 @@ def _parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters
         socket_timeout=None,
         tcp_options=dict(TCP_OPTIONS),
         stack_timeout=limit,  # for TCP, TLS and the AMQP handshake together
-        ssl_options=pika.SSLOptions(_tls(options)) if tls else None,
+        ssl_options=pika.SSLOptions(_tls_context(options)) if tls else None,
         client_properties={"connection_name": name},
     )
 
 
-def _tls(options: dict[str, str]) -> ssl.SSLContext:
+def _tls_context(options: dict[str, str]) -> ssl.SSLContext:
     """Return the TLS context of the options that aiormq knows: cafile, capath, cadata, certfile,
     keyfile."""
     context = ssl.create_default_context(
@@ -304,7 +304,7 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
-def _reason(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """Return the reason in one of pika's errors, without its wrappers."""
     while True:
         if isinstance(error, AMQPConnectionWorkflowFailed):

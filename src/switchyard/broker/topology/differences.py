@@ -92,11 +92,11 @@ def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
     may have no limits, and lose letters.
     """
     differences = [
-        *_exchanges(topology, live),
-        *_queues(topology, live),
-        *_bindings(topology, live),
-        *_policies(topology, live),
-        *_policies_in_force(topology, live),
+        *_exchange_differences(topology, live),
+        *_queue_differences(topology, live),
+        *_binding_differences(topology, live),
+        *_policy_differences(topology, live),
+        *_overridden_policies(topology, live),
     ]
     return sorted(differences, key=lambda d: (_rank(d), d.kind, d.name))
 
@@ -118,7 +118,7 @@ def _rank(difference: Difference) -> int:
             return 3 if source == DEAD_EXCHANGE else 7
 
 
-def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+def _exchange_differences(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     live_exchanges = {exchange.name: exchange for exchange in live.exchanges}
     for exchange in topology.exchanges:
         actual = live_exchanges.pop(exchange.name, None)
@@ -126,19 +126,19 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             yield _missing_item("exchange", exchange)
         elif actual.type != exchange.type:
             yield _other_type("exchange", exchange, actual.type)
-        elif changes := _changes(_settings(exchange), _settings(actual)):
+        elif changes := _describe_changes(_settings_of(exchange), _settings_of(actual)):
             yield _other_arguments("exchange", exchange, changes)
     for extra in live_exchanges.values():
-        # SYSTEM_EXCHANGE is no leftover: see `broker.topology.system_marker`.
+        # SYSTEM_EXCHANGE is no leftover: see `broker.topology.system_mark`.
         queue = extra.name.removesuffix(UNBOUND_SUFFIX)
         if queue != extra.name and queue in topology.bound_queues:
             text = f"queue {queue} waits for its bindings: an apply was broken off, or is under way"
             yield Difference(Deviation.UNFINISHED, "queue", queue, text, extra)
         elif topology.owns(extra.name) and extra.name != SYSTEM_EXCHANGE:
-            yield _extra("exchange", extra)
+            yield _extra_item("exchange", extra)
 
 
-def _queues(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+def _queue_differences(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     live_queues = {queue.name: queue for queue in live.queues}
     for queue in topology.queues:
         actual = live_queues.pop(queue.name, None)
@@ -146,14 +146,14 @@ def _queues(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             yield _missing_item("queue", queue)
         elif actual.declared.type != queue.type:
             yield _other_type("queue", queue, actual.declared.type, _messages_note(actual))
-        elif changes := _changes(_settings(queue), _settings(actual.declared)):
+        elif changes := _describe_changes(_settings_of(queue), _settings_of(actual.declared)):
             yield _other_arguments("queue", queue, changes, _messages_note(actual))
     for extra in live_queues.values():
         if topology.owns(extra.name) and not extra.declared.is_temporary:
-            yield _extra("queue", extra.declared, _messages_note(extra))
+            yield _extra_item("queue", extra.declared, _messages_note(extra))
 
 
-def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+def _binding_differences(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     actual, declared = set(live.bindings), set(topology.bindings)
     for binding in topology.bindings:
         if binding not in actual:
@@ -166,11 +166,11 @@ def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
                 f"binding {binding.name} is stale: {binding.routing_key} belongs to {right_queue}"
             )
             yield Difference(Deviation.STALE, "binding", binding.name, text, binding)
-        elif _is_misled(topology, binding):
+        elif _brings_announcements(topology, binding):
             text = f"binding {binding.name} is stale: what is announced there is no job"
             yield Difference(Deviation.STALE, "binding", binding.name, text, binding)
         elif _is_extra_binding(topology, live, binding):
-            yield _extra("binding", binding)
+            yield _extra_item("binding", binding)
 
 
 def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> bool:
@@ -185,7 +185,7 @@ def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> 
     )
 
 
-def _is_misled(topology: Topology, binding: Binding) -> bool:
+def _brings_announcements(topology: Topology, binding: Binding) -> bool:
     """Tell whether a live binding brings events or commands into a queue or an exchange of ours."""
     if binding.source not in _OPEN_EXCHANGES:
         return False
@@ -204,7 +204,7 @@ def _is_extra_binding(topology: Topology, live: LiveTopology, binding: Binding) 
     return binding.source in exchanges or binding.destination in exchanges | queues
 
 
-def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+def _policy_differences(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     live_policies = {policy.name: policy for policy in live.policies}
     types = {queue.name: queue.type for queue in topology.queues}
     of_other_type = {
@@ -218,15 +218,15 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             yield _missing_item("policy", policy)
         elif policy in of_other_type:
             continue
-        elif changes := _changes(_policy_settings(policy), _policy_settings(actual)):
+        elif changes := _describe_changes(_policy_settings(policy), _policy_settings(actual)):
             text = f"policy {policy.name} differs: {changes}"
             yield Difference(Deviation.POLICY, "policy", policy.name, text, policy)
     for extra in live_policies.values():
         if topology.owns(extra.name):
-            yield _extra("policy", extra)
+            yield _extra_item("policy", extra)
 
 
-def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+def _overridden_policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     """Yield a difference for each queue that is as declared, as is its policy, but where another
     policy is in force."""
     right_policies = set(topology.policies) & set(live.policies)
@@ -238,10 +238,13 @@ def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Diffe
             continue
         declared_name = policy.name if policy is not None else None
         if actual.policy != declared_name:
-            ruling = f"policy {actual.policy}" if actual.policy else "no policy"
-            text = f"queue {queue.name} is under {ruling} instead of {declared_name or 'none'}"
+            policy_in_force = f"policy {actual.policy}" if actual.policy else "no policy"
+            text = (
+                f"queue {queue.name} is under {policy_in_force} instead of "
+                f"{declared_name or 'none'}"
+            )
             advice = (
-                f"remove {ruling}, narrow its pattern or lower its priority"
+                f"remove {policy_in_force}, narrow its pattern or lower its priority"
                 if actual.policy
                 else ""
             )
@@ -263,15 +266,15 @@ def _operator_changes(
     matching = [p for p in operator_policies if _matches(p, actual)]
     if not matching:
         return ""
-    ruling = max(matching, key=lambda p: p.priority)
+    policy_in_force = max(matching, key=lambda p: p.priority)
     arguments = {key.removeprefix("x-"): v for key, v in actual.declared.arguments.items()}
     declared = {**arguments, **(policy.definition if policy is not None else {})}
     changed = []
-    for key, value in sorted(ruling.definition.items()):
+    for key, value in sorted(policy_in_force.definition.items()):
         ours = declared.get(key)
-        if ours is None or (value != ours and min(value, ours, key=_limit) != ours):
+        if ours is None or (value != ours and min(value, ours, key=_comparable_limit) != ours):
             changed.append(f"{key}={value}")
-    return f"operator policy {ruling.name} ({', '.join(changed)})" if changed else ""
+    return f"operator policy {policy_in_force.name} ({', '.join(changed)})" if changed else ""
 
 
 def _matches(policy: Policy, queue: LiveQueue) -> bool:
@@ -287,14 +290,14 @@ def _matches(policy: Policy, queue: LiveQueue) -> bool:
         return True
 
 
-def _limit(value: object) -> float:
+def _comparable_limit(value: object) -> float:
     """Return a limit for comparison; a negative one means none."""
     if isinstance(value, int | float) and value >= 0:
         return float(value)
     return float("inf")
 
 
-def _settings(item: Exchange | Queue) -> dict[str, object]:
+def _settings_of(item: Exchange | Queue) -> dict[str, object]:
     flags: dict[str, object] = {"durable": item.durable, "auto_delete": item.auto_delete}
     if isinstance(item, Exchange):
         flags["internal"] = item.internal
@@ -306,7 +309,7 @@ def _policy_settings(policy: Policy) -> dict[str, object]:
     return {**own, **policy.definition}
 
 
-def _changes(declared: Mapping[str, object], actual: Arguments) -> str:
+def _describe_changes(declared: Mapping[str, object], actual: Arguments) -> str:
     """Return `max-length is 5, declared 1000` for every key that differs, with commas between."""
     return ", ".join(
         f"{key} is {_setting_text(actual, key)}, declared {_setting_text(declared, key)}"
@@ -330,7 +333,7 @@ def _missing_item(kind: str, item: Exchange | Queue | Binding | Policy) -> Diffe
     return Difference(Deviation.MISSING, kind, item.name, f"{kind} {item.name} is missing", item)
 
 
-def _extra(kind: str, item: Exchange | Queue | Binding | Policy, more: str = "") -> Difference:
+def _extra_item(kind: str, item: Exchange | Queue | Binding | Policy, more: str = "") -> Difference:
     text = f"{kind} {item.name}{more} is not declared"
     return Difference(Deviation.EXTRA, kind, item.name, text, item)
 

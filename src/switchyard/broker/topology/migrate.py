@@ -7,13 +7,13 @@ declared anew, and filled again, while publishers and workers go on:
    that leads to it.
 2. A policy keeps retried jobs, which come by the default exchange, out of the old queue for now;
    the broker tries to deliver them again 180 s later.
-3. What waits is moved. Consumers get nothing more and end what they have; then nothing is left, and
-   the old queue is deleted.
-4. The new queue is declared. What the stand-in holds is moved there; then the bindings; then
-   the rest.
+3. Waiting messages are moved to the stand-in. Consumers get nothing more and end their jobs; the
+   old queue is then empty, and is deleted.
+4. The new queue is declared. The stand-in's messages are moved there; then the bindings; then the
+   messages that came to the stand-in meanwhile.
 
-How far it has come stands on the broker alone: after a kill at any point, the next run goes on from
-there. If jobs do not end in time, step 4 is run into the old queue, which undoes the migration.
+The progress is recorded on the broker alone: after a kill at any point, the next run goes on from
+there. If jobs do not end in time, step 4 fills the old queue instead, which undoes the migration.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN_PREFIX, lane_of
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
-from switchyard.broker.topology.queue_shovel import QueueShovel, moving
+from switchyard.broker.topology.queue_shovel import QueueShovel, running_shovel
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.failures import raising_broker_unavailable
 
-LOCK = "jobs.migrate"
+LOCK_QUEUE = "jobs.migrate"
 MIGRATION_POLICY_PRIORITY = 100
 """Higher than that of the lanes' own policies."""
 SETTLE_SECONDS = 11.0
@@ -62,6 +62,7 @@ class QueueMigration:
     messages: int = 0
     """Messages in it and in its stand-in, as of the last seconds."""
     begun: bool = False
+    """Whether an earlier run has begun to remake the queue."""
 
     @property
     def name(self) -> str:
@@ -74,7 +75,7 @@ class QueueMigration:
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
+class MigratedQueue:
     """How the migration of one queue has ended."""
 
     name: str
@@ -100,24 +101,25 @@ async def plan(client: ManagementClient, target: Topology) -> list[QueueMigratio
     live_queues = {each.name: each for each in live.queues}
     steps = []
     for queue in target.queues:
-        there = live_queues.get(queue.name)
+        live_queue = live_queues.get(queue.name)
         stand_in = live_queues.get(STAND_IN_PREFIX + queue.name)
-        if there is None and stand_in is None:
+        if live_queue is None and stand_in is None:
             continue  # `apply` makes it
-        is_right = there is not None and _same(there.declared, queue)
-        if is_right and stand_in is None and not _left_over(live.policies, queue.name):
+        is_right = live_queue is not None and _is_declared_alike(live_queue.declared, queue)
+        if is_right and stand_in is None and not _has_migration_policy(live.policies, queue.name):
             continue
-        messages = sum(each.messages for each in (there, stand_in) if each is not None)
-        live_type = there.declared.type if there is not None else None
+        messages = sum(each.messages for each in (live_queue, stand_in) if each is not None)
+        live_type = live_queue.declared.type if live_queue is not None else None
         steps.append(QueueMigration(queue, live_type, messages, stand_in is not None))
     return sorted(steps, key=lambda step: (step.lane == "hot", step.lane, step.name))
 
 
-def _same(queue: Queue, other: Queue) -> bool:
+def _is_declared_alike(queue: Queue, other: Queue) -> bool:
     return queue.declare_arguments == other.declare_arguments
 
 
-def _left_over(policies: Iterable[Policy], name: str) -> bool:
+def _has_migration_policy(policies: Iterable[Policy], name: str) -> bool:
+    """Tell whether an earlier run has left its policy for the queue on the broker."""
     return any(each.name == STAND_IN_PREFIX + name for each in policies)
 
 
@@ -127,11 +129,11 @@ class Migration:
 
     client: ManagementClient
     connection: Connection
-    wanted: Topology
+    target: Topology
     drain_timeout: float = DRAIN_TIMEOUT
     settle_seconds: float = SETTLE_SECONDS
 
-    async def migrate_lane(self, steps: Iterable[QueueMigration]) -> AsyncIterator[Migrated]:
+    async def migrate_lane(self, steps: Iterable[QueueMigration]) -> AsyncIterator[MigratedQueue]:
         """Remake the queues of one lane, and then its policy. Raises ManagementError or
         BrokerUnavailable: run it again; NeverTaken or MigrationRefused: change first what the text
         names."""
@@ -147,11 +149,11 @@ class Migration:
             for name in names:
                 await self.client.delete_policy(STAND_IN_PREFIX + name)
 
-    async def _remake(self, step: QueueMigration) -> Migrated:
+    async def _remake(self, step: QueueMigration) -> MigratedQueue:
         name, moved = step.name, 0
         done = True
         live = {each.name: each.declared for each in await self.client.queues()}
-        if name in live and not _same(live[name], step.queue):
+        if name in live and not _is_declared_alike(live[name], step.queue):
             moved, done = await self._drain(step.queue)
             if done:
                 await self.client.delete_queue(name, if_empty=live[name].type == "classic")
@@ -165,32 +167,32 @@ class Migration:
         if name not in live:
             await self.client.put_queue(step.queue)
         await self._fill(name)
-        return Migrated(name, moved, done)
+        return MigratedQueue(name, moved, done)
 
     async def _drain(self, queue: Queue) -> tuple[int, bool]:
         """Do steps 1 to 3. Return how many messages were moved, and whether nothing is left."""
         name, stand_in = queue.name, STAND_IN_PREFIX + queue.name
         # Refused, if at all, before anything is changed.
         is_dead = name in (DEAD_QUEUE, DEAD_LOG_QUEUE)
-        full = None if is_dead else await self._definition_of_full(name)
+        refusing = None if is_dead else await self._refusing_definition(name)
         await self.client.put_queue(replace(queue, name=stand_in))
         await self.client.put_exchange(Exchange(stand_in, "fanout"))
         await self.client.put_binding(Binding(stand_in, stand_in))
         await self.client.delete_binding(Binding(stand_in, name))
         await self._rebind(name, stand_in)
-        if full is not None:
-            await self._put_policy(name, full)  # retries go elsewhere
-        async with moving(self.connection, name, stand_in) as mover:
+        if refusing is not None:
+            await self._put_policy(name, refusing)  # retries go elsewhere
+        async with running_shovel(self.connection, name, stand_in) as shovel:
             try:
                 async with asyncio.timeout(self.drain_timeout):
-                    await self._wait_until_empty(name, mover)
+                    await self._wait_until_empty(name, shovel)
             except TimeoutError:
-                return mover.moved, False
-            return mover.moved, True
+                return shovel.moved, False
+            return shovel.moved, True
 
-    async def _definition_of_full(self, name: str) -> dict[str, Any]:
-        """Return the definition of the queue's policy by which it takes no message. Raises
-        MigrationRefused where it would drop messages instead."""
+    async def _refusing_definition(self, name: str) -> dict[str, Any]:
+        """Return the definition of the queue's policy, changed so that the queue refuses every
+        message. Raises MigrationRefused where it would drop messages instead."""
         live = await self.client.fetch()
         policies = {each.name: dict(each.definition) for each in live.policies}
         in_force = next((each.policy for each in live.queues if each.name == name), None)
@@ -204,33 +206,34 @@ class Migration:
             )
         return definition | {"max-length": 0, "overflow": "reject-publish"}
 
-    async def _wait_until_empty(self, name: str, mover: QueueShovel) -> None:
+    async def _wait_until_empty(self, name: str, shovel: QueueShovel) -> None:
         clock = asyncio.get_running_loop().time
         since = clock()
         while clock() - since < self.settle_seconds:
-            mover.raise_if_stopped()
+            shovel.raise_if_stopped()
             if await self.client.queue_messages(name) != 0:
                 since = clock()
             await asyncio.sleep(DEPTH_POLL_INTERVAL)
 
     async def _fill(self, name: str) -> None:
-        """Do step 4: fill the queue from its stand-in. Also the way back where jobs did not end."""
+        """Do step 4: fill the queue from its stand-in, the new queue or, to undo, the old one."""
         stand_in = STAND_IN_PREFIX + name
         if stand_in not in {each.name for each in await self.client.queues()}:
             return
         await self.client.put_exchange(Exchange(stand_in, "fanout"))
         await self.client.delete_binding(Binding(stand_in, stand_in))
         await self.client.put_binding(Binding(stand_in, name))
-        async with moving(self.connection, stand_in, stand_in) as mover:
+        async with running_shovel(self.connection, stand_in, stand_in) as shovel:
             # The bindings move only after that: new messages come in behind the old ones.
-            await mover.until_empty()
+            await shovel.wait_until_empty()
             await self._rebind(stand_in, name)
-            await mover.until_empty()
+            await shovel.wait_until_empty()
         await self.client.delete_queue(stand_in)
         await self.client.delete_exchange(stand_in)
 
-    async def _rebind(self, old_name: str, other: str) -> None:
-        """Give one queue's bindings to another, which has each before the first one loses it."""
+    async def _rebind(self, old_name: str, new_name: str) -> None:
+        """Move one queue's bindings to another: each is added to the new one before the old one
+        loses it."""
         own = [
             each
             for each in await self.client.bindings()
@@ -239,12 +242,12 @@ class Migration:
             and not each.source.startswith(STAND_IN_PREFIX)
         ]
         for each in own:
-            await self.client.put_binding(replace(each, destination=other))
+            await self.client.put_binding(replace(each, destination=new_name))
         for each in own:
             await self.client.delete_binding(each)
 
     def _policy_of(self, name: str) -> Policy:
-        policy = self.wanted.policy_of(name)
+        policy = self.target.policy_of(name)
         if policy is None:
             raise MigrationRefused(f"no policy is declared for {name}")
         return policy
@@ -263,7 +266,7 @@ async def exclusive_migration(connection: Connection) -> AsyncIterator[None]:
     with raising_broker_unavailable("can't ask whether another migration is under way"):
         channel = await open_channel(connection, confirms=False)
         try:
-            await channel.queue_declare(LOCK, exclusive=True)
+            await channel.queue_declare(LOCK_QUEUE, exclusive=True)
         except ChannelLockedResource as error:
             raise MigrationRefused(
                 "another migration is under way: wait for it, or end that process"
@@ -272,4 +275,4 @@ async def exclusive_migration(connection: Connection) -> AsyncIterator[None]:
         yield
     finally:
         with raising_broker_unavailable("can't say that the migration is over"):
-            await channel.queue_delete(LOCK)
+            await channel.queue_delete(LOCK_QUEUE)

@@ -29,8 +29,8 @@ class QueueShovel:
     """Takes from a queue, before all other consumers, and publishes to an exchange.
 
     Routing key, properties, headers and body stay as they were. A message is acknowledged when the
-    broker has confirmed its copy: killed at any moment, nothing is lost, and some of the window may
-    be there twice, which a job's claim makes harmless.
+    broker has confirmed its copy: if the process is killed, nothing is lost, and up to a window of
+    messages exists twice, which a job's claim makes harmless.
     """
 
     def __init__(self, channel: PipelinedChannel, queue: str, exchange: str) -> None:
@@ -60,9 +60,9 @@ class QueueShovel:
             except NeverTaken as error:
                 name = message.message_id or "a message without an id"
                 self._refused = NeverTaken(
-                    f"{name} stays in {self._queue}: the broker refuses it now ({_why(error)}). "
-                    "If it is too large, raise max_message_size in rabbitmq.conf; then run this "
-                    "again"
+                    f"{name} stays in {self._queue}: the broker refuses it now "
+                    f"({_reason_of(error)}). If it is too large, raise max_message_size in "
+                    "rabbitmq.conf; then run this again"
                 )
                 return
             except PublishError:
@@ -82,46 +82,48 @@ class QueueShovel:
         if self._channel.closed.done() and not self._sending:
             raise BrokerUnavailable("the connection was lost", maybe_accepted=False)
 
-    async def until_empty(self) -> None:
-        """Wait until nothing is left in the queue that could be moved, and nothing under way.
+    async def wait_until_empty(self) -> None:
+        """Wait until no message is left in the queue that could be moved, and none is under way.
         Raises as `raise_if_stopped` does."""
         with raising_broker_unavailable(f"can't move what is in {self._queue}"):
-            quiet = 0
-            while quiet < 2:
+            empty_reads = 0
+            while empty_reads < 2:
                 self.raise_if_stopped()
                 try:
-                    waiting = await read_queue_size(self._channel, self._queue)
+                    size = await read_queue_size(self._channel, self._queue)
                 except CHANNEL_ERRORS:
                     await asyncio.gather(*self._sending)  # they end, as their channel is closed
                     self.raise_if_stopped()
                     raise
-                quiet = 0 if waiting.ready or self._sending else quiet + 1
+                empty_reads = 0 if size.ready or self._sending else empty_reads + 1
                 await asyncio.sleep(DEPTH_POLL_INTERVAL)
 
 
 @asynccontextmanager
-async def moving(connection: Connection, queue: str, exchange: str) -> AsyncIterator[QueueShovel]:
-    """Move what is in the queue, and what comes into it, for as long as the context lasts. Raises
+async def running_shovel(
+    connection: Connection, queue: str, exchange: str
+) -> AsyncIterator[QueueShovel]:
+    """Move the queue's messages, and those that come in, for as long as the context lasts. Raises
     BrokerUnavailable."""
     with raising_broker_unavailable(f"can't move what is in {queue}"):
         channel = await open_channel(connection, confirms=True)
-        mover = QueueShovel(channel, queue, exchange)
-        await mover._start()
+        shovel = QueueShovel(channel, queue, exchange)
+        await shovel._start()
     try:
-        yield mover
+        yield shovel
     finally:
-        await _end(channel, mover)
+        await _end(channel, shovel)
 
 
-async def _end(channel: PipelinedChannel, mover: QueueShovel) -> None:
-    for task in tuple(mover._sending):
+async def _end(channel: PipelinedChannel, shovel: QueueShovel) -> None:
+    for task in tuple(shovel._sending):
         task.cancel()
-    await asyncio.gather(*mover._sending, return_exceptions=True)
+    await asyncio.gather(*shovel._sending, return_exceptions=True)
     with raising_broker_unavailable("can't close the channel"):
         await channel.close()
 
 
-def _why(error: NeverTaken) -> str:
+def _reason_of(error: NeverTaken) -> str:
     if isinstance(error, MessageTooLarge):
         return f"it has {error.size:,} bytes, and at most {error.limit:,} are allowed"
     return str(error)

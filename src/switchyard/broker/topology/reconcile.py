@@ -1,8 +1,8 @@
 """Make a live broker as a topology declares it.
 
 Nothing is ever deleted but a binding that would bring jobs to the wrong worker, and the `.unbound`
-exchange of a queue whose bindings are there. What can't be changed in place (the type and arguments
-of what exists) is reported and left alone.
+exchange of a queue whose bindings are there. The type and the arguments of an existing queue or
+exchange can't be changed in place: such a difference is reported and left alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ApplyReport:
         return tuple(difference for difference in self.left if difference.is_extra)
 
     def require_success(self) -> None:
-        """Raises TopologyMismatch, naming everything that could not be changed."""
+        """Raise TopologyMismatch if anything could not be changed; the text names all of it."""
         if self.blocked:
             texts = "; ".join(difference.text for difference in self.blocked)
             raise TopologyMismatch(f"the broker can't be changed in place: {texts}")
@@ -43,12 +43,12 @@ class ApplyReport:
 async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
     """Change the broker into what is declared, as far as that can be done in place.
 
-    Safe to run again, at the same time from several places, and with jobs under way: dead
-    letters can be caught before anything can make one, a queue's policy is there before the
-    queue, nothing of ours is published to a queue that is made until its bindings are
-    (`lanes.UNBOUND_SUFFIX`), and a key gets its new binding before it loses the old one.
-    Raises ManagementError when the broker can't be reached or refuses; what was done until then
-    stays, and running it again does the rest.
+    Safe to run again, at the same time from several places, and with jobs under way: the
+    dead-letter queues are made before anything can dead-letter; a queue's policy is made before the
+    queue; nothing of ours is published to a new queue until its bindings are made
+    (`lanes.UNBOUND_SUFFIX`); and a key gets its new binding before it loses the old one. Raises
+    ManagementError when the broker can't be reached or refuses; changes made until then stay, and
+    another run makes the rest.
     """
     differences = diff(topology, await client.fetch())
     if any(_drops_dead_letters(difference) for difference in differences):

@@ -23,11 +23,11 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.management.client import ManagementClient
 
-_OWN = r"amq\.gen-.*"
+_LISTENER_QUEUES = r"amq\.gen-.*"
 """Queues that the broker names, for processes that listen to events or commands."""
 _SYSTEM = re.escape(SYSTEM_EXCHANGE)
 _UNKNOWN_MARK = r"\?"
-"""`system_marker.read_mark` redeclares `jobs.system` with this alternate exchange, which does not
+"""`system_mark.read_mark` redeclares `jobs.system` with this alternate exchange, which does not
 exist: the broker's refusal quotes the name of the real alternate exchange, which is the mark."""
 _ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
 """Form of a mark. Declaring an exchange needs the right to write to its alternate exchange."""
@@ -59,11 +59,11 @@ class Role:
         return {"configure": self.configure, "write": self.write, "read": self.read}
 
 
-def _only(*patterns: str) -> str:
+def _any_of(*patterns: str) -> str:
     return f"^({'|'.join(patterns)})$"
 
 
-def _names(*exchanges: str) -> tuple[str, ...]:
+def _escape_all(*exchanges: str) -> tuple[str, ...]:
     return tuple(re.escape(each) for each in exchanges)
 
 
@@ -71,50 +71,52 @@ ROLES = (
     Role(
         "publisher",
         "JobPublisher and the HTTP API: publish jobs, call them off, hear what becomes of them",
-        configure=_only(_SYSTEM, _OWN),
+        configure=_any_of(_SYSTEM, _LISTENER_QUEUES),
         # No right to a lane or to jobs.dead: whoever may write to a queue and hear jobs.events may
         # bind the one to the other. Depths come from the management API where AMQP hides them.
-        write=_only(
-            *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE),
+        write=_any_of(
+            *_escape_all(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE),
             _SYSTEM,
             _UNKNOWN_MARK,
-            _OWN,
+            _LISTENER_QUEUES,
         ),
-        read=_only(*_names(EVENTS_EXCHANGE), _UNFINISHED, _SYSTEM, _OWN),
+        read=_any_of(*_escape_all(EVENTS_EXCHANGE), _UNFINISHED, _SYSTEM, _LISTENER_QUEUES),
         tags=("management",),  # read-only: unacknowledged messages and policies, which AMQP lacks
     ),
     Role(
         "worker",
         "`jobctl worker`: take jobs from the lanes, publish what follows, retries and dead letters",
-        configure=_only(_SYSTEM, _OWN),
-        write=_only(
-            *_names(JOBS_EXCHANGE, DEAD_EXCHANGE, EVENTS_EXCHANGE),
+        configure=_any_of(_SYSTEM, _LISTENER_QUEUES),
+        write=_any_of(
+            *_escape_all(JOBS_EXCHANGE, DEAD_EXCHANGE, EVENTS_EXCHANGE),
             _RETRY,
             _SYSTEM,
             _UNKNOWN_MARK,
-            _OWN,
+            _LISTENER_QUEUES,
         ),
-        read=_only(_LANES, *_names(CONTROL_EXCHANGE, EVENTS_EXCHANGE), _SYSTEM, _OWN),
+        read=_any_of(
+            _LANES, *_escape_all(CONTROL_EXCHANGE, EVENTS_EXCHANGE), _SYSTEM, _LISTENER_QUEUES
+        ),
     ),
     Role(
         "admin",
         "`jobctl scheduler` and `jobctl` by hand: all that is Switchyard's, and nothing else",
-        configure=_only(_ALL, _LANES, _OWN),
-        write=_only(_ALL, _LANES, _UNKNOWN_MARK, _ANY_MARK, _DEFAULT, _OWN),
-        read=_only(_ALL, _LANES, _OWN),
+        configure=_any_of(_ALL, _LANES, _LISTENER_QUEUES),
+        write=_any_of(_ALL, _LANES, _UNKNOWN_MARK, _ANY_MARK, _DEFAULT, _LISTENER_QUEUES),
+        read=_any_of(_ALL, _LANES, _LISTENER_QUEUES),
         tags=("monitoring", "policymaker"),
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUser:
+class BrokerUser:
     """A user of the broker, as `make_users` leaves it."""
 
     name: str
     role: Role
     password: str | None
-    """None where nobody has to be told: the user was there and keeps its own, or it was given."""
+    """The password that was made; None where the user keeps its own, or it was given."""
 
 
 async def make_users(
@@ -124,7 +126,7 @@ async def make_users(
     roles: Sequence[Role] = ROLES,
     renew: bool = False,
     passwords: Mapping[str, str] = MappingProxyType({}),
-) -> list[MadeUser]:
+) -> list[BrokerUser]:
     """Make a user for each role, `<prefix>-<role>`, or give one that is there its rights again.
 
     `passwords` are passwords by role: such a user has that one from now on. With `renew` the others
@@ -138,5 +140,5 @@ async def make_users(
             password = secrets.token_urlsafe(PASSWORD_BYTES)
         await client.put_user(name, password=passwords.get(role.name, password), tags=role.tags)
         await client.put_permissions(name, role.permissions)
-        users.append(MadeUser(name, role, password))
+        users.append(BrokerUser(name, role, password))
     return users

@@ -27,7 +27,7 @@ from pamqp import commands as spec
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.errors import BrokerUnavailable, PublishError
-from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.confirms import UnconfirmedPublishes
 from switchyard.broker.wire.envelope import (
     ACK,
     BASIC,
@@ -47,9 +47,9 @@ from switchyard.broker.wire.incoming import Assembler, Incoming
 _MULTIPLE = 1
 _REQUEUE = 2
 _ack_frame = struct.Struct(">BHIHHQBc").pack
-_FLUSH_AGAIN = 0.001
+_FLUSH_RETRY_INTERVAL = 0.001
 """Seconds until frames are offered again to a writer whose queue is full."""
-_END_LIMIT = 1.0
+_CUT_TIMEOUT = 1.0
 """Seconds to wait for aiormq to notice that its connection was cut."""
 _class_and_method = struct.Struct(">HH").unpack_from
 _tag_and_bits = struct.Struct(">QB").unpack_from
@@ -67,7 +67,7 @@ class PipelinedChannel(Channel):
             connector, number, publisher_confirms=publisher_confirms, on_return_raises=False
         )
         self._outgoing: list[bytes] = []
-        self._unconfirmed: Unconfirmed[asyncio.Future[None]] = Unconfirmed()
+        self._unconfirmed: UnconfirmedPublishes[asyncio.Future[None]] = UnconfirmedPublishes()
         self._window_waiter: asyncio.Future[None] | None = None
         self._wake_at = 0
         self._callbacks: dict[str, DeliveryCallback] = {}
@@ -131,7 +131,7 @@ class PipelinedChannel(Channel):
         for confirm, error in self._unconfirmed.pop_confirmed(
             tag, multiple=bool(bits & 1), accepted=accepted
         ):
-            _settle(confirm, error)
+            _settle_confirm(confirm, error)
         waiter = self._window_waiter
         if waiter is not None and not waiter.done() and len(self._unconfirmed) <= self._wake_at:
             waiter.set_result(None)
@@ -157,7 +157,7 @@ class PipelinedChannel(Channel):
         await self.basic_cancel(tag)
         self._callbacks.pop(tag, None)
 
-    def take(self, kind: int, frame: memoryview) -> bool:
+    def take_frame(self, kind: int, frame: memoryview) -> bool:
         """Take a frame of this channel before aiormq reads it; see FrameSink."""
         assembler = self._assembler
         if kind != METHOD:
@@ -228,11 +228,11 @@ class PipelinedChannel(Channel):
         except asyncio.QueueFull:
             # Frames written until then are appended and sent with these, in order: the broker
             # numbers publishes as they reach it.
-            self.loop.call_later(_FLUSH_AGAIN, self._flush)
+            self.loop.call_later(_FLUSH_RETRY_INTERVAL, self._flush)
         else:
             self._outgoing.clear()
 
-    # --- the end ----------------------------------------------------------------------------
+    # --- calls and closing ------------------------------------------------------------------
 
     async def rpc(self, frame: Any, timeout: Any = None) -> Any:
         """Make a call as aiormq does. Raises one of CHANNEL_ERRORS, whatever ends the connection
@@ -241,11 +241,11 @@ class PipelinedChannel(Channel):
             return await super().rpc(frame, timeout)
 
     def _on_closed(self, closing: asyncio.Future[Any]) -> None:
-        reason = _reason(closing)
+        reason = _reason_of(closing)
         if not self.closed.done():
             self.closed.set_result(reason)
         for confirm, error in self._unconfirmed.pop_all(reason):
-            _settle(confirm, error)
+            _settle_confirm(confirm, error)
         if self._window_waiter is not None and not self._window_waiter.done():
             self._window_waiter.set_result(None)
 
@@ -255,7 +255,7 @@ def _log() -> FilteringBoundLogger:
     return logger
 
 
-def _settle(confirm: asyncio.Future[None], error: PublishError | None) -> None:
+def _settle_confirm(confirm: asyncio.Future[None], error: PublishError | None) -> None:
     if confirm.done():  # the publisher gave up waiting
         return
     if error is None:
@@ -265,7 +265,7 @@ def _settle(confirm: asyncio.Future[None], error: PublishError | None) -> None:
         confirm.exception()  # a publisher that gave up must not cause a warning
 
 
-def _reason(closing: asyncio.Future[Any]) -> str:
+def _reason_of(closing: asyncio.Future[Any]) -> str:
     error = None if closing.cancelled() else closing.exception()
     return (str(error) if error else "") or "it was closed"
 
@@ -311,5 +311,5 @@ async def cut_connection(channel: PipelinedChannel) -> None:
 
 async def _cut(connection: Connection) -> None:
     """Cut a connection without waiting for its peer."""
-    tap_of(connection).end()
-    await asyncio.wait((connection.closing,), timeout=_END_LIMIT)
+    tap_of(connection).abort()
+    await asyncio.wait((connection.closing,), timeout=_CUT_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Match publishes with what ends them: a confirm, a return, the end of their channel."""
+"""Match each publish with its outcome: a confirm, a return, or the end of its channel."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections import Counter
 from typing import Generic, TypeVar
 
 from switchyard.broker.errors import PublishError, Refused, Unroutable
-from switchyard.broker.wire.failures import Loss
+from switchyard.broker.wire.failures import ChannelLoss
 
-W = TypeVar("W")
+Waiter = TypeVar("Waiter")
 _Key = tuple[str, str, str]
 """Message id, exchange and routing key: all that identifies a returned message."""
 
 
-class Unconfirmed(Generic[W]):
+class UnconfirmedPublishes(Generic[Waiter]):
     """The publishes of one channel that wait for their confirm.
 
-    `W` is the type of the waiter. The meaning of a return, an ack, a nack and the end of the
+    `Waiter` is the type of the waiter. The meaning of a return, an ack, a nack and the end of the
     channel is decided here for both publishers; how frames arrive is left to them.
     """
 
     def __init__(self) -> None:
         self._last_tag = 0
-        self._waiting: dict[int, tuple[W, _Key, int]] = {}
+        self._waiting: dict[int, tuple[Waiter, _Key, int]] = {}
         """By delivery tag: the waiter, its key, and the size of the body in bytes."""
         # Counted: one job sent twice can come back twice before either is confirmed.
         self._returned: Counter[_Key] = Counter()
@@ -31,7 +31,7 @@ class Unconfirmed(Generic[W]):
         return len(self._waiting)
 
     def add(
-        self, waiter: W, message_id: str, exchange: str, routing_key: str, size: int = 0
+        self, waiter: Waiter, message_id: str, exchange: str, routing_key: str, size: int = 0
     ) -> None:
         """Add the publish that was just sent, with a body of `size` bytes. Its tag is its number on
         the channel, from 1, as the broker counts too."""
@@ -45,7 +45,7 @@ class Unconfirmed(Generic[W]):
 
     def pop_confirmed(
         self, tag: int, *, multiple: bool, accepted: bool
-    ) -> list[tuple[W, PublishError | None]]:
+    ) -> list[tuple[Waiter, PublishError | None]]:
         """Handle basic.ack or basic.nack: remove and return the waiters that it ends, with their
         errors.
 
@@ -59,17 +59,17 @@ class Unconfirmed(Generic[W]):
                 if waiting > tag:
                     break
                 tags.append(waiting)
-        fine = accepted and not self._returned
+        all_accepted = accepted and not self._returned
         return [
-            (ended[0], None if fine else self._error(ended[1], accepted))
+            (ended[0], None if all_accepted else self._error(ended[1], accepted))
             for each in tags
             if (ended := self._waiting.pop(each, None)) is not None
         ]
 
-    def pop_all(self, reason: str) -> list[tuple[W, PublishError | None]]:
+    def pop_all(self, reason: str) -> list[tuple[Waiter, PublishError | None]]:
         """Remove all waiters, as the channel or its connection is gone; return each with its
         error."""
-        loss = Loss(reason)
+        loss = ChannelLoss(reason)
         waiting = list(self._waiting.values())
         self._waiting.clear()
         self._returned.clear()

@@ -21,10 +21,14 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from switchyard.broker.addresses import address_of, nodes_of
+from switchyard.broker.addresses import display_address, nodes_of
 from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
 from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, connect_first
-from switchyard.broker.wire.failures import away, library_calls, raising_broker_unavailable
+from switchyard.broker.wire.failures import (
+    library_calls,
+    raising_broker_unavailable,
+    unavailable_error,
+)
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0
@@ -74,7 +78,7 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
     transport = connection.kwargs["transport_factory"] = TappedTransport()
     try:
-        with raising_broker_unavailable(f"{_CANT_CONNECT}{address_of(url)}"), library_calls():
+        with raising_broker_unavailable(f"{_CANT_CONNECT}{display_address(url)}"), library_calls():
             async with asyncio.timeout(timeout):
                 await connection.connect()
     except BrokerUnavailable as error:
@@ -82,11 +86,13 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
         close_reason = transport.tap.close_reason if transport.tap is not None else ""
         if (refused := _refusal_of(error.__cause__, close_reason)) is not None:
             raise BrokerAuthError(
-                f"{_CANT_CONNECT}{address_of(url)}: it refuses {refused} in JOBS_AMQP_URL",
+                f"{_CANT_CONNECT}{display_address(url)}: it refuses {refused} in JOBS_AMQP_URL",
                 maybe_accepted=False,
             ) from error
         if close_reason:
-            raise away(f"{_CANT_CONNECT}{address_of(url)}: {close_reason}") from error
+            raise unavailable_error(
+                f"{_CANT_CONNECT}{display_address(url)}: {close_reason}"
+            ) from error
         raise
     except asyncio.CancelledError:
         # aio-pika would close it when it is garbage-collected, perhaps without a loop.
@@ -114,7 +120,7 @@ def _refusal_of(error: BaseException | None, close_reason: str) -> str | None:
     # wrong vhost; a broker that is stopping, or whose vhost is down, has others.
     is_at_opening = isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)
     if is_at_opening and close_reason.startswith(_NOT_ALLOWED):
-        return None if isinstance(away(close_reason), LimitReached) else "the vhost"
+        return None if isinstance(unavailable_error(close_reason), LimitReached) else "the vhost"
     return None
 
 

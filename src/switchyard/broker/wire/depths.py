@@ -1,8 +1,8 @@
 """Read how many messages wait in queues over AMQP: exact, and without the management API.
 
-RabbitMQ 4.3 tells it only to users with a permission on the queue, and each permission would let a
+RabbitMQ 4.3 answers only users with a permission on the queue, and each permission would let a
 publisher do more: read the queue (read), delete it (configure), or have `jobs.events` fill it
-(write). So for a user that is refused the management API is asked, whose figures are some seconds
+(write). For a user without one, the management API is asked instead, whose figures are some seconds
 old.
 """
 
@@ -42,7 +42,7 @@ until it is asked again."""
 
 @dataclass(frozen=True, slots=True)
 class QueueSize:
-    """A queue's numbers, as a passive declaration tells them."""
+    """A queue's numbers, from the answer to a passive declaration."""
 
     ready: int
     """Messages that wait for a consumer, at this moment."""
@@ -59,16 +59,16 @@ async def read_queue_size(
     return QueueSize(declared.message_count or 0, declared.consumer_count or 0)
 
 
-async def ask_queue(connection: Connection, queue: str) -> QueueSize | None:
+async def query_queue(connection: Connection, queue: str) -> QueueSize | None:
     """Return a queue's numbers; None where there is no such queue. Raises one of CHANNEL_ERRORS."""
     # A channel of its own: the broker closes a channel on which a queue was not found.
     channel = await open_channel(connection, confirms=False)
     try:
-        waiting = await read_queue_size(channel, queue)
+        size = await read_queue_size(channel, queue)
     except (ChannelNotFoundEntity, ChannelLockedResource):
         return None
     await close_quietly(channel)
-    return waiting
+    return size
 
 
 async def is_unbound(connection: Connection, queue: str) -> bool:
@@ -85,34 +85,36 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
     return True
 
 
-async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> QueueSize | None:
+async def query_lane_queue(
+    connection: Connection, queue: str, limit: int | None
+) -> QueueSize | None:
     """Return a lane queue's numbers. `limit`: its length limit; while the queue is remade
     with another type, that is 0, or the queue is missing: then return the numbers of the queue that
     stands in for it."""
-    depth = await ask_queue(connection, queue)
-    if depth is not None and limit != 0:
-        return depth
+    size = await query_queue(connection, queue)
+    if size is not None and limit != 0:
+        return size
     try:
-        return await ask_queue(connection, STAND_IN_PREFIX + queue) or depth
+        return await query_queue(connection, STAND_IN_PREFIX + queue) or size
     except ChannelAccessRefused:  # to a user who may see the lanes' queues alone
-        return depth
+        return size
 
 
-async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | None]:
-    """Return each queue's numbers; None for a missing queue. What AMQP hides from our user is asked
-    of the management API of the environment. Raises BrokerUnavailable."""
+async def query_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | None]:
+    """Return each queue's numbers; None for a missing queue. If our user may not see them over
+    AMQP, they come from the management API of the environment. Raises BrokerUnavailable."""
     names = list(queues)
     async with connected(url, "queue depths") as connection:
         with raising_broker_unavailable("can't ask for the depths of queues"):
             try:
-                return await _ask_each(underlying(connection), names)
+                return await _query_each(underlying(connection), names)
             except ChannelAccessRefused:
                 hidden = ManagementDepths(BrokerSettings(amqp_url=SecretStr(url)))
-    waiting = await hidden.by_queue()
-    return {queue: waiting.get(queue) for queue in names}
+    sizes = await hidden.by_queue()
+    return {queue: sizes.get(queue) for queue in names}
 
 
-async def _ask_each(connection: Connection, queues: Iterable[str]) -> dict[str, QueueSize | None]:
+async def _query_each(connection: Connection, queues: Iterable[str]) -> dict[str, QueueSize | None]:
     """Ask on one channel, until a queue is not found, which ends the channel. Raises one of
     CHANNEL_ERRORS."""
     sizes: dict[str, QueueSize | None] = {}
@@ -138,8 +140,8 @@ class ManagementDepths:
 
     async def by_queue(self, *, fresh: bool = False) -> Mapping[str, QueueSize]:
         """Return the numbers of all queues of the virtual host, by name, at most half a second old,
-        or `fresh`. Raises BrokerUnavailable where they can't be had; that is found out anew after
-        half a minute."""
+        or `fresh`. Raises BrokerUnavailable where the management API can't be asked; it is tried
+        again after half a minute."""
         if time.monotonic() >= self._until or (fresh and self._failure is None):
             await self._query()
         if self._failure is not None:

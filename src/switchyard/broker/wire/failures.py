@@ -1,10 +1,10 @@
 """Turn the errors of AMQP libraries into this package's own.
 
-A broker that is there, and closes the channel because it refuses a message, is told apart from one
-that is away by `Loss`, for both publishers.
+`ChannelLoss` tells a broker that closes the channel because it refuses a message from one that is
+unreachable, for both publishers.
 
-aiormq fails with its own errors, and while a connection goes down with whatever its inner parts
-raise: `StopAsyncIteration` where the peer closes at once (under uvloop), a bare `Exception`
+aiormq fails with its own errors, and while a connection goes down with any error of its inner
+parts: `StopAsyncIteration` where the peer closes at once (under uvloop), a bare `Exception`
 where a channel is opened on a connection that has just ended, `ValueError` where the peer knows
 no confirms, a cancellation that nobody has asked for. So aiormq is called within
 `library_calls`, after which CHANNEL_ERRORS are all errors that a caller need handle.
@@ -75,16 +75,18 @@ async def time_limit(seconds: float | None = ANSWER_TIMEOUT) -> AsyncIterator[No
         raise TimeoutError(str(error) or f"no answer within {seconds:g} s") from error
 
 
-_LIMIT = re.compile(r"NOT_ALLOWED - .*(?:limit \(\d+\) is reached|has reached the maximum allowed)")
+_LIMIT_TEXT = re.compile(
+    r"NOT_ALLOWED - .*(?:limit \(\d+\) is reached|has reached the maximum allowed)"
+)
 """RabbitMQ's texts for a reached limit: of a vhost, a user or a node; of connections or channels.
 Measured on 3.10 and 4.3. It then closes the connection with the same code as for a missing
 vhost."""
 
 
-def away(text: str) -> BrokerUnavailable:
+def unavailable_error(text: str) -> BrokerUnavailable:
     """Return the error for a connection that could not be made or used, LimitReached where the text
     says so; nothing was published."""
-    kind = LimitReached if _LIMIT.search(text) else BrokerUnavailable
+    kind = LimitReached if _LIMIT_TEXT.search(text) else BrokerUnavailable
     return kind(text, maybe_accepted=False)
 
 
@@ -96,7 +98,7 @@ def raising_broker_unavailable(what: str) -> Iterator[None]:
     except CHANNEL_ERRORS as error:
         silent = isinstance(error, TimeoutError)
         reason = str(error) or ("no answer in time" if silent else type(error).__name__)
-        raise away(f"{what}: {reason}") from error
+        raise unavailable_error(f"{what}: {reason}") from error
 
 
 _REPLY_CODES = {
@@ -112,16 +114,16 @@ _REPLY_CODES = {
 }
 """AMQP 0-9-1's reply codes for errors of a publish, by the beginning of RabbitMQ's text. All other
 codes concern the broker's state: forced, out of resources, internal error."""
-_CONSUMING = re.compile(r"unknown delivery tag|delivery acknowledgement|consumer")
+_CONSUMER_TEXTS = re.compile(r"unknown delivery tag|delivery acknowledgement|consumer")
 """Texts of a closed channel of which no publish is the cause."""
-_SIZES = re.compile(r"message size (\d+).* max(?:imum)? (?:message )?size (\d+)")
+_TOO_LARGE_TEXT = re.compile(r"message size (\d+).* max(?:imum)? (?:message )?size (\d+)")
 """RabbitMQ's text of a message that is too large: its bytes, and the most that are taken."""
-_TOPIC = re.compile(r"access to topic '(.*)' in exchange '(.*)' in vhost")
-_EXCHANGE = re.compile(r"(?:access to|no|to internal) exchange '(.*?)' in vhost")
+_TOPIC_TEXT = re.compile(r"access to topic '(.*)' in exchange '(.*)' in vhost")
+_EXCHANGE_TEXT = re.compile(r"(?:access to|no|to internal) exchange '(.*?)' in vhost")
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class ChannelLoss:
     """The end of a channel or its connection, with the reason that the broker or the library
     gave."""
 
@@ -136,16 +138,16 @@ class Loss:
         """
         text = f"{routing_key!r} was not confirmed: {self.reason}"
         code = next((code for name, code in _REPLY_CODES.items() if name in self.reason), None)
-        if code is None or _CONSUMING.search(self.reason) is not None:
+        if code is None or _CONSUMER_TEXTS.search(self.reason) is not None:
             return BrokerUnavailable(
                 f"the connection was lost before {routing_key!r} was confirmed: {self.reason}",
                 maybe_accepted=True,
             )
-        if (sizes := _SIZES.search(self.reason)) is not None:
+        if (sizes := _TOO_LARGE_TEXT.search(self.reason)) is not None:
             is_to_blame = size > int(sizes[2])
-        elif (topic := _TOPIC.search(self.reason)) is not None:
+        elif (topic := _TOPIC_TEXT.search(self.reason)) is not None:
             is_to_blame = topic.groups() == (routing_key, exchange)
-        elif (named := _EXCHANGE.search(self.reason)) is not None:
+        elif (named := _EXCHANGE_TEXT.search(self.reason)) is not None:
             is_to_blame = named[1] == exchange
         else:
             is_to_blame = alone

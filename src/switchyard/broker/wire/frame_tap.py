@@ -1,4 +1,4 @@
-"""Frames of many small messages, taken out of the stream before aiormq reads them.
+"""Take the frames of many small messages out of the stream before aiormq reads them.
 
 aiormq reads a frame in about ten awaits and hands it through two queues: 30 µs for each message
 of three frames, a third of all that a worker spends on a small job. A tap sits where bytes come in
@@ -26,8 +26,8 @@ from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 _frame_start = struct.Struct(">BHI")
 _PROTOCOL_HEADER = ord("A")
 _HEARTBEAT = memoryview(b"\x08\x00\x00\x00\x00\x00\x00\xce")
-_HEARTBEAT_EVERY = 1.0
-_LIMIT = 2**16
+_HEARTBEAT_INTERVAL = 1.0
+_READ_LIMIT = 2**16
 _CONNECTION_CLOSE = struct.pack(">HH", 10, 50)
 """Class and method; a code of two bytes and a short text follow."""
 
@@ -35,7 +35,7 @@ _CONNECTION_CLOSE = struct.pack(">HH", 10, 50)
 class FrameSink(Protocol):
     """Takes frames of one channel."""
 
-    def take(self, kind: int, frame: memoryview) -> bool:
+    def take_frame(self, kind: int, frame: memoryview) -> bool:
         """Handle a frame (its payload) of that type (1 method, 2 header, 3 body). False when it
         is not one of ours: aiormq gets it then."""
         ...
@@ -45,7 +45,7 @@ class FrameTap(asyncio.StreamReader):
     """The reader of a connection, with the sinks of its channels."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(limit=_LIMIT, loop=loop)
+        super().__init__(limit=_READ_LIMIT, loop=loop)
         self._sinks: dict[int, FrameSink] = {}
         self._partial = b""
         self._heartbeat_at = 0.0
@@ -70,7 +70,7 @@ class FrameTap(asyncio.StreamReader):
         sock = None if transport is None else transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Cut the connection, without a word to the peer and without waiting for it."""
         if self.transport is not None:
             self.transport.abort()
@@ -85,7 +85,7 @@ class FrameTap(asyncio.StreamReader):
         at = 0
         while size - at >= FRAME_OVERHEAD:
             kind, channel, length = _frame_start.unpack_from(stream, at)
-            if kind == _PROTOCOL_HEADER:  # the broker speaks another version: aiormq will tell
+            if kind == _PROTOCOL_HEADER:  # another version of AMQP: aiormq reports it
                 passed.append(view[at:])
                 at = size
                 break
@@ -94,9 +94,9 @@ class FrameTap(asyncio.StreamReader):
                 break
             sink = self._sinks.get(channel)
             try:
-                is_theirs = sink is not None and sink.take(kind, view[at + 7 : end - 1])
+                is_theirs = sink is not None and sink.take_frame(kind, view[at + 7 : end - 1])
             except (struct.error, IndexError) as error:
-                # Whoever uses the connection is told that it is lost, and connects again.
+                # To users of the connection this means that it is lost: they connect again.
                 raise AMQPConnectionError("the broker sent a frame that can't be read") from error
             if is_theirs:
                 taken = True
@@ -120,7 +120,7 @@ class FrameTap(asyncio.StreamReader):
         # aiormq counts the frames that it sees as signs of life. It does not see those that were
         # taken out, and a busy broker sends no heartbeats beside them: so it is given one.
         now = time.monotonic()
-        if now - self._heartbeat_at >= _HEARTBEAT_EVERY:
+        if now - self._heartbeat_at >= _HEARTBEAT_INTERVAL:
             self._heartbeat_at = now
             passed.append(_HEARTBEAT)
 

@@ -1,7 +1,7 @@
 """Assemble incoming messages from the frames of one channel.
 
-Whatever a publisher has written, the result is a message that can be settled. Where its properties
-can't be read, the message has the reason and their bytes, and its receiver decides about it.
+Whatever a publisher has written, the result is a message that can be settled. If its properties
+can't be read, the message carries the reason and their bytes, and its receiver decides what to do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from switchyard.broker.wire.envelope import (
     PRIORITY,
     REPLY_TO,
 )
-from switchyard.broker.wire.field_table import Unreadable, read_table
+from switchyard.broker.wire.field_table import UnreadableTable, read_table
 
 _size_and_flags = struct.Struct(">QH").unpack_from
 _tag_and_bit = struct.Struct(">QB").unpack_from
@@ -68,17 +68,17 @@ class Assembler:
         method."""
         raw = bytes(frame)
         if method == DELIVER:
-            consumer_tag, at = _short(raw, 4)
+            consumer_tag, at = _read_short_string(raw, 4)
             delivery_tag, redelivered = _tag_and_bit(raw, at)
-            exchange, at = _short(raw, at + 9)
-            routing_key, _ = _short(raw, at)
+            exchange, at = _read_short_string(raw, at + 9)
+            routing_key, _ = _read_short_string(raw, at)
             self._message = Incoming(
                 exchange, routing_key, consumer_tag, delivery_tag, bool(redelivered)
             )
         else:
-            _, at = _short(raw, 6)  # behind the reply code: the reply text
-            exchange, at = _short(raw, at)
-            routing_key, _ = _short(raw, at)
+            _, at = _read_short_string(raw, 6)  # behind the reply code: the reply text
+            exchange, at = _read_short_string(raw, at)
+            routing_key, _ = _read_short_string(raw, at)
             self._message = Incoming(exchange, routing_key)
 
     def add(self, kind: int, frame: memoryview) -> Incoming | None:
@@ -92,7 +92,7 @@ class Assembler:
             message.properties = raw[12:]
             try:
                 _read_properties(message, flags, raw, 14)
-            except (Unreadable, IndexError, struct.error) as error:
+            except (UnreadableTable, IndexError, struct.error) as error:
                 message.unreadable = str(error) or "the properties are cut off"
         else:
             self._pieces.append(bytes(frame))
@@ -106,7 +106,7 @@ class Assembler:
 
 
 def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None:
-    """Read the properties that this system uses, and none behind the message id."""
+    """Read the properties that this system uses; those after the message id are not parsed."""
     if flags & CONTENT_TYPE:
         at += 1 + raw[at]
     if flags & CONTENT_ENCODING:
@@ -122,10 +122,10 @@ def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None
         if flags & skipped:
             at += 1 + raw[at]
     if flags & MESSAGE_ID:
-        message.message_id, _ = _short(raw, at)
+        message.message_id, _ = _read_short_string(raw, at)
 
 
-def _short(raw: bytes, at: int) -> tuple[str, int]:
+def _read_short_string(raw: bytes, at: int) -> tuple[str, int]:
     """Return a short string, and the offset of the next value.
 
     Bytes that are no UTF-8 become question marks, one for each, so that the text does not grow: a

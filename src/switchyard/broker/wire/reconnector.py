@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractConnection
 from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.addresses import address_of
+from switchyard.broker.addresses import display_address
 from switchyard.broker.errors import BrokerUnavailable, LimitReached
 from switchyard.broker.wire.connection import close_quietly, connect, underlying
 
@@ -45,7 +45,7 @@ class Reconnector:
         """When the outage may be logged again, on the monotonic clock: once for all waiting
         calls."""
         self._connection: Connection | None = None
-        self._owner: AbstractConnection | None = None
+        self._aio_pika_connection: AbstractConnection | None = None
 
     @property
     def is_open(self) -> bool:
@@ -73,13 +73,13 @@ class Reconnector:
         async with self._lock:
             if self._connection is None or self._connection.is_closed:
                 await self._drop()
-                self._owner = await connect(self._url, self._name)
-                connection = underlying(self._owner)
+                self._aio_pika_connection = await connect(self._url, self._name)
+                connection = underlying(self._aio_pika_connection)
                 if self._guard is not None:
                     await self._guard(connection)
                 self._connection = connection
                 self._next_log_at = 0.0
-                node = address_of(str(connection.url))
+                node = display_address(str(connection.url))
                 self._log.info("broker connected", broker=node, name=self._name)
             return self._connection
 
@@ -88,6 +88,10 @@ class Reconnector:
             await self._drop()
 
     async def _drop(self) -> None:
-        owner, self._owner, self._connection = self._owner, None, None
-        if owner is not None:
-            await close_quietly(owner)
+        connection, self._aio_pika_connection, self._connection = (
+            self._aio_pika_connection,
+            None,
+            None,
+        )
+        if connection is not None:
+            await close_quietly(connection)

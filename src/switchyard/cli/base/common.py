@@ -95,12 +95,12 @@ def _describe_invalid_json(error: Exception) -> str:
 
 def _describe_problems(problems: Iterable[Any]) -> str:
     # The values are left out: one of them may be a password.
-    from switchyard.broker.patterns import complaint
+    from switchyard.broker.patterns import describe_field_error
 
     return "; ".join(
-        f"{_variable_name(problem['loc'])}: {complaint(problem)}"
+        f"{_variable_name(problem['loc'])}: {describe_field_error(problem)}"
         if problem["loc"]
-        else complaint(problem)
+        else describe_field_error(problem)
         for problem in problems
     )
 
@@ -218,9 +218,9 @@ def current_user() -> str:
 
 async def require_queues(url: str, names: Iterable[str]) -> None:
     """Raise CommandFailed, which names missing queues, or BrokerUnavailable."""
-    from switchyard.broker.wire.depths import ask_queues
+    from switchyard.broker.wire.depths import query_queues
 
-    depths = await ask_queues(url, names)
+    depths = await query_queues(url, names)
     missing = [name for name, waiting in depths.items() if waiting is None]
     if missing:
         raise CommandFailed(

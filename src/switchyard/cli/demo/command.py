@@ -231,10 +231,10 @@ async def _require_unused_vhost(broker: FoundBroker) -> str:
     would take the jobs in it, and their records would go with the demo's data.
     """
     from switchyard.broker.lanes import LANES, queue_name
-    from switchyard.broker.wire.depths import ask_queues
+    from switchyard.broker.wire.depths import query_queues
 
     names = [queue_name(lane.name, worker) for lane in LANES for worker in lane.workers]
-    queues = await ask_queues(broker.amqp_url, names)
+    queues = await query_queues(broker.amqp_url, names)
     if any(waiting is not None for waiting in queues.values()):
         raise CommandFailed(
             "we may make no virtual host on this broker, and the one of JOBS_AMQP_URL has a "

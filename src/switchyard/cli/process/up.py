@@ -388,7 +388,7 @@ def _exported_variables(system: System) -> dict[str, str]:
 
 
 def _print_addresses(broker: FoundBroker, system: System, directory: Path) -> None:
-    from switchyard.broker.addresses import address_of, without_login
+    from switchyard.broker.addresses import display_address, without_login
 
     settings = system.settings
     env_file = write_env(system, directory)
@@ -396,7 +396,7 @@ def _print_addresses(broker: FoundBroker, system: System, directory: Path) -> No
     echo(f"Broker      {broker.what}")
     echo(f"Dashboard   {settings.api_url}/dashboard")
     echo(f"API         {settings.api_url}")
-    echo(f"AMQP        {address_of(settings.require_amqp_url())}")
+    echo(f"AMQP        {display_address(settings.require_amqp_url())}")
     echo(f"Management  {without_login(settings.require_management_url())}")
     if broker.node is not None:
         echo(f"rabbitmqctl {broker.node.control}")

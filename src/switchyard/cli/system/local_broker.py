@@ -101,11 +101,11 @@ def any_broker(
 
 
 def _configured_broker(settings: Settings) -> FoundBroker:
-    from switchyard.broker.addresses import address_of
+    from switchyard.broker.addresses import display_address
 
     url = settings.require_amqp_url()
     return FoundBroker(
-        f"the broker of JOBS_AMQP_URL, {address_of(url)}",
+        f"the broker of JOBS_AMQP_URL, {display_address(url)}",
         url,
         settings.require_management_url(),
         is_private=False,

@@ -64,7 +64,7 @@ async def _is_settled(settings: Settings) -> bool:
     """Tell whether broker, files and index belong to this ledger's system already, so that adopting
     them takes them from no other system."""
     from switchyard.broker.errors import WrongSystem
-    from switchyard.broker.topology.system_marker import MarkHidden
+    from switchyard.broker.topology.system_mark import MarkUnreadable
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
     from switchyard.services.engine.identity.storage_identity import WrongStorage, claim_places
 
@@ -73,14 +73,14 @@ async def _is_settled(settings: Settings) -> bool:
             await require_same_system(settings, ledger)
             is_marked = await read_broker(settings) is not None
             return is_marked and not await claim_places(settings, ledger)
-        except (WrongSystem, WrongStorage, MarkHidden):
+        except (WrongSystem, WrongStorage, MarkUnreadable):
             return False
 
 
 async def _read_ids(settings: Settings) -> dict[str, str]:
-    from switchyard.broker.addresses import address_of
+    from switchyard.broker.addresses import display_address
     from switchyard.broker.errors import WrongSystem
-    from switchyard.broker.topology.system_marker import MarkHidden
+    from switchyard.broker.topology.system_mark import MarkUnreadable
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
 
     async with open_ledger(settings) as ledger:
@@ -88,7 +88,7 @@ async def _read_ids(settings: Settings) -> dict[str, str]:
         try:
             mark = await read_broker(settings)
             owner = str(mark) if mark is not None else "nobody has marked it"
-        except MarkHidden as error:
+        except MarkUnreadable as error:
             owner = str(error)
         try:
             await require_same_system(settings, ledger)
@@ -98,7 +98,7 @@ async def _read_ids(settings: Settings) -> dict[str, str]:
         return {
             "system": str(system),
             "ledger": ledger.where,
-            "broker": address_of(settings.require_amqp_url()),
+            "broker": display_address(settings.require_amqp_url()),
             "broker's system": owner,
             "verdict": verdict,
         }

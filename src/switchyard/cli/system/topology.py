@@ -152,7 +152,7 @@ def users(
 async def _mark_broker(settings: Settings) -> str | None:
     """Mark a broker that no system has marked. Return the system that it is marked for now; None
     where nothing was marked."""
-    from switchyard.broker.topology.system_marker import MarkHidden
+    from switchyard.broker.topology.system_mark import MarkUnreadable
     from switchyard.services.engine.identity.broker import mark_broker
     from switchyard.services.engine.records.errors import LedgerError
 
@@ -162,7 +162,7 @@ async def _mark_broker(settings: Settings) -> str | None:
                 return str(await ledger.system.system())
     except LedgerError as error:
         _say_not_marked(error)
-    except MarkHidden as error:
+    except MarkUnreadable as error:
         say(f"the broker is not marked: {error}")
     return None
 

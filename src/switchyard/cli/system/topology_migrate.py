@@ -32,7 +32,7 @@ from switchyard.cli.system.system import require_ours
 
 if TYPE_CHECKING:
     from switchyard.broker.management.model import Topology
-    from switchyard.broker.topology.migrate import Migrated, QueueMigration
+    from switchyard.broker.topology.migrate import MigratedQueue, QueueMigration
     from switchyard.services.common.settings import Settings
 
 LEAST_SECONDS = 1.0
@@ -153,12 +153,12 @@ async def _run_steps(
     wait: float,
     *,
     quiet: bool,
-) -> list[Migrated]:
+) -> list[MigratedQueue]:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import Migration, exclusive_migration
     from switchyard.broker.wire.connection import connected, underlying
 
-    ended: list[Migrated] = []
+    ended: list[MigratedQueue] = []
     async with (
         ManagementClient(settings.require_management_url(), settings.vhost) as client,
         connected(settings.require_amqp_url(), "topology migrate") as connection,

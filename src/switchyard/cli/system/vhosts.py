@@ -49,7 +49,7 @@ async def own_vhost(broker: FoundBroker, settings: Settings) -> str:
     """
     from switchyard.broker.addresses import with_vhost
     from switchyard.broker.errors import BrokerUnavailable
-    from switchyard.broker.topology.system_marker import read_mark
+    from switchyard.broker.topology.system_mark import read_mark
     from switchyard.broker.wire.connection import connected, underlying
     from switchyard.broker.wire.failures import raising_broker_unavailable
     from switchyard.cli.base.common import open_ledger

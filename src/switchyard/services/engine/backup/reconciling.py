@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.errors import BrokerUnavailable
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.services.common.errors import ConflictError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.dead.indexing import ReindexResult, reindex
@@ -60,7 +60,7 @@ async def compare_queues(
     Raises QueuesInUse, BrokerUnavailable, LedgerUnavailable.
     """
     url = settings.require_amqp_url()
-    sizes = await ask_queues(url, queues)
+    sizes = await query_queues(url, queues)
     if busy := sorted(name for name, size in sizes.items() if size and size.consumers):
         raise QueuesInUse(f"workers take jobs from {', '.join(busy)}: stop them first")
     if missing := sorted(name for name, size in sizes.items() if size is None):
@@ -94,7 +94,7 @@ async def reconcile(
     jobs published that the broker lacks. Safe to repeat. Waits while a redrive or purge scans the
     dead letters.
 
-    Raises BrokerUnavailable, LedgerError, MarkHidden.
+    Raises BrokerUnavailable, LedgerError, MarkUnreadable.
     """
     await mark_broker(settings, ledger, take=True)
     await claim_places(settings, ledger, take=True)

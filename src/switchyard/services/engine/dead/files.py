@@ -26,7 +26,7 @@ from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.times import moment_of
+from switchyard.broker.times import parse_moment
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.printable import printable_json
@@ -110,7 +110,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
             raise InvalidLine(f"{name} is missing or of another type")
         _check_fits(name, value)
         values[name] = value
-    if moment_of(values["dead_at"]) is None:
+    if parse_moment(values["dead_at"]) is None:
         raise InvalidLine("dead_at must be a time with its zone, as in 2026-01-05T09:00:00Z")
     try:
         certificate = DeadLetterInfo(Reason(str(line.get("reason"))), **values)

@@ -18,7 +18,7 @@ import structlog
 
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.dead.stored import StoredLetter, stored_letter
@@ -71,7 +71,7 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
     queue: it has as many messages, and no letter still waits to be indexed."""
     if count == 0:
         return False
-    sizes = await ask_queues(settings.require_amqp_url(), (DEAD_QUEUE, DEAD_LOG_QUEUE))
+    sizes = await query_queues(settings.require_amqp_url(), (DEAD_QUEUE, DEAD_LOG_QUEUE))
     dead, log = sizes[DEAD_QUEUE], sizes[DEAD_LOG_QUEUE]
     if dead is None or log is None or log.ready or dead.ready < MIN_QUEUE:
         return False

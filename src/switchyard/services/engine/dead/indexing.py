@@ -12,7 +12,7 @@ import structlog
 from aiormq.connection import Connection
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.consume.listening import event_at_end, keep_listening, run_until_event
+from switchyard.broker.consume.listening import end_event, keep_listening, run_until_event
 from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter, scanning
 from switchyard.broker.lanes import (
@@ -23,7 +23,7 @@ from switchyard.broker.lanes import (
 from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.task_supervisor import TaskSupervisor
-from switchyard.broker.times import moment_of
+from switchyard.broker.times import parse_moment
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import close_quietly
 from switchyard.broker.wire.reconnector import Reconnector
@@ -72,7 +72,7 @@ def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
         id=letter.id,
         job_id=message.job_id if message else None,
         reason=str(certificate.reason),
-        dead_at=(moment_of(certificate.dead_at) or now()).timestamp(),
+        dead_at=(parse_moment(certificate.dead_at) or now()).timestamp(),
         body=letter.delivery.body,
         headers=_headers(letter),
         job_type=job_type or None,
@@ -250,7 +250,7 @@ class DeadLetterIndexer:
 
     async def _follow(self, connection: Connection, reset_backoff: Callable[[], None]) -> None:
         channel = await open_channel(connection, confirms=False)
-        channel_ended = event_at_end(channel)
+        channel_ended = end_event(channel)
         try:
             await channel.basic_qos(prefetch_count=BATCH)
             self._deliveries = asyncio.Queue()

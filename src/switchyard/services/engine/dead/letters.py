@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
-from switchyard.broker.times import moment_of
+from switchyard.broker.times import parse_moment
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.dead.causes import Cause, cause_of
 from switchyard.services.engine.records.requests import DeadLetterFilter, LetterFields
@@ -75,7 +75,7 @@ CLOCK_TOLERANCE = 5.0
 def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
     """Tell whether a letter's job had died by a moment, within CLOCK_TOLERANCE. True if its time of
     death can't be read."""
-    dead_at = moment_of(letter.certificate.dead_at)
+    dead_at = parse_moment(letter.certificate.dead_at)
     return dead_at is None or (dead_at - moment).total_seconds() <= CLOCK_TOLERANCE
 
 
@@ -161,7 +161,7 @@ class LetterFilter(LetterFields):
     def _matches_age(self, dead_at: str, moment: datetime) -> bool:
         if self.older_than is None and self.younger_than is None:
             return True
-        died_at = moment_of(dead_at)
+        died_at = parse_moment(dead_at)
         if died_at is None:
             return False
         age = (moment - died_at).total_seconds()

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 import structlog
 from aiormq.connection import Connection
 
-from switchyard.broker.addresses import address_of
+from switchyard.broker.addresses import display_address
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.topology.system_marker import (
-    MarkHidden,
-    SystemMarker,
+from switchyard.broker.topology.system_mark import (
+    MarkUnreadable,
+    SystemMark,
     marking_alone,
     read_mark,
     write_mark,
@@ -49,7 +49,7 @@ def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
     return check
 
 
-async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMarker | None) -> None:
+async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMark | None) -> None:
     """Raises WrongSystem where that mark of the broker is not the ledger's."""
     if mark is None:
         return
@@ -68,10 +68,10 @@ async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMarker | 
 
 
 def compare(
-    settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark: SystemMarker
+    settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark: SystemMark
 ) -> None:
     """Raises WrongSystem, naming both."""
-    broker = f"the broker at {address_of(settings.require_amqp_url())}"
+    broker = f"the broker at {display_address(settings.require_amqp_url())}"
     if mark.id != system.id:
         raise WrongSystem(
             f"the ledger at {ledger.where} is of the system {system}, and {broker} of the system "
@@ -89,7 +89,7 @@ def compare(
         )
 
 
-async def read_broker(settings: BrokerSettings) -> SystemMarker | None:
+async def read_broker(settings: BrokerSettings) -> SystemMark | None:
     """Read which system the broker belongs to; None where it has no mark."""
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         with raising_broker_unavailable("can't ask whose broker it is"):
@@ -104,7 +104,7 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
     """Mark the broker as the ledger's, in a new generation, where nobody has marked it, or, with
     `take`, whosever it was. False where it is the ledger's already.
 
-    Raises WrongSystem without `take`, MarkHidden, BrokerUnavailable, LedgerError.
+    Raises WrongSystem without `take`, MarkUnreadable, BrokerUnavailable, LedgerError.
     """
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         transport = underlying(connection)
@@ -114,7 +114,7 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
                     await guard(settings, ledger)(transport)
                 try:
                     mark = await read_mark(transport)
-                except MarkHidden:
+                except MarkUnreadable:
                     if not take:
                         raise
                     mark = None
@@ -149,23 +149,23 @@ async def _advance(settings: BrokerSettings, ledger: Ledger, transport: Connecti
                 mark = await read_mark(transport)
                 await _check(settings, ledger, mark)
                 await _write(transport, ledger, mark)
-    except MarkHidden as error:
+    except MarkUnreadable as error:
         structlog.get_logger("system").warning("system not checked", error=str(error))
 
 
-async def _write(connection: Connection, ledger: Ledger, before: SystemMarker | None) -> None:
+async def _write(connection: Connection, ledger: Ledger, before: SystemMark | None) -> None:
     # The ledger first: a crash in between leaves a ledger that is newer, which does no harm.
     system = await ledger.system.advance_system(
         least=before.generation if before is not None else 0
     )
-    await write_mark(connection, SystemMarker(system.id, system.generation, system.name))
+    await write_mark(connection, SystemMark(system.id, system.generation, system.name))
 
 
-async def _mark(connection: Connection) -> SystemMarker | None:
+async def _mark(connection: Connection) -> SystemMark | None:
     try:
         with raising_broker_unavailable("can't ask whose broker it is"):
             return await read_mark(connection)
-    except MarkHidden as error:
+    except MarkUnreadable as error:
         structlog.get_logger("system").warning("system not checked", error=str(error))
         return None
 

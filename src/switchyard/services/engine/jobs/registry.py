@@ -27,7 +27,7 @@ from switchyard.broker.message import (
     MAX_PAYLOAD_VERSION,
     describe,
 )
-from switchyard.broker.patterns import complaint
+from switchyard.broker.patterns import describe_field_error
 from switchyard.broker.wording import suggest
 from switchyard.services.common.errors import (
     ConflictError,
@@ -240,7 +240,7 @@ def _payload_faults(error: ValidationError, scrubber: Scrubber) -> list[PayloadF
             tuple(
                 scrubber.scrubbed(step) if isinstance(step, str) else step for step in each["loc"]
             ),
-            scrubber.scrubbed(complaint(each)),
+            scrubber.scrubbed(describe_field_error(each)),
         )
         for each in error.errors(include_url=False, include_input=False)
     ]

@@ -6,7 +6,7 @@ import asyncio
 
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import HOT, LANES, queue_name
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -40,7 +40,7 @@ class LaneHistoryRecorder:
         """Return the number of ready messages in each lane; nothing where the broker is away."""
         queues = [name for names in self._queues.values() for name in names]
         try:
-            sizes = await ask_queues(self._settings.require_amqp_url(), queues)
+            sizes = await query_queues(self._settings.require_amqp_url(), queues)
         except BrokerUnavailable:
             return {}  # the doctor and the scheduler's log report that
         return {

@@ -31,7 +31,7 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
-from switchyard.broker.wire.depths import ManagementDepths, QueueSize, ask_lane_queue, ask_queue
+from switchyard.broker.wire.depths import ManagementDepths, QueueSize, query_lane_queue, query_queue
 from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.settings import Settings
@@ -215,7 +215,7 @@ class LanePressure(AsyncCloseable):
         with suppress(
             ChannelAccessRefused
         ):  # this is an answer, too: not every user may see the queue
-            await ask_queue(connection, DEAD_QUEUE)
+            await query_queue(connection, DEAD_QUEUE)
 
     def _start_query(self) -> asyncio.Task[Snapshot]:
         if self._query is None or self._query.done():
@@ -261,12 +261,13 @@ class LanePressure(AsyncCloseable):
         if not self._is_amqp_forbidden:
             try:
                 return {
-                    name: await ask_lane_queue(connection, name, limits.get(name)) for name in names
+                    name: await query_lane_queue(connection, name, limits.get(name))
+                    for name in names
                 }
             except ChannelAccessRefused:
                 self._is_amqp_forbidden = True
         waiting = await self._management_depths.by_queue()
-        # While a lane's queue is recreated, another one stands in for it: see `ask_lane_queue`.
+        # While a lane's queue is recreated, another one stands in for it: see `query_lane_queue`.
         stand_ins = {name: waiting.get(STAND_IN_PREFIX + name) for name in names}
         return {
             name: (None if limits.get(name) == 0 else waiting.get(name))

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN_PREFIX, lane_named, queue_name
 from switchyard.broker.management.client import ManagementClient
-from switchyard.broker.wire.depths import QueueSize, ask_queues
+from switchyard.broker.wire.depths import QueueSize, query_queues
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -83,7 +83,7 @@ async def lane_report(
         for lane in LANES
     }
     all_names = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
-    waiting = await ask_queues(settings.require_amqp_url(), all_names)
+    waiting = await query_queues(settings.require_amqp_url(), all_names)
     details, management_error = await _read_queue_details(settings)
     counts = await ledger.job_reads.counts() if ledger is not None else {}
     now = clock()
@@ -140,7 +140,7 @@ async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
 async def _count_unlisted(settings: Settings, ledger: Ledger) -> int:
     if await ledger.leases.lease_remaining(DEAD_SCAN):
         return 0
-    depths = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
+    depths = await query_queues(settings.require_amqp_url(), [DEAD_QUEUE])
     depth = depths[DEAD_QUEUE]
     if depth is None:
         return 0

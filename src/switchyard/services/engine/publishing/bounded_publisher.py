@@ -46,7 +46,7 @@ class TimeBoundedPublisher(Publisher):
     @property
     def is_connected(self) -> bool:
         """Tell whether a publish could be sent now."""
-        return self._ready() is not None
+        return self._free_channel() is not None
 
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
         jobs = list(jobs)
@@ -63,11 +63,11 @@ class TimeBoundedPublisher(Publisher):
         await super().send(exchange, routing_key, envelope)
 
     async def _wait_for_connection(self) -> None:
-        if self._ready() is not None:
+        if self._free_channel() is not None:
             return
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await self._until_ready()
+                await self._wait_for_channel()
         except TimeoutError as error:
             raise BrokerUnavailable(
                 f"no connection to the broker within {CONNECT_TIMEOUT:g} s", maybe_accepted=False

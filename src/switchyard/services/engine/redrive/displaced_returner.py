@@ -30,7 +30,7 @@ from switchyard.broker.publish.outcome import (
 )
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.services.engine.dead.displaced import as_overflowed
 from switchyard.services.engine.dead.indexing import record_of
 from switchyard.services.engine.dead.scan import scanning_in_turn
@@ -148,7 +148,7 @@ class DisplacedJobReturner:
         lane_queues = sorted(each for each in queues if lane_of(each) in lanes)
         if not lane_queues:
             return dict.fromkeys(queues, 0)
-        depths = await ask_queues(self.settings.require_amqp_url(), lane_queues)
+        depths = await query_queues(self.settings.require_amqp_url(), lane_queues)
         return dict.fromkeys(queues, 0) | {
             queue: lanes[lane_of(queue)].max_length - depth.ready
             for queue, depth in depths.items()

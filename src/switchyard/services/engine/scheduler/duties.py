@@ -48,7 +48,7 @@ from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 
 AGREEMENT_INTERVAL = 10.0
-"""Seconds between two agreements of ledger and broker (`SystemMarker.generation`): a restored copy
+"""Seconds between two agreements of ledger and broker (`SystemMark.generation`): a restored copy
 of the ledger is recognised by its older one."""
 
 HISTORY_PAUSE = 1.0

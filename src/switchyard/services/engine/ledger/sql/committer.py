@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from switchyard.broker.forking import Owner
+from switchyard.broker.forking import OwnerProcess
 from switchyard.services.engine.ledger.sql.job_operations import JobChange
 from switchyard.services.engine.records.errors import (
     LedgerClosed,
@@ -56,7 +56,7 @@ class GroupCommitter:
         self._timer: asyncio.TimerHandle | None = None
         """Runs while operations wait that nobody waits for."""
         self._closed = False
-        self._owner = Owner()
+        self._owner = OwnerProcess()
 
     async def submit(self, operation: Operation[Answer]) -> Answer:
         """Run the operation in the next transaction, and return its result once it is committed.
@@ -91,7 +91,7 @@ class GroupCommitter:
     async def close(self) -> None:
         """Commit waiting operations, then refuse further ones."""
         self._closed = True
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             return  # what waits is the parent's
         if self._waiting:
             self._start()
@@ -104,7 +104,7 @@ class GroupCommitter:
         return future
 
     def _append(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             raise LedgerForked
         if self._closed:
             raise LedgerClosed("the ledger is closed")

@@ -22,7 +22,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.pool import QueuePool
 
-from switchyard.broker.forking import Owner
+from switchyard.broker.forking import OwnerProcess
 from switchyard.services.common.library_loading import load
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced, raise_translated
@@ -150,7 +150,7 @@ class SqliteDatabase:
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
             )
         self.clock = Clock()
-        self._owner = Owner()
+        self._owner = OwnerProcess()
         file = Path(url.database).absolute()
         self.where = str(file)
         busy = PROMPT_TIMEOUT if prompt else BUSY_TIMEOUT
@@ -184,7 +184,7 @@ class SqliteDatabase:
             os.fsync(log.fileno())
 
     async def close(self) -> None:
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             return  # after a fork, the threads and the file's locks are the parent's
         loop = asyncio.get_running_loop()
         for executor, engine in (
@@ -197,7 +197,7 @@ class SqliteDatabase:
     async def _run(
         self, executor: ThreadPoolExecutor, engine: Engine, work: TransactionBody[T]
     ) -> T:
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             raise LedgerForked
         try:
             loop = asyncio.get_running_loop()
@@ -229,7 +229,7 @@ class PostgresDatabase:
         from sqlalchemy.ext.asyncio import create_async_engine
 
         self.clock = Clock()
-        self._owner = Owner()
+        self._owner = OwnerProcess()
         self._prompt = prompt
         url = urls[0]
         names = [
@@ -281,7 +281,7 @@ class PostgresDatabase:
         """Return at once: the server has synced what it has committed."""
 
     async def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        if not self._owner.is_here:
+        if not self._owner.is_current:
             raise LedgerForked
         if not self._prompt:
             return await self._run_with_retries(attempt)
@@ -351,7 +351,7 @@ class PostgresDatabase:
             return result
 
     async def close(self) -> None:
-        if self._owner.is_here:  # after a fork, this would close the parent's connections
+        if self._owner.is_current:  # after a fork, this would close the parent's connections
             await self._engine.dispose()
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from switchyard.broker.addresses import checked, nodes_of
+from switchyard.broker.addresses import check_address, nodes_of
 from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, connect_first
 from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 from switchyard.services.engine.records.errors import LedgerMisconfigured
@@ -36,7 +36,7 @@ def servers_of(url: str) -> tuple[str, ...]:
     servers = nodes_of(url)
     if len(servers) > 1:
         try:
-            checked(url, _SCHEMES, _EXAMPLE)
+            check_address(url, _SCHEMES, _EXAMPLE)
         except ValueError as error:
             raise LedgerMisconfigured(f"JOBS_DATABASE_URL: {error}") from None
     return servers

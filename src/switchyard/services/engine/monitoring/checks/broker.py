@@ -8,7 +8,7 @@ import shlex
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from switchyard.broker.addresses import address_of
+from switchyard.broker.addresses import display_address
 from switchyard.broker.errors import (
     BrokerAuthError,
     BrokerUnavailable,
@@ -55,7 +55,7 @@ async def broker(context: DoctorContext) -> list[Diagnostic]:
         return [failure("broker", Finding.BROKER_REFUSES, str(error), remedy)]
     except BrokerUnavailable as error:
         return [away(context, error)]
-    return [ok("broker", f"reached at {address_of(url)}")]
+    return [ok("broker", f"reached at {display_address(url)}")]
 
 
 def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic:

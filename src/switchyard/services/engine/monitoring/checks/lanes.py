@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.lanes import retry_name
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
@@ -203,7 +203,7 @@ async def _in_retry_queues(context: DoctorContext) -> int:
 
 
 async def _ready_by_queue(context: DoctorContext, names: list[str]) -> dict[str, int]:
-    depths = await ask_queues(context.settings.require_amqp_url(), names)
+    depths = await query_queues(context.settings.require_amqp_url(), names)
     return {name: 0 if each is None else each.ready for name, each in depths.items()}
 
 

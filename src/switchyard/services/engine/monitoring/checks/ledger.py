@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
-from switchyard.broker.topology.system_marker import MarkHidden
+from switchyard.broker.topology.system_mark import MarkUnreadable
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
 from switchyard.services.engine.jobs.registered_types import learn_types
 from switchyard.services.engine.ledger import Ledger
@@ -199,7 +199,7 @@ async def system(context: DoctorContext) -> list[Diagnostic]:
     try:
         mark = await read_broker(context.settings)
         await require_same_system(context.settings, ledger)
-    except MarkHidden as error:
+    except MarkUnreadable as error:
         remedy = "permit the user of JOBS_AMQP_URL to configure, read and write jobs.system"
         return [warning("system", Finding.SYSTEM_UNKNOWN, str(error), remedy)]
     except WrongSystem as error:

@@ -10,7 +10,7 @@ from switchyard.broker.management.model import Topology
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, Difference, diff
-from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.depths import query_queues
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
@@ -112,7 +112,7 @@ async def _check_extra(context: DoctorContext, extra: list[Difference]) -> list[
     """Report queues and policies of our namespace that are not declared: of job types that are not
     loaded, or left over. Never advise to remove a queue that holds jobs."""
     queues = [each.name for each in extra if each.kind == "queue"]
-    depths = await ask_queues(context.settings.require_amqp_url(), queues) if queues else {}
+    depths = await query_queues(context.settings.require_amqp_url(), queues) if queues else {}
     occupied = {
         name: each.ready for name, each in depths.items() if each is not None and each.ready
     }

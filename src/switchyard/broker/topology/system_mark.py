@@ -1,10 +1,10 @@
 """The system mark: tells which system a virtual host belongs to, and every AMQP client can read it.
 
 The mark is the durable exchange `jobs.system`, through which nothing is published. Its content is
-the name of its alternate exchange, which does not exist: `<id>.<generation>.<name>`. A broker tells
-that argument when it refuses to redeclare the exchange with another. The exchange outlives
-restarts, and is part of exported definitions. Reading changes nothing, and needs the right to
-configure `jobs.system`.
+the name of its alternate exchange, which does not exist: `<id>.<generation>.<name>`. When a broker
+refuses to redeclare the exchange with another alternate exchange, its error names the current one.
+The exchange outlives restarts, and is part of exported definitions. Reading changes nothing, and
+needs the right to configure `jobs.system`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOCK_TIMEOUT, _LOCK_POLL_INTERVAL = 5.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class SystemMarker:
+class SystemMark:
     """The system that a broker belongs to."""
 
     id: str
@@ -54,21 +54,21 @@ class SystemMarker:
         return f"{self.name} ({self.id})"
 
 
-class MarkHidden(BrokerError):
+class MarkUnreadable(BrokerError):
     """The broker's system can't be read: our user may not, or the mark has another form."""
 
 
-async def read_mark(connection: Connection) -> SystemMarker | None:
+async def read_mark(connection: Connection) -> SystemMark | None:
     """Read the broker's mark; None where it has none.
 
-    Raises MarkHidden, or one of CHANNEL_ERRORS.
+    Raises MarkUnreadable, or one of CHANNEL_ERRORS.
     """
     channel = await open_channel(connection, confirms=False)
     try:
         async with time_limit():
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
-                # Refused, whatever the mark is: the refusal tells its value.
+                # Refused, whatever the mark is: the refusal names its value.
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_arguments(_UNKNOWN))
         # The mark was deleted between the two calls, and the second made a new one. Remove that,
         # unless another process has marked the broker meanwhile.
@@ -82,8 +82,10 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
         raise _not_permitted("ask whose broker it is") from error
     except ChannelPreconditionFailed as error:
         if (match := _CURRENT.search(str(error))) is None:
-            raise MarkHidden(f"the exchange {SYSTEM_EXCHANGE} does not say whose it is") from error
-        return SystemMarker(match[1], int(match[2]), match[3] or "unnamed")
+            raise MarkUnreadable(
+                f"the exchange {SYSTEM_EXCHANGE} does not say whose it is"
+            ) from error
+        return SystemMark(match[1], int(match[2]), match[3] or "unnamed")
     await close_quietly(channel)
     return None
 
@@ -94,8 +96,8 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
     still there when the next one is written. The lock is an exclusive queue, deleted with its
     connection.
 
-    Raises MarkHidden where our user may not, BrokerUnavailable when another process has it for too
-    long.
+    Raises MarkUnreadable where our user may not, BrokerUnavailable when another process has it for
+    too long.
     """
     until = time.monotonic() + _LOCK_TIMEOUT
     while True:
@@ -123,10 +125,10 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
         await close_quietly(channel)
 
 
-async def write_mark(connection: Connection, mark: SystemMarker) -> None:
+async def write_mark(connection: Connection, mark: SystemMark) -> None:
     """Write the broker's mark, replacing any other. Call it within `marking_alone`.
 
-    Raises MarkHidden where our user may not, or one of CHANNEL_ERRORS.
+    Raises MarkUnreadable where our user may not, or one of CHANNEL_ERRORS.
     """
     value = f"{mark.id}.{mark.generation}.{mark.name}"
     for attempt in range(_TRIES):
@@ -146,8 +148,8 @@ async def write_mark(connection: Connection, mark: SystemMarker) -> None:
         return
 
 
-def _not_permitted(what: str) -> MarkHidden:
-    return MarkHidden(
+def _not_permitted(what: str) -> MarkUnreadable:
+    return MarkUnreadable(
         f"the user of JOBS_AMQP_URL may not {what}: permit it to configure {SYSTEM_EXCHANGE}, and "
         "read and write"
     )
