@@ -30,9 +30,9 @@ VHOST = "switchyard-demo"
 JOBS_MODULE = "switchyard.cli.demo.jobs"
 RETRY_DELAYS = "1,2,4"
 """Seconds: shorter than the 5 and 10 in production, so that nobody has to wait."""
-WORKER_OPTIONS = {"llm": ("--concurrency", "4", "--reserve", "1")}
+WORKER_OPTIONS = {"llm": ("--concurrency", "5", "--reserve", "2")}
 """Options of the workers by kind. They override the environment's, as what the demo shows depends
-on them."""
+on them. With five slots, two jobs of a killed worker may run again at the same time."""
 IN_ONE_PROCESS = frozenset({"embed", "link", "reindex"})
 """Kinds of worker that share a process: loading the index takes three seconds of processor time."""
 GRACE = "3"

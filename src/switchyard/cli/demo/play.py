@@ -37,7 +37,7 @@ BACKFILL_JOBS = 40
 PAGE_SECONDS = 0.2
 """Seconds that each job of the backfill takes."""
 BUSY_SLOTS = 3
-"""Jobs of the backfill that run at once: a worker has four slots and keeps one for hot jobs."""
+"""Jobs of the backfill that run at once: a worker has five slots and keeps two for hot jobs."""
 WORKER_KIND = "llm"
 """Worker kind of the demo's own jobs, and so of the worker that is killed."""
 FAILURES = 2
