@@ -66,7 +66,7 @@ class ScheduleRunner:
         self._interval = interval
         self._when_due = when_due
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
-        """Monotonic time of the next try of a refused firing, and the reason of the refusal."""
+        """When a refused firing is tried again, and why it was refused."""
         self._file_read: tuple[tuple[int, ...] | None] | None = None
         """The fingerprint of the file that was read last, in a tuple; None before the first."""
         self._logged: set[tuple[str, str]] = set()
