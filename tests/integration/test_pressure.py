@@ -22,7 +22,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
 from switchyard.services.engine.records.states import Pressure
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
@@ -123,6 +123,18 @@ async def test_a_queue_that_is_being_remade_is_as_full_as_the_one_that_stands_in
         depth = (await pressure.snapshot()).queue(queue)
         assert depth is not None
         assert depth.ready == 2
+
+
+async def test_a_broker_that_has_not_answered_in_time_is_asked_for_the_first_depths_again(
+    pressure: LanePressure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_pressure, "ASK_TIMEOUT", 0.0)
+    monkeypatch.setattr(lane_pressure, "DEPTHS_TTL", 0.05)
+    pressure.start()
+    await eventually(lambda: pressure._query is not None and pressure._query.done())
+    assert not pressure.is_known
+    monkeypatch.setattr(lane_pressure, "ASK_TIMEOUT", PATIENCE)
+    await eventually(lambda: pressure.is_known)
 
 
 async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_queue(

@@ -66,6 +66,8 @@ NEEDED = (
 """What the commands import when they run, beside the built-in job types. More would do no harm,
 less takes longer."""
 JOBCTL = "switchyard.cli.main"
+LARGE_PAGE = 2 * 1024 * 1024
+_COLLAPSE = 25  # of madvise(2)
 _FDS = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
@@ -382,6 +384,20 @@ def _end(main: Callable[[], object]) -> None:
     os._exit(code)
 
 
+def _use_large_pages() -> None:
+    """Have this process's memory in pages of 2 MiB, where the kernel can: of others, each fork
+    copies the table."""
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, _, _, inode, *name = line.split()
+        if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
+            start, end = (int(each, 16) for each in addresses.split("-"))
+            start, end = -(-start // LARGE_PAGE) * LARGE_PAGE, end // LARGE_PAGE * LARGE_PAGE
+            for at in range(start, end, LARGE_PAGE):
+                advise(at, LARGE_PAGE, _COLLAPSE)
+
+
 def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -399,5 +415,6 @@ if __name__ == "__main__":
     _make_parameters(shared_commands())
     sys.path.pop(0)  # the directory, which `jobctl` does not have there
     gc.freeze()  # a command that ends would go through all of it, and take a copy
+    _use_large_pages()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
     _end(importlib.import_module(_serve_all(socket.socket(fileno=int(sys.argv[1])))).main)

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -53,10 +53,12 @@ REFERENCE_LOOPS, REFERENCE_SECONDS = 200_000, 0.008
 
 @dataclass
 class _Callback:
-    """What a loop runs now."""
+    """What a loop runs at two looks or more."""
 
+    run: object
+    """Stands for this run of it."""
     began: float
-    """Processor seconds of its thread at the start."""
+    """Processor seconds of its thread at the first look."""
     collected: float = 0.0
     """Of these, what Python's collector took: that looks at what all tests have made."""
     samples: int = 0
@@ -72,34 +74,42 @@ class _Callback:
 
 @dataclass
 class LoopGuard:
-    """Measure every callback of every loop in this process; call `report` with what took longer."""
+    """Measure every callback of every loop in this process; call `report` with what took longer.
+
+    The time counts from the first look, so that a callback that is over before costs nothing."""
 
     report: Callable[[str], None]
-    _running: dict[int, _Callback] = field(default_factory=dict)
-    """By thread."""
+    _running: dict[int, object] = field(default_factory=dict)
+    """By thread, what stands for the callback that runs."""
+    _seen: dict[int, _Callback] = field(default_factory=dict)
+    """By thread, the callback that was looked at last."""
     _collecting: dict[int, float] = field(default_factory=dict)
 
     def install(self) -> None:
         """Begin. There is no end but the process's."""
         original = asyncio.Handle._run
-        running, clock = self._running, time.thread_time
+        running, seen = self._running, self._seen
 
         def run(handle: asyncio.Handle) -> None:
             thread = threading.get_ident()
-            callback = running[thread] = _Callback(clock())
+            this_run = running[thread] = object()
             try:
                 original(handle)
             finally:
                 running.pop(thread, None)
-                if callback.is_mostly_product:  # first: to ask the clock takes longer than most
-                    used = clock() - callback.began - callback.collected
-                    if used > MAX_BLOCK:
-                        self._judge(used, callback.stack)
+                if thread in seen and (callback := seen.pop(thread)).run is this_run:
+                    self._end(callback)
 
         asyncio.Handle._run = run  # type: ignore[assignment,method-assign]
         gc.callbacks.append(self._on_collection)
         self._sample_on()
         os.register_at_fork(after_in_child=self._sample_on)  # a fork has no threads
+
+    def _end(self, callback: _Callback) -> None:
+        if callback.is_mostly_product:
+            used = time.thread_time() - callback.began - callback.collected
+            if used > MAX_BLOCK:
+                self._judge(used, callback.stack)
 
     def _sample_on(self) -> None:
         threading.Thread(target=self._sample, name="loop guard", daemon=True).start()
@@ -107,12 +117,16 @@ class LoopGuard:
     def _sample(self) -> None:
         while True:
             time.sleep(SAMPLE_INTERVAL)
-            for thread, callback in list(self._running.items()):
+            for thread, this_run in list(self._running.items()):
                 try:
-                    used = time.clock_gettime(time.pthread_getcpuclockid(thread)) - callback.began
+                    now = time.clock_gettime(time.pthread_getcpuclockid(thread))
                 except OSError:  # it has ended
                     continue
-                if used <= MAX_BLOCK / 2:
+                callback = self._seen.get(thread)
+                if callback is None or callback.run is not this_run:
+                    self._seen[thread] = _Callback(this_run, now)
+                    continue
+                if now - callback.began <= MAX_BLOCK / 2:
                     continue
                 stack = stack_of(thread)
                 callback.samples += 1
@@ -127,7 +141,7 @@ class LoopGuard:
 
     def _on_collection(self, phase: str, _: dict[str, int]) -> None:
         thread = threading.get_ident()
-        if (callback := self._running.get(thread)) is None:
+        if (callback := self._seen.get(thread)) is None:
             return
         if phase == "start":
             self._collecting[thread] = time.thread_time()
@@ -194,7 +208,13 @@ def guard_process(environment: dict[str, str]) -> None:
         import uvloop
     except ImportError:
         return
-    vars(uvloop)["run"] = asyncio.run  # its callbacks can't be measured
+    vars(uvloop)["run"] = _run_in_asyncio  # uvloop's callbacks can't be measured
+
+
+def _run_in_asyncio(work: Coroutine[None, None, object]) -> object:
+    from switchyard.cli.base.stopping import run
+
+    return run(work)
 
 
 def main() -> None:

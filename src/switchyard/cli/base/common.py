@@ -196,12 +196,10 @@ def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
 
     `endures_exits`: see `stopping.run_enduring`.
     """
-    import asyncio
-
-    from switchyard.cli.base.stopping import run_enduring
+    from switchyard.cli.base import stopping
 
     reset_age_clock()
-    return run_enduring(work) if endures_exits else asyncio.run(work)
+    return stopping.run_enduring(work) if endures_exits else stopping.run(work)
 
 
 def current_user() -> str:

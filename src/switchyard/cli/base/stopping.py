@@ -22,14 +22,33 @@ SIGNAL_DEBOUNCE = 0.5
 then the command's group, so that each signal comes twice."""
 
 
+class OrderlyLoop(asyncio.SelectorEventLoop):
+    """Event loop that gives up its signals before it closes.
+
+    asyncio closes the socket first to which signals are written: one that comes in between, as when
+    all processes of a system end at once, is an error on the standard error output.
+    """
+
+    def close(self) -> None:
+        for number in (*STOP_SIGNALS, RETIRE_SIGNAL):
+            self.remove_signal_handler(number)
+        super().close()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, as `asyncio.run` does, in an OrderlyLoop."""
+    with asyncio.Runner(loop_factory=OrderlyLoop) as runner:
+        return runner.run(work)
+
+
 def run_enduring(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine with foreign code in its tasks to its end, as `asyncio.run` does.
+    """Run a coroutine with foreign code in its tasks to its end, as `run` does.
 
     Normally, a task that raises SystemExit or KeyboardInterrupt ends its event loop, and with it
     all other tasks, even if the task is awaited. With `stop_on_signals`, no such exception comes
     from a signal, so here the loop goes on, and the task's awaiter gets the exception.
     """
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=OrderlyLoop) as runner:
         loop = runner.get_loop()
         main = loop.create_task(work)
         while True:

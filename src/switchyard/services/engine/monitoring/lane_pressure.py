@@ -31,6 +31,7 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.broker.wire.depths import ManagementDepths, QueueSize, query_lane_queue, query_queue
 from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.reconnector import Reconnector
@@ -56,6 +57,8 @@ DEPTH_TIMEOUT = 0.3
 """Seconds that an answer may wait for depths that it does not need."""
 FIRST_DEPTH_TIMEOUT = 1.0
 """Seconds that the first publish of a process may wait for depths."""
+MAX_RETRY_INTERVAL = 5.0
+"""Seconds at most between attempts to read the first depths: doubled from DEPTHS_TTL."""
 
 T = TypeVar("T")
 
@@ -128,6 +131,7 @@ class LanePressure(AsyncCloseable):
         """Whether our user may not declare the queues passively over AMQP."""
         self._snapshot: Snapshot | None = None
         self._query: asyncio.Task[Snapshot] | None = None
+        self._first: asyncio.Task[None] | None = None
         self._limits: Mapping[str, int] = {}
         self._limits_until = 0.0
         self._next_try = 0.0
@@ -148,14 +152,21 @@ class LanePressure(AsyncCloseable):
         }
 
     async def close(self) -> None:
-        if self._query is not None:
-            self._query.cancel()
-            await asyncio.gather(self._query, return_exceptions=True)
+        await end_tasks(*filter(None, (self._first, self._query)))
         await self._reconnector.close()
 
     def start(self) -> None:
-        """Connect and read the depths for the first time, in the background."""
-        self._start_query()
+        """Connect and read the depths for the first time, in the background; a broker that does not
+        answer is asked again."""
+        self._first = asyncio.create_task(self._read_first(), name="first depths")
+
+    async def _read_first(self) -> None:
+        pause = DEPTHS_TTL
+        while not self.is_known:
+            await asyncio.wait({self._start_query()})  # which logs its own failure
+            if not self.is_known:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_INTERVAL)
 
     @property
     def is_known(self) -> bool:

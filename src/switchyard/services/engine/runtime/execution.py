@@ -136,9 +136,11 @@ class Executor:
         memory_limit_mb: int,
     ) -> Any:
         try:
-            return await self._in_process(
-                run_with_memory_limit, [work, args, memory_limit_mb], timeout
+            # In a thread: the arguments may be a whole graph, or a page of a scan.
+            request = await in_thread(
+                pickle_call, run_with_memory_limit, [work, args, memory_limit_mb]
             )
+            return await self._in_process(run_with_memory_limit, request, timeout)
         except ProcessEnded as error:
             name = work.__name__
             if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
@@ -156,10 +158,10 @@ class Executor:
     ) -> Any:
         try:
             with open_page() as page, _copying_progress(page, ctx.progress_buffer):
+                context = _picklable_context(ctx)
+                arguments = [job_type.handler, payload, context, page.address, *options]
                 result = await self._in_process(
-                    work,
-                    [job_type.handler, payload, _picklable_context(ctx), page.address, *options],
-                    timeout=job_type.timeout,
+                    work, pickle_call(work, arguments), timeout=job_type.timeout
                 )
             if isinstance(result, ChildResult):
                 ctx.usage.tokens = result.usage.tokens
@@ -185,14 +187,13 @@ class Executor:
             return Failure.from_error(error)  # an error of pickling, or of the pool
 
     async def _in_process(
-        self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
+        self, work: Callable[..., Any], request: bytes, timeout: float | None = None
     ) -> Any:
         """Run the work in a process of the pool; return its result, or raise its error. The process
-        is killed when this call is cancelled.
+        is killed when this call is cancelled. `request` is its pickled call.
 
         If earlier jobs have used up the process's memory, the work is repeated in a new one.
         """
-        request = pickle_call(work, args)
         try:
             answer = await self._pool.call(request, timeout=timeout, preload=work)
         except ProcessEnded as error:

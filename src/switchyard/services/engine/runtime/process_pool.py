@@ -35,6 +35,9 @@ EXIT_TIMEOUT = 5.0
 """Seconds for a process to end by itself; then it is killed."""
 LENGTH = struct.Struct("!Q")
 """Header of each call and each answer: the number of bytes that follow."""
+PIECE_BYTES = 1024 * 1024
+"""Bytes of a call that are written at once: asyncio copies, in the event loop, what the socket does
+not take."""
 READY = b"r"
 """Byte that a process sends once it waits for calls."""
 
@@ -236,8 +239,10 @@ class _Process:
         died."""
         self.calls += 1
         self._writer.write(LENGTH.pack(len(request)))
-        self._writer.write(request)
-        await self._writer.drain()
+        pieces = memoryview(request)
+        for start in range(0, len(request), PIECE_BYTES):
+            self._writer.write(pieces[start : start + PIECE_BYTES])
+            await self._writer.drain()
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return await self._reader.readexactly(length)
 

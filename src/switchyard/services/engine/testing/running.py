@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, SecretStr
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.context import JobContext, in_thread
 from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import Registry, job_type_of
 from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure, Succeeded
@@ -29,6 +30,8 @@ from switchyard.services.engine.runtime.brokerless_attempt import run_single_att
 from switchyard.services.engine.wings import job_modules
 
 P = ParamSpec("P")
+
+LEDGER_FILE = "ledger.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ async def run_job(
             return await _run(
                 registry, test_settings, ledger, message, chosen, last_checkpoint, joined_results
             )
-        await upgrade(test_settings.ledger_url)
+        await make_ledger(test_settings)
         async with await Ledger.open(test_settings.ledger_url) as opened:
             return await _run(
                 registry, test_settings, opened, message, chosen, last_checkpoint, joined_results
@@ -184,11 +187,33 @@ def own_settings(directory: Path, values: Mapping[str, Any]) -> Settings:
         "amqp_url": None,
         "management_url": None,
         "data_dir": directory,
-        "database_url": SecretStr(f"sqlite+aiosqlite:///{directory / 'ledger.db'}"),
+        "database_url": SecretStr(_url_of(directory / LEDGER_FILE)),
         "storage_url": (directory / "files").as_uri(),
         "index_url": str(directory / "index"),
     }
     return Settings(**(own | dict(values)))
+
+
+async def make_ledger(settings: Settings) -> None:
+    """Create the ledger's tables. A file of SQLite is a copy of one that is made once in this
+    process: the migrations take longer than the handlers of most tests."""
+    path = settings.data_dir / LEDGER_FILE
+    if settings.ledger_url == _url_of(path) and not path.exists():
+        path.write_bytes(await in_thread(_empty_ledger))
+    else:
+        await upgrade(settings.ledger_url)
+
+
+@cache
+def _empty_ledger() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
+        path = Path(directory) / LEDGER_FILE
+        asyncio.run(upgrade(_url_of(path)))
+        return path.read_bytes()
+
+
+def _url_of(path: Path) -> str:
+    return f"sqlite+aiosqlite:///{path}"
 
 
 def _receive(message: JobMessage, attempt: int) -> JobMessage:

@@ -23,14 +23,14 @@ from switchyard.broker.topology.definitions import render
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.registry import JobType, Registry
-from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.worker import Worker, plan_for
-from switchyard.services.engine.testing.running import own_settings
+from switchyard.services.engine.testing.running import make_ledger, own_settings
 
 RETRY_DELAYS = (0.1, 0.2, 0.4)
 """Seconds: a test need not wait as long as production does."""
@@ -148,7 +148,7 @@ async def open_worker(
                     own.profile, registry.routes, lanes=lanes, retry_delays=own.retry_delays
                 )
                 await client.import_definitions(render(topology, vhost=own.vhost))
-                await upgrade(own.ledger_url)
+                await make_ledger(own)
                 async with (
                     await Ledger.open(own.ledger_url) as ledger,
                     _run_worker(own, registry, ledger) as worker,
