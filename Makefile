@@ -65,11 +65,12 @@ test-deps: ## Install the brokers and the database that the tests run against
 
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5 \
 	-o faulthandler_timeout=$(HANGS) -o faulthandler_exit_on_timeout=true
-LONG = long or chaos
+QUICK = not (long or chaos or pairs)
+LONG = (long or chaos) and not pairs
 
 .PHONY: test
 test: venv test-deps ## Run the tests but the long ones (WORKERS=5, ARGS="-k name")
-	@$(PYTEST) -m "not ($(LONG))" $(ARGS)
+	@$(PYTEST) -m "$(QUICK)" $(ARGS)
 
 .PHONY: test-long
 test-long: venv test-deps ## Run the long tests: kills, outages, large amounts
@@ -79,7 +80,7 @@ test-long: venv test-deps ## Run the long tests: kills, outages, large amounts
 test-changed: venv test-deps ## Run the tests that this branch's changes touch (BASE=main)
 	@tests=$$($(BIN)/python -m tests.support.changed $(BASE)); \
 	if [ -z "$$tests" ]; then echo "No test is touched by the changes"; \
-	else $(PYTEST) -m "not ($(LONG))" $(ARGS) $$tests; fi
+	else $(PYTEST) -m "$(QUICK)" $(ARGS) $$tests; fi
 
 .PHONY: env
 env: ## Make the secrets that compose.yml needs, once

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog
 
@@ -26,12 +27,14 @@ from tests.support.ledgers import make_ledger
 from tests.support.loop_guard import REPORTS, LoopGuard
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
-from tests.support.servers import Servers, shared_node, shared_postgres
+from tests.support.servers import Servers, own_postgres, shared_node, shared_postgres
 from tests.support.vhosts import Vhosts
 
 SERVERS = pytest.StashKey[Servers]()
 COLLECTOR = pytest.StashKey[forks.Collector]()
 BLOCKS = pytest.StashKey[Path]()
+EXAMPLES = 50
+"""Of each property, half of Hypothesis's own number: others come with every run."""
 MARKS = {
     "broker310": {"broker310", "own_node"},
     "broker43": {"broker43_quorum", "cluster"},
@@ -58,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         colors=False, exception_formatter=structlog.dev.plain_traceback
     )
     structlog.configure(processors=[*others, plain])
+    hypothesis.settings.register_profile("tests", max_examples=EXAMPLES)
+    hypothesis.settings.load_profile("tests")
     gc.disable()  # until the tests are collected: what that makes stays
     _guard_loops(config)
     if not hasattr(config, "workerinput"):  # the process that controls the run
@@ -119,21 +124,24 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test by the fixtures it takes, so that `-m "not broker43"` leaves it out."""
     for item in items:
-        if _is_of_another_pair(item):
-            item.add_marker(pytest.mark.long)
+        if of_pair := _mark_of_pair(item):
+            item.add_marker(of_pair)
         for mark, fixtures in MARKS.items():
             if fixtures & set(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
 
 
-def _is_of_another_pair(item: pytest.Item) -> bool:
+def _mark_of_pair(item: pytest.Item) -> pytest.MarkDecorator | None:
     """Where a test runs on each broker and on each database: `make test` has 3.10 with SQLite and
-    4.3 with PostgreSQL, so each of them once; the other two pairs are left to `make test-long`."""
+    4.3 with PostgreSQL, so each of them once, and `make test-long` classic queues of 4.3. Neither
+    knows of the other: the pairs that are left show nothing more."""
     chosen = getattr(item, "callspec", None)
     if chosen is None or not {"broker", "database_url"} <= chosen.params.keys():
-        return False
+        return None
     version, _ = chosen.params["broker"]
-    return bool((version == "3.10") != (chosen.params["database_url"] == "sqlite"))
+    if (version == "3.10") == (chosen.params["database_url"] == "sqlite"):
+        return None
+    return pytest.mark.pairs
 
 
 @cache
@@ -319,7 +327,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     # Not in tmp_path, where PostgreSQL's own user may not go.
     with TemporaryDirectory(prefix="switchyard-postgres-") as directory:
         try:
-            server = PostgresServer(Path(directory))
+            server = own_postgres(Path(directory))
         except MissingError as error:
             skip_or_fail(str(error))
         server.start()

@@ -17,12 +17,16 @@ from typing import Any
 
 import pytest
 
+from switchyard.broker.lanes import LANES
 from switchyard.broker.topology.build import build
 from switchyard.cli.base.common import load_registry
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.commands import Running, commands
 from tests.support.ledgers import make_ledger
+from tests.support.system import System
 
 JOBCTL = Path(sys.executable).parent / "jobctl"
 ROOT = Path(__file__).parents[2]
@@ -225,10 +229,14 @@ async def jobctl(
 
 
 @pytest.fixture
-def dead_ids(jobctl: CommandLine) -> list[str]:
-    """Three jobs that have died, in their order."""
-    with jobctl.worker("--concurrency", "1"):
-        ids = jobctl.publish_all({"fail": True, "n": n} for n in range(3))
-        for job_id in ids:
-            jobctl.until_state(job_id, "dead")
+async def dead_ids(jobctl: CommandLine, broker310: TestBroker) -> list[str]:
+    """Three jobs that have died, in their order, in a worker of this process."""
+    settings = Settings()
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        system = System(broker310, settings, load_registry(settings), ledger, LANES)
+        await system.start_worker("tester", slots=1)
+        ids = [await system.publish("hot.work", {"fail": True, "n": n}) for n in range(3)]
+        await system.wait_until_all(ids, State.DEAD)
+        await system.stop_workers()
+        await system.wire.close()
     return ids

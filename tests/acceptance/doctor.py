@@ -8,6 +8,8 @@ import time
 from tests.acceptance.conftest import CommandLine
 
 PATIENCE = 60.0
+PAUSE = 0.5
+"""Seconds between looks: one takes the processor from those who are to mend it."""
 
 
 def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
@@ -20,12 +22,12 @@ def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
     return {check["finding"]: check for check in checks if check["finding"]}
 
 
-def until_found(jobctl: CommandLine, name: str) -> dict[str, dict[str, str]]:
-    """All findings, as soon as this is one of them: the broker's figures are seconds old."""
+def until_found(jobctl: CommandLine, *names: str) -> dict[str, dict[str, str]]:
+    """All findings, as soon as these are among them: the broker's figures are seconds old."""
     deadline = time.monotonic() + PATIENCE
-    while name not in (found := findings(jobctl)):
+    while not set(names) <= (found := findings(jobctl)).keys():
         assert time.monotonic() < deadline, found
-        time.sleep(0.2)  # as in until_gone
+        time.sleep(PAUSE)
     return found
 
 
@@ -33,7 +35,7 @@ def until_gone(jobctl: CommandLine, *names: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while left := {name: each for name, each in findings(jobctl).items() if name in names}:
         assert time.monotonic() < deadline, left
-        time.sleep(0.2)  # a look takes the processor from those who are to mend it
+        time.sleep(PAUSE)
 
 
 def commands(check: dict[str, str], program: str) -> list[list[str]]:

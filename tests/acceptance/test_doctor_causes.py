@@ -6,7 +6,6 @@ import socket
 import sqlite3
 import ssl
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,7 +17,7 @@ import pytest
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
+from tests.acceptance.doctor import commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.certificates import make_certificates
 from tests.support.cluster import LocalCluster
@@ -120,9 +119,7 @@ def test_a_node_of_a_cluster_that_does_not_run(jobctl: CommandLine, cluster: Loc
     jobctl.ok("topology", "apply")
     away = cluster.nodes[-1]
     away.rabbitmqctl("stop_app")
-    deadline = time.monotonic() + PATIENCE
-    while "node-down" not in (found := findings(jobctl)):
-        assert time.monotonic() < deadline, found
+    found = until_found(jobctl, "node-down")
     ((_, *start),) = commands(found["node-down"], "rabbitmqctl")
     assert start[-1] == "start_app"
     away.rabbitmqctl(*start)
@@ -147,9 +144,7 @@ def test_a_consumer_timeout_that_is_too_short(
         node.rabbitmqctl("set_policy", "-p", vhost, "patience", r"^hot\.tester$", rule, *options)
 
     limit("2000")
-    deadline = time.monotonic() + PATIENCE
-    while "consumer-timeout" not in (found := findings(jobctl)):
-        assert time.monotonic() < deadline, found
+    found = until_found(jobctl, "consumer-timeout")
     told = found["consumer-timeout"]
     assert "is 2 s on hot.tester: it would run twice" in told["detail"]
     wanted = re.search(r"in that policy to (\d+) \(milliseconds\)", told["remedy"])
@@ -161,8 +156,7 @@ def test_a_consumer_timeout_that_is_too_short(
 async def test_a_ledger_that_refuses_the_password(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
-    right = postgres_server.create_database()
-    await upgrade(right)
+    right = postgres_server.create_ledger()
     jobctl.environment["JOBS_DATABASE_URL"] = right.replace(postgres_server.password, "wrong")
     found = findings(jobctl)["ledger-refuses"]
     assert "JOBS_DATABASE_URL" in found["remedy"]
@@ -182,8 +176,7 @@ def psql(server: PostgresServer, database: str, *printed: Sequence[str]) -> None
 async def test_a_database_server_that_has_no_connection_left_for_us(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
-    owner = postgres_server.create_database()
-    await upgrade(owner)
+    owner = postgres_server.create_ledger()
     name = owner.rpartition("/")[2]
     postgres_server.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'it' CONNECTION LIMIT 0")
     place = owner.partition("@")[2]
@@ -199,8 +192,7 @@ async def test_a_database_server_that_has_no_connection_left_for_us(
 async def test_a_database_that_takes_no_writes(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
-    url = postgres_server.create_database()
-    await upgrade(url)
+    url = postgres_server.create_ledger()
     name = url.rpartition("/")[2]
     postgres_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     jobctl.environment["JOBS_DATABASE_URL"] = url
@@ -210,7 +202,7 @@ async def test_a_database_that_takes_no_writes(
     assert "ledger-read-only" not in findings(jobctl)
 
 
-def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroker) -> None:
+async def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroker) -> None:
     gone = f"{broker310.vhost}-gone"
     jobctl.environment["JOBS_AMQP_URL"] = broker310.node.amqp_url_of(gone)
     found = findings(jobctl)["broker-refuses"]
@@ -221,14 +213,14 @@ def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroke
             broker310.node.rabbitmqctl(*command)
         assert "broker-refuses" not in findings(jobctl)
     finally:
-        broker310.node.rabbitmqctl("delete_vhost", gone)
+        await Management(broker310.management_url, gone).delete("/vhosts/{vhost}")
 
 
-def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
+async def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
     rabbitmqctl = broker310.node.rabbitmqctl
-    rabbitmqctl("set_vhost_limits", "-p", broker310.vhost, '{"max-connections": 0}')
+    await broker310.management.put("/vhost-limits/{vhost}/max-connections", {"value": 0})
     found = findings(jobctl)
     assert "broker-refuses" not in found
     assert "connection limit (0) is reached" in found["broker-limit"]["detail"]
@@ -286,8 +278,7 @@ def greet(server: ssl.SSLSocket) -> int:
 async def test_a_database_server_that_is_frozen(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
-    url = postgres_server.create_database()
-    await upgrade(url)
+    url = postgres_server.create_ledger()
     jobctl.environment["JOBS_DATABASE_URL"] = url
     postgres_server.pause()
     try:
@@ -329,10 +320,9 @@ def tablespace(postgres_server: PostgresServer) -> Iterator[Path]:
 async def test_a_database_server_whose_disk_is_full(
     jobctl: CommandLine, postgres_server: PostgresServer, tablespace: Path
 ) -> None:
-    url = postgres_server.create_database()
+    url = postgres_server.create_ledger()
     name = url.rpartition("/")[2]
     postgres_server.execute(f"ALTER DATABASE {name} SET TABLESPACE small")
-    await upgrade(url)
     jobctl.environment["JOBS_DATABASE_URL"] = url
     jobctl.ok("topology", "apply")
     assert not {"disk-full", "ledger-away"} & findings(jobctl).keys()

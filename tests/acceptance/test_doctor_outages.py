@@ -56,9 +56,7 @@ def test_an_alarm(
     }
     jobctl.ok("topology", "apply")
     node.rabbitmqctl(*alarm)
-    deadline = time.monotonic() + PATIENCE
-    while finding not in (found := findings(jobctl)):
-        assert time.monotonic() < deadline, found
+    found = until_found(jobctl, finding)
 
     ours = next(each for each in commands(found[finding], "rabbitmqctl") if alarm[0] in each)
     node.rabbitmqctl(*ours[1:])
@@ -184,10 +182,8 @@ def test_a_full_lane_whose_only_worker_is_frozen(jobctl: CommandLine) -> None:
     with jobctl.worker() as frozen:
         os.killpg(frozen.pid, signal.SIGSTOP)
         fill(jobctl, 1_010)
-        deadline = time.monotonic() + PATIENCE
-        while not {"lane-full", "queue-frozen"} <= findings(jobctl).keys():
-            assert time.monotonic() < deadline, findings(jobctl)
-        go_on, kill = commands(findings(jobctl)["queue-frozen"], "kill")
+        found = until_found(jobctl, "lane-full", "queue-frozen")
+        go_on, kill = commands(found["queue-frozen"], "kill")
         assert go_on == ["kill", "-CONT", str(frozen.pid)]
         assert kill == ["kill", "-9", str(frozen.pid)]
         subprocess.run(kill, check=True)
@@ -224,10 +220,8 @@ async def test_a_worker_without_consumers_and_a_queue_that_nobody_takes_from(
                     "1, 4, unixepoch() - ?, 1, unixepoch() + 3600)",
                     (worker, age),
                 )
-        wanted = {"consumer-lost", "queue-stalled"}
-        deadline = time.monotonic() + PATIENCE
-        while not wanted <= (found := await asyncio.to_thread(findings, jobctl)).keys():
-            assert time.monotonic() < deadline, found
+        wanted = ("consumer-lost", "queue-stalled")
+        found = await asyncio.to_thread(until_found, jobctl, *wanted)
     for name in wanted:  # it may be anybody's process
         assert "knows whether process 1 on here is still the worker" in found[name]["remedy"]
         assert not commands(found[name], "kill")
@@ -261,9 +255,7 @@ def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
     with jobctl.worker(), jobctl.started("scheduler"):
         lines = "".join(json.dumps({"n": n, "fail": True}) + "\n" for n in range(20))
         jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
-        deadline = time.monotonic() + PATIENCE
-        while "dead-growing" not in (found := findings(jobctl)):
-            assert time.monotonic() < deadline, found
+        found = until_found(jobctl, "dead-growing")
     assert "jobctl dead groups" in found["dead-growing"]["remedy"]
     assert "wait for somebody" in found["dead-growing"]["detail"]
     assert "dead-waiting" not in found  # the same letters are reported once

@@ -11,12 +11,10 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.storage_identity import MARKER
-from switchyard.services.engine.ledger import upgrade
 from tests.acceptance.conftest import CommandLine
 from tests.support.api_server import api_process
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.tcp_proxy import TcpProxy
 
 COMMANDS = [("worker", "tester"), ("scheduler",)]
@@ -36,7 +34,7 @@ async def waits_and_goes_on(
         return jobctl.log_of(command[0]).count(text)
 
     proxy.refuse()
-    with patient.launched(*command) as process:
+    with patient.started(*command) as process:
         await eventually(lambda: said(f"waiting for the {what}"), 60)
         await asyncio.sleep(1)  # it looks again meanwhile, and does not say so
         assert process.poll() is None
@@ -58,27 +56,23 @@ async def test_what_starts_before_its_broker_waits_for_it(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
 async def test_what_starts_before_its_ledger_waits_for_it(
-    jobctl: CommandLine, command: tuple[str, ...], postgres_server: PostgresServer
+    jobctl: CommandLine, command: tuple[str, ...], postgres_url: str
 ) -> None:
-    url = postgres_server.create_database()
-    await upgrade(url)
-    async with proxy_to(url) as proxy:
-        environment = {"JOBS_DATABASE_URL": proxy.url(url)}
+    async with proxy_to(postgres_url) as proxy:
+        environment = {"JOBS_DATABASE_URL": proxy.url(postgres_url)}
         await waits_and_goes_on(jobctl, command, proxy, "ledger", **environment)
 
 
 @pytest.mark.long
 async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_there(
-    broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
+    broker310: TestBroker, postgres_url: str, tmp_path: Path
 ) -> None:
-    url = postgres_server.create_database()
-    await upgrade(url)
-    async with proxy_to(url) as proxy:
+    async with proxy_to(postgres_url) as proxy:
         settings = Settings(
             amqp_url=broker310.amqp_url,
             management_url=broker310.management_url,
             data_dir=tmp_path,
-            database_url=proxy.url(url),
+            database_url=proxy.url(postgres_url),
         )
         proxy.refuse()
         async with (
@@ -103,14 +97,13 @@ async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_ther
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
 def test_what_only_an_operator_can_mend_ends_the_command_with_a_line(
-    jobctl: CommandLine, postgres_server: PostgresServer, command: tuple[str, ...]
+    jobctl: CommandLine, empty_postgres_url: str, command: tuple[str, ...]
 ) -> None:
     broker = urlsplit(jobctl.environment["JOBS_AMQP_URL"])
     host = broker.netloc.rpartition("@")[2]
     for netloc, path in ((f"nobody:wrong@{host}", broker.path), (broker.netloc, "/nowhere")):
         url = urlunsplit(broker._replace(netloc=netloc, path=path))
         assert "JOBS_AMQP_URL" in jobctl.fails(*command, JOBS_AMQP_URL=url)
-    ledger = postgres_server.create_database()
-    assert "jobctl db upgrade" in jobctl.fails(*command, JOBS_DATABASE_URL=ledger)
-    missing = f"{ledger}_missing"
+    assert "jobctl db upgrade" in jobctl.fails(*command, JOBS_DATABASE_URL=empty_postgres_url)
+    missing = f"{empty_postgres_url}_missing"
     assert "JOBS_DATABASE_URL" in jobctl.fails(*command, JOBS_DATABASE_URL=missing)

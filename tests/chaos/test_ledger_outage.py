@@ -43,7 +43,7 @@ async def test_workers_outlast_a_postgresql_that_is_away(
     away: Callable[[], None] = getattr(postgres_server, outage)
     back = {"stop": postgres_server.start, "pause": postgres_server.resume}[outage]
     async with (
-        open_chaos(broker310, postgres_server.create_database(), tmp_path) as system,
+        open_chaos(broker310, postgres_server.create_ledger(), tmp_path) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
         effects = Effects(tmp_path)

@@ -26,6 +26,7 @@ from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.postgres import PostgresServer
+from tests.support.servers import own_postgres
 from tests.support.system import open_system
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +109,7 @@ def postgres_tls(certificates: Certificates, tmp_path: Path) -> Iterator[Postgre
     for directory in (place, *place.parents):
         if directory.stat().st_uid == place.stat().st_uid:
             directory.chmod(directory.stat().st_mode | 0o011)
-    server = PostgresServer(
+    server = own_postgres(
         place,
         extra_config={"ssl": "on", "ssl_cert_file": str(certificate), "ssl_key_file": str(key)},
     )

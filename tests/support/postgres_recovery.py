@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.postgres import PostgresServer
+from tests.support.servers import own_postgres
 
 ARCHIVE = (
     "cmp -s %p {wal}/%f || {{ test ! -f {wal}/%f && cp %p {wal}/tmp && mv {wal}/tmp {wal}/%f; }}"
@@ -21,7 +22,7 @@ def archiving_server(directory: Path) -> PostgresServer:
         "archive_mode": "on",
         "archive_command": ARCHIVE.format(wal=wal),
     }
-    server = PostgresServer(directory / "server", extra_config=options)
+    server = own_postgres(directory / "server", extra_config=options)
     for folder in (wal, server.base_dir):
         folder.mkdir()
     if server.system_user:

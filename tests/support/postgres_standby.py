@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from switchyard.cli.system.free_ports import LOOPBACK
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
+from tests.support.servers import own_postgres
 
 Pair = tuple[PostgresServer, "StandbyServer"]
 
@@ -64,7 +65,11 @@ def running_pair(*, with_vectors: bool = False) -> Iterator[Pair]:
     with TemporaryDirectory(prefix="switchyard-pair-") as directory:
         Path(directory).chmod(0o755)
         try:
-            primary = PostgresServer(Path(directory) / "primary", with_vectors=with_vectors)
+            place = Path(directory) / "primary"
+            if with_vectors:
+                primary = PostgresServer(place, with_vectors=True)
+            else:
+                primary = own_postgres(place)
         except MissingError as error:
             skip_or_fail(str(error))
         primary.base_dir.mkdir()

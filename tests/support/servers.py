@@ -7,6 +7,7 @@ no server with it. Workers ask for them over a socket whose address is in their 
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import threading
 from functools import cache
@@ -21,7 +22,9 @@ from tests.support.postgres import PostgresServer
 
 ADDRESS = "SWITCHYARD_TEST_SERVERS"
 KEY = "SWITCHYARD_TEST_SERVERS_KEY"
-NAMES = ("3.10", "4.3", "3.10-small", "4.3-small", "postgres", "pgvector", "commands")
+NAMES = (
+    "3.10", "4.3", "3.10-small", "4.3-small", "postgres", "postgres-initial", "pgvector", "commands"
+)  # fmt: skip
 
 Server = LocalNode | PostgresServer | Template
 
@@ -109,7 +112,12 @@ class Servers:
         server: Server
         if name == "commands":
             return Template(base_dir / "socket")
-        if name in ("postgres", "pgvector"):
+        if name == "postgres-initial":
+            server = PostgresServer(base_dir)
+            server.start()
+            server.make_template()
+            server.stop(signal.SIGINT)  # in good order, as its files are copied
+        elif name in ("postgres", "pgvector"):
             server = PostgresServer(base_dir, with_vectors=name == "pgvector")
             server.start()
             if name == "postgres":
@@ -141,5 +149,10 @@ def shared_node(version: str) -> tuple[LocalNode, str]:
 @cache
 def shared_postgres(name: str = "postgres") -> PostgresServer:
     """The run's server, for its databases alone: never stop or pause it. That named "pgvector" has
-    pgvector."""
+    pgvector; "postgres-initial" never runs, and is what others begin like."""
     return PostgresServer(**ask_for(name))
+
+
+def own_postgres(base_dir: Path, **options: Any) -> PostgresServer:
+    """A server for one test alone, not yet started; `options` as PostgresServer takes them."""
+    return PostgresServer(base_dir, like=shared_postgres("postgres-initial"), **options)

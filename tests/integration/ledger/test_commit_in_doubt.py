@@ -22,6 +22,7 @@ from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.made import claim, finish, new_job
 from tests.support.postgres import PostgresServer
+from tests.support.servers import own_postgres
 from tests.support.system import open_system
 from tests.support.tcp_proxy import TcpProxy
 
@@ -128,8 +129,7 @@ async def test_a_primary_that_takes_no_writes_any_more_is_left_for_the_one_that_
         TemporaryDirectory(prefix="switchyard-postgres-") as one,
         TemporaryDirectory(prefix="switchyard-postgres-") as other,
     ):
-        old = PostgresServer(Path(one))
-        new = PostgresServer(Path(other), password=old.password)
+        old, new = own_postgres(Path(one)), own_postgres(Path(other))
         try:
             for server in (old, new):
                 server.start()

@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql import database as database_module
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.results import Claimed, Created
@@ -20,8 +20,7 @@ from tests.support.postgres import PostgresServer
 
 
 async def test_a_ledger_outlives_a_restart_of_postgresql(postgres_server: PostgresServer) -> None:
-    url = postgres_server.create_database()
-    await upgrade(url)
+    url = postgres_server.create_ledger()
     async with await Ledger.open(url) as ledger:
         await ledger.jobs.claim(claim())
         postgres_server.stop()
@@ -38,8 +37,7 @@ async def test_a_ledger_outlives_a_restart_of_postgresql(postgres_server: Postgr
 
 
 async def test_a_restart_between_two_calls_is_not_noticed(postgres_server: PostgresServer) -> None:
-    url = postgres_server.create_database()
-    await upgrade(url)
+    url = postgres_server.create_ledger()
     async with await Ledger.open(url) as ledger:
         await asyncio.gather(*(ledger.job_reads.get("job-1") for _ in range(5)))  # fill the pool
         await ledger.jobs.record(new_job())
@@ -55,8 +53,7 @@ async def test_a_server_that_does_not_answer_is_unavailable(
 ) -> None:
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT", 0.5)
     monkeypatch.setattr(database_module, "CONNECT_TIMEOUT", 0.5)
-    url = postgres_server.create_database()
-    await upgrade(url)
+    url = postgres_server.create_ledger()
     async with await Ledger.open(url) as ledger:
         await ledger.jobs.record(new_job())
         postgres_server.pause()

@@ -22,7 +22,7 @@ from tests.support.system import open_system
 async def test_a_ledger_that_is_away_is_told(
     broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    url = postgres_server.create_database()
+    url = postgres_server.create_ledger()
     async with (
         open_system(broker310, url, data_dir=tmp_path) as system,
         serving(system.settings) as api,
@@ -51,7 +51,7 @@ async def test_a_ledger_that_is_away_is_told(
 async def test_a_ledger_that_is_frozen_is_told_within_two_seconds(
     broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    url = postgres_server.create_database()
+    url = postgres_server.create_ledger()
     async with (
         open_system(broker310, url, data_dir=tmp_path) as system,
         serving(system.settings) as api,
