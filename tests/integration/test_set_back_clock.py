@@ -11,6 +11,7 @@ from switchyard.services.llm.concurrency_policy import Bounds, PolicyState
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import BatchState
 from switchyard.services.llm.records.llm_servers import (
+    AnswerClaimRequest,
     LeaseAcquired,
     LeaseHeld,
     ServerPaused,
@@ -69,7 +70,7 @@ async def test_slots_and_pauses_of_model_servers_end(ledger: Ledger) -> None:
 async def test_claims_to_questions_end(ledger: Ledger) -> None:
     async def claim_answer(holder: str) -> object:
         answers = LlmLedger(ledger).answers
-        return await answers.claim_llm_answer("k", holder, ttl=15.0, max_age=60)
+        return await answers.claim_llm_answer(AnswerClaimRequest("k", holder, ttl=15.0, max_age=60))
 
     async def claim_question(holder: str) -> tuple[str, ...]:
         answers = PipelineLedger(ledger).catalogue_answers

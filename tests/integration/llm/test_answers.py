@@ -25,6 +25,7 @@ from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated, LlmUnavailable
 from switchyard.services.llm.records.llm_servers import (
+    AnswerClaimRequest,
     AnswersExamined,
     CacheHit,
     LeaseAcquired,
@@ -148,7 +149,9 @@ async def test_the_question_of_a_killed_worker_is_asked_by_another(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
     key = content_hash(QUESTION)
-    claim = await LlmLedger(ledger).answers.claim_llm_answer(key, "killed", ttl=0.4, max_age=60)
+    claim = await LlmLedger(ledger).answers.claim_llm_answer(
+        AnswerClaimRequest(key, "killed", ttl=0.4, max_age=60)
+    )
     assert claim == LeaseAcquired()
     assert await get(open_answers(), Asked()) == "answer 1"
 
@@ -199,7 +202,7 @@ async def test_who_waits_too_long_for_anothers_answer_goes_back(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
     await LlmLedger(ledger).answers.claim_llm_answer(
-        content_hash(QUESTION), "slow", ttl=60, max_age=60
+        AnswerClaimRequest(content_hash(QUESTION), "slow", ttl=60, max_age=60)
     )
     with pytest.raises(LlmSaturated, match="already sending this request") as raised:
         await get(open_answers(), Asked(), timeout=0.3)
@@ -241,7 +244,7 @@ async def test_files_of_answers_without_a_record_go_after_a_day(
     for name in ("recorded", "asked", "young"):
         await storage.put_async(f"llm/{name}.json", b"x")
     await records.keep_llm_answer("recorded", 1)
-    await records.claim_llm_answer("asked", "somebody", ttl=60, max_age=60)
+    await records.claim_llm_answer(AnswerClaimRequest("asked", "somebody", ttl=60, max_age=60))
     for path in (tmp_path / "llm").iterdir():
         if path.stem != "young":
             os.utime(path, (time.time() - 2 * DAY,) * 2)
@@ -252,7 +255,9 @@ async def test_files_of_answers_without_a_record_go_after_a_day(
 
 async def test_claims_are_for_one(ledger: Ledger) -> None:
     async def claim(holder: str) -> object:
-        return await LlmLedger(ledger).answers.claim_llm_answer("k", holder, ttl=60, max_age=60)
+        return await LlmLedger(ledger).answers.claim_llm_answer(
+            AnswerClaimRequest("k", holder, ttl=60, max_age=60)
+        )
 
     said = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
     assert said.count(LeaseAcquired()) == 1
@@ -291,7 +296,7 @@ async def test_old_answers_go_in_steps_and_one_that_is_used_meanwhile_stays(ledg
         )
     assert [sorted(each.superfluous) for each in pages] == [[], ["k3"], ["k1", "k2"], ["k0"]]
     await records.keep_llm_answer("k1", 100)  # asked for again, after it was looked at
-    await records.claim_llm_answer("k2", "somebody", ttl=60, max_age=0)
+    await records.claim_llm_answer(AnswerClaimRequest("k2", "somebody", ttl=60, max_age=0))
     keys = [(await records.drop_llm_answers(each.superfluous))[0] for each in pages]
     assert keys == [[], ["k3"], [], ["k0"]]
 
@@ -301,7 +306,7 @@ async def test_claims_of_the_dead_go_in_steps(
 ) -> None:
     records = LlmLedger(ledger).answers
     for number in range(5):
-        await records.claim_llm_answer(f"k{number}", "dead", ttl=0, max_age=60)
+        await records.claim_llm_answer(AnswerClaimRequest(f"k{number}", "dead", ttl=0, max_age=60))
     await records.keep_llm_answer("answered", 1)
     assert await removed(lambda limit: records.drop_dead_claims(limit=limit)) == Counter()
     monkeypatch.setattr("switchyard.services.llm.ledger.llm_answers.DEAD_CLAIM_AGE", -1.0)

@@ -79,15 +79,17 @@ async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
     question: dict[str, Any] = {"urgency": Urgency(), "timeout": 60.0, "by": by}
     await ledger.jobs.record(new_job())
     await ledger.jobs.claim(claim())
+    kinds: list[str] = []
+    ledger.observe(lambda kind, *_: kinds.append(kind))
     async with ModelClient.open(given, ledger) as lane:
         await lane.answer(asked("a"), **question, record_soon=True)
+        assert kinds == ["write"]  # the claim to ask, and the slot
         # Who asks the same meanwhile gets the answer, and waits for no record.
         assert (await lane.answer(asked("a"), **question, record_soon=True))[1]
         (server,) = await records.slots.llm_servers()
         assert server.in_flight == 1
         assert await records.spending.llm_spend("job") == []
-        kinds: list[str] = []
-        ledger.observe(lambda kind, *_: kinds.append(kind))
+        kinds.clear()
         assert await ledger.jobs.finish(finish()) is not None
         assert kinds == ["write"]
         (server,) = await records.slots.llm_servers()
@@ -95,6 +97,22 @@ async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
         (spent,) = await records.spending.llm_spend("job")
         assert (spent.calls, spent.saved_calls, spent.cost) == (1, 1, 18.0)
         assert (await lane.answer(asked("a"), **question))[1]
+
+
+async def test_a_slot_is_given_back_where_the_answer_is_found_after_all(
+    given: Settings, plain_ledger: Ledger
+) -> None:
+    """Its writer was killed after the file, and before the record of it."""
+    records = LlmLedger(plain_ledger)
+    async with ModelClient.open(given, plain_ledger) as lane:
+        assert not await ask(lane, "a")
+        page = await records.answers.examine_llm_answers(
+            max_age=0, max_bytes=0, after=None, limit=9
+        )
+        await records.answers.drop_llm_answers(page.superfluous)
+        assert await ask(lane, "a")
+        (server,) = await records.slots.llm_servers()
+        assert server.in_flight == 0
 
 
 async def ask(lane: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:

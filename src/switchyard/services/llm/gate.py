@@ -52,6 +52,11 @@ from switchyard.services.llm.records.llm_servers import (
     PAUSE_SPREAD,
     SLOT_TTL,
     TRIAL_AFTER_FAILURES,
+    AnswerClaim,
+    AnswerClaimRequest,
+    CacheHit,
+    LeaseAcquired,
+    LeaseHeld,
     LlmServerReport,
     LlmServerState,
     ServerPaused,
@@ -218,6 +223,7 @@ class LlmGate:
                     await self._wait_for_turn(turn, left)
                     continue
                 slot_answer = await self._take_slot(urgency, without, reservation)
+                assert not isinstance(slot_answer, CacheHit | LeaseHeld)  # nothing was claimed
                 if isinstance(slot_answer, Admission | BudgetRefusal):
                     return slot_answer
                 if isinstance(slot_answer, ServerPaused):
@@ -233,6 +239,26 @@ class LlmGate:
                     await self._wait_for_turn(
                         turn, left, SLOT_POLL_INTERVAL * self._random.uniform(0.5, 1.5)
                     )
+
+    async def claim_and_enter(
+        self,
+        claim: AnswerClaimRequest,
+        urgency: Urgency,
+        *,
+        without: Collection[str],
+        reservation: Callable[[LlmServer], Reservation | None],
+    ) -> tuple[AnswerClaim | None, Admission | BudgetRefusal | None]:
+        """Claim an answer, and with the right to ask take a slot in the same transaction, if one is
+        free at once. While other calls wait for their turn, nothing is claimed: the claim is None.
+        Raises LedgerError."""
+        if self._waiting:
+            return None, None
+        taken = await self._take_slot(urgency, without, reservation, claim)
+        if isinstance(taken, CacheHit | LeaseHeld):
+            return taken, None
+        if isinstance(taken, SlotsFull | ServerPaused):
+            return LeaseAcquired(), None
+        return LeaseAcquired(), taken
 
     async def leave(
         self,
@@ -311,9 +337,10 @@ class LlmGate:
         urgency: Urgency,
         without: Collection[str],
         reservation: Callable[[LlmServer], Reservation | None],
-    ) -> Admission | BudgetRefusal | SlotsFull | ServerPaused:
+        claim: AnswerClaimRequest | None = None,
+    ) -> Admission | BudgetRefusal | SlotsFull | ServerPaused | CacheHit | LeaseHeld:
         """Take a slot at a server of the lowest order that is not paused; servers with more weight
-        are tried first more often."""
+        are tried first more often. With `claim`, the answer is claimed first."""
         pauses: list[ServerPaused] = []
         usable = [each for each in self._servers if each.name not in without]
         for _, group in groupby(usable, key=lambda each: each.order):
@@ -332,12 +359,16 @@ class LlmGate:
                         first=bounds.clamp(bounds.start),
                         most=bounds.most,
                         reservation=reserved,
+                        claim=claim,
                     )
                 except asyncio.CancelledError:
                     # The transaction may have been committed: give back slot and reservation.
                     calls = [] if reserved is None else [reserved.freed]
                     await asyncio.shield(self.leave(Admission(server, slot), None, calls))
                     raise
+                claim = None
+                if isinstance(answer, CacheHit | LeaseHeld):
+                    return answer
                 if isinstance(answer, SlotsFull):
                     full = answer
                 elif isinstance(answer, NoBudgetLeft):

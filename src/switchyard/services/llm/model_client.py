@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ from switchyard.services.llm.llm_errors import (
     LlmUnreachable,
     add_server_name,
 )
+from switchyard.services.llm.records.llm_servers import AnswerClaim, AnswerClaimRequest
 from switchyard.services.llm.records.llm_spend import LlmCall, Requester, Reservation
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
 from switchyard.services.llm.stored_answers import StoredAnswers
@@ -193,10 +194,32 @@ class ModelClient:
         """
         question = self.answer_key_fields(chat, model, keep_all, endpoint)
         collector = self._collector if batch and not fresh and model is None else None
+        gate = self._gate if collector is None else None
+        early: _GateAnswer | None = None
+
+        async def claim(wanted: AnswerClaimRequest) -> AnswerClaim | None:
+            """Claim the answer, and take a slot with it."""
+            nonlocal early
+            if gate is None:
+                return None
+            reservation = self._reservations(
+                _ModelRequest(chat, by, keep_all, endpoint, record_soon)
+            )
+            claimed, admission = await gate.claim_and_enter(
+                wanted,
+                urgency,
+                without=self._names_without(chat, model, endpoint),
+                reservation=reservation,
+            )
+            if admission is not None:
+                early = _GateAnswer(admission, reservation(admission.server).call)
+            return claimed
 
         async def ask(left: float) -> Completion:
+            nonlocal early
             if collector is not None:
                 await collector.collect(question, by)
+            admitted, early = early, None
             return await self.ask(
                 chat,
                 urgency=urgency,
@@ -207,11 +230,16 @@ class ModelClient:
                 keep_all=keep_all,
                 endpoint=endpoint,
                 record_soon=record_soon,
+                early=admitted,
             )
 
-        answer, reused = await self._answers.get(
-            question, ask, timeout=timeout, fresh=fresh, record_soon=record_soon
-        )
+        try:
+            answer, reused = await self._answers.get(
+                question, ask, timeout=timeout, fresh=fresh, record_soon=record_soon, claim=claim
+            )
+        finally:
+            if gate is not None and early is not None:  # an answer was found after all
+                await asyncio.shield(self._give_back(gate, early))
         came_from_batch = collector is not None and await collector.finish_wait(question, by)
         if reused and not came_from_batch:
             models = [each.model for each in self._servers]
@@ -239,16 +267,16 @@ class ModelClient:
         keep_all: bool = False,
         endpoint: Endpoint | None = None,
         record_soon: bool = False,
+        early: _GateAnswer | None = None,
     ) -> Completion:
         """Ask the first server that can answer a chat, whether or not an answer is stored.
 
-        `timeout` is in seconds, the wait for a slot included. With `record_soon`, the end of the
-        call and its cost are committed with the ledger's next write. Raises LlmUnavailable,
+        `timeout` is in seconds, the wait for a slot included; `early` is a slot that the call
+        has already. Raises LlmUnavailable,
         InvalidLlmResponse (try again later; `counts` says whether that is an attempt), LlmRefused,
         NoBudget, and LedgerError."""
         deadline = time.monotonic() + timeout
-        serving = {each.name for each in self._servers_for(chat, model, endpoint)}
-        excluded = set(self._clients) - serving
+        excluded = self._names_without(chat, model, endpoint)
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         declined: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
@@ -260,7 +288,8 @@ class ModelClient:
                 # Half of the time is left for the call: a call that begins too late for an answer
                 # would count as a time-out of the server, and use up an attempt of the job.
                 slot_timeout = min(SLOT_TIMEOUT, left / 2)
-                admitted = await self._take_slot(urgency, slot_timeout, excluded, request)
+                admitted = early or await self._take_slot(urgency, slot_timeout, excluded, request)
+                early = None
             except LlmSaturated as error:
                 if declined is not None:  # to ask again would be declined and charged again
                     raise declined from error
@@ -293,6 +322,18 @@ class ModelClient:
     ) -> _GateAnswer:
         """Wait for a slot at a server that is not in `excluded`, and reserve what the call may cost
         there."""
+        reservation = self._reservations(request)
+        if self._gate is not None:
+            admission: Admission | BudgetRefusal = await self._gate.enter(
+                urgency, timeout=timeout, without=excluded, reservation=reservation
+            )
+        else:
+            name = next(name for name in self._clients if name not in excluded)
+            admission = Admission(LlmServer(name=name, base_url=""), "")
+        return _GateAnswer(admission, reservation(admission.server).call)
+
+    def _reservations(self, request: _ModelRequest) -> Callable[[LlmServer], Reservation]:
+        """Return a function that returns what is to be reserved for a call to a server."""
         estimates: dict[str, LlmCall] = {}
 
         def reservation(server: LlmServer) -> Reservation:
@@ -302,14 +343,21 @@ class ModelClient:
                 )
             return self._account.reservation(estimates[server.name])
 
-        if self._gate is not None:
-            admission: Admission | BudgetRefusal = await self._gate.enter(
-                urgency, timeout=timeout, without=excluded, reservation=reservation
-            )
-        else:
-            name = next(name for name in self._clients if name not in excluded)
-            admission = Admission(LlmServer(name=name, base_url=""), "")
-        return _GateAnswer(admission, reservation(admission.server).call)
+        return reservation
+
+    def _names_without(
+        self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
+    ) -> set[str]:
+        """Return the names of the servers that can't take the request. Raises LlmRefused if none
+        can."""
+        serving = {each.name for each in self._servers_for(chat, model, endpoint)}
+        return set(self._clients) - serving
+
+    async def _give_back(self, gate: LlmGate, admitted: _GateAnswer) -> None:
+        """Give back the slot of a call that was not made, with its reservation."""
+        if isinstance(admitted.admission, Admission):
+            freed = self._account.ended_calls(admitted.call, CallCharge())
+            await gate.leave(admitted.admission, None, freed)
 
     async def _ask_hedged(
         self,

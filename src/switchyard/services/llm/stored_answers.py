@@ -37,6 +37,8 @@ from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated
 from switchyard.services.llm.records.llm_servers import (
+    AnswerClaim,
+    AnswerClaimRequest,
     AnswersExamined,
     CacheHit,
     LeaseAcquired,
@@ -96,9 +98,10 @@ class StoredAnswers:
         timeout: float,
         fresh: bool = False,
         record_soon: bool = False,
+        claim: Callable[[AnswerClaimRequest], Awaitable[AnswerClaim | None]] | None = None,
     ) -> tuple[Completion, bool]:
         """Return the answer, and whether it was stored already. `ask` gets the seconds that it may
-        take.
+        take. `claim` may claim the answer together with what `ask` needs; None: it has not.
 
         `fresh` asks anew even if an answer is stored, and stores the new one. With `record_soon`,
         its record is committed with the ledger's next write. Raises what `ask`
@@ -115,7 +118,7 @@ class StoredAnswers:
             if known is not None:
                 return known[0], True
             left = deadline - time.monotonic()
-            stored_answer = await self._find_or_claim(key, left)
+            stored_answer = await self._find_or_claim(key, left, claim)
             if stored_answer is not None:
                 return stored_answer, True
             async with self._hold_claim(key):
@@ -150,22 +153,28 @@ class StoredAnswers:
             if users > 1:
                 self._asking[key] = lock, users - 1
 
-    async def _find_or_claim(self, key: str, timeout: float) -> Completion | None:
+    async def _find_or_claim(
+        self,
+        key: str,
+        timeout: float,
+        claim_first: Callable[[AnswerClaimRequest], Awaitable[AnswerClaim | None]] | None,
+    ) -> Completion | None:
         """Return the stored answer, waited for if another process asks; None if this process has
         the claim and is to ask."""
         deadline = time.monotonic() + timeout
         if self._repository is None:
             return await self._read_stored(key)
+        request = AnswerClaimRequest(key, self._holder, CLAIM_TTL, self._max_age)
+        claim = None if claim_first is None else await claim_first(request)
         pause, lost = MIN_POLL_INTERVAL, False
         while True:
-            claim = await self._repository.claim_llm_answer(
-                key, self._holder, ttl=CLAIM_TTL, max_age=self._max_age, lost=lost
-            )
+            if claim is None:
+                claim = await self._repository.claim_llm_answer(request, lost=lost)
             if isinstance(claim, CacheHit):
                 answer = await self._read_stored(key)
                 if answer is not None:
                     return answer
-                lost = True  # somebody has deleted the file
+                lost, claim = True, None  # somebody has deleted the file
                 continue
             if isinstance(claim, LeaseAcquired):
                 # The last asker may have died after storing the answer and before recording it.
@@ -179,7 +188,7 @@ class StoredAnswers:
                     "another process is already sending this request to the model", after=5.0
                 )
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(pause * 1.5, MAX_POLL_INTERVAL)
+            pause, claim = min(pause * 1.5, MAX_POLL_INTERVAL), None
 
     @asynccontextmanager
     async def _hold_claim(self, key: str) -> AsyncIterator[None]:

@@ -20,6 +20,7 @@ from switchyard.services.engine.records.retention import Removal
 from switchyard.services.llm.ledger.llm_tables import llm_answers
 from switchyard.services.llm.records.llm_servers import (
     AnswerClaim,
+    AnswerClaimRequest,
     AnswersExamined,
     CacheHit,
     LeaseAcquired,
@@ -39,35 +40,11 @@ class LlmAnswerRepository(Repository):
 
     @write
     def claim_llm_answer(
-        self,
-        connection: Connection,
-        key: str,
-        holder: str,
-        *,
-        ttl: float,
-        max_age: float,
-        lost: bool = False,
+        self, connection: Connection, request: AnswerClaimRequest, *, lost: bool = False
     ) -> AnswerClaim:
-        """Look up an answer that is not older than `max_age` seconds; if there is none, or with
-        `lost` (its file can't be read), claim the right to ask for `ttl` seconds."""
-        row = connection.execute(_find(connection), {"key": key}).one()
-        if row.created_at is not None and row.created_at > row.now - max_age and not lost:
-            if row.used_at < row.now - USE_NOTED_INTERVAL:
-                condition = llm_answers.c.key == key
-                connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
-            return CacheHit(row.created_at)
-        claim = connection.execute(
-            _claim(),
-            {
-                "key": key,
-                "holder": holder,
-                "now": row.now,
-                "until": row.now + ttl,
-                # A lease that ends later was written while the database's clock was ahead: free.
-                "latest": latest_end(row.now, ttl),
-            },
-        )
-        return LeaseAcquired() if claim.first() is not None else LeaseHeld()
+        """Look up an answer; if there is none, or with `lost` (its file can't be read), claim the
+        right to ask."""
+        return claim_answer(connection, request, lost=lost)
 
     @write
     def renew_answer_claim(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:
@@ -178,6 +155,30 @@ class LlmAnswerRepository(Repository):
         deleted = connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(batch), dead))
         removed = Counter({"llm_answers": deleted.rowcount})
         return Removal(removed, deleted.rowcount < limit, watch.seconds())
+
+
+def claim_answer(
+    connection: Connection, request: AnswerClaimRequest, *, lost: bool = False
+) -> AnswerClaim:
+    """Do what `LlmAnswerRepository.claim_llm_answer` does, within a transaction."""
+    row = connection.execute(_find(connection), {"key": request.key}).one()
+    if row.created_at is not None and row.created_at > row.now - request.max_age and not lost:
+        if row.used_at < row.now - USE_NOTED_INTERVAL:
+            condition = llm_answers.c.key == request.key
+            connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
+        return CacheHit(row.created_at)
+    claim = connection.execute(
+        _claim(),
+        {
+            "key": request.key,
+            "holder": request.holder,
+            "now": row.now,
+            "until": row.now + request.ttl,
+            # A lease that ends later was written while the database's clock was ahead: free.
+            "latest": latest_end(row.now, request.ttl),
+        },
+    )
+    return LeaseAcquired() if claim.first() is not None else LeaseHeld()
 
 
 # The statements of every call are constant text: to build and look up an expression takes longer

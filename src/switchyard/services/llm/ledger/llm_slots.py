@@ -19,6 +19,7 @@ from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
+from switchyard.services.llm.ledger.llm_answers import claim_answer
 from switchyard.services.llm.ledger.llm_history import note_pause
 from switchyard.services.llm.ledger.llm_spend import reserve_call, settle_call
 from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots
@@ -27,6 +28,9 @@ from switchyard.services.llm.records.llm_servers import (
     PAUSE_SPREAD,
     SLOT_TTL,
     WAIT_FOR_SERVER,
+    AnswerClaimRequest,
+    CacheHit,
+    LeaseHeld,
     LlmServerReport,
     LlmServerState,
     PauseEnded,
@@ -69,11 +73,18 @@ class LlmSlotRepository(Repository):
         first: float,
         most: int,
         reservation: Reservation | None = None,
-    ) -> SlotAnswer | NoBudgetLeft:
-        """Take a slot for `ttl` seconds, if one is free, and set aside what its call may cost.
+        claim: AnswerClaimRequest | None = None,
+    ) -> SlotAnswer | NoBudgetLeft | CacheHit | LeaseHeld:
+        """Take a slot for `ttl` seconds, if one is free, and set aside what its call may cost. With
+        `claim`, the answer is claimed first, and kept even if no slot is free; CacheHit and
+        LeaseHeld mean that the call is not to be made.
         Calls that are not hot leave a slot alone, and get none while a hot one waits, in whichever
         process. `first` is the limit of a server that was never called, `most` what no rule may
         exceed."""
+        if claim is not None:
+            claimed = claim_answer(connection, claim)
+            if isinstance(claimed, CacheHit | LeaseHeld):
+                return claimed
         state = _lock_server(connection, server, first)
         slots = _count_slots(connection, server)
         now, in_flight = slots.now, slots.live

@@ -129,6 +129,20 @@ class PauseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerClaimRequest:
+    """A process asks for a stored answer, or for the claim to ask the question."""
+
+    key: str
+    """Key of the question."""
+    holder: str
+    """The process."""
+    ttl: float
+    """Seconds after which the claim runs out, unless it is renewed."""
+    max_age: float
+    """Seconds after which a stored answer does not count any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheHit:
     """There is a stored answer to the question."""
 
