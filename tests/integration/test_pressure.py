@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import STAND_IN_PREFIX, lane_named
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy, Queue
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import lane_pressure
 from switchyard.services.engine.monitoring import lane_report as lane_report_module
@@ -90,6 +92,24 @@ async def test_the_publisher_says_when_its_queue_is_slow_and_refuses_what_a_full
     later, full = await jobs.publish_many([JobRequest("backfill.noop", {}, delay=60), NOOP])
     assert getattr(later, "state", None) == "scheduled"
     assert isinstance(full, LaneFull)
+
+
+async def test_the_depths_of_all_queues_are_read_on_one_channel(
+    pressure: LanePressure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = 0
+
+    async def open_counted(*args: Any, **options: Any) -> PipelinedChannel:
+        nonlocal opened
+        opened += 1
+        return await open_channel(*args, **options)
+
+    monkeypatch.setattr("switchyard.broker.wire.depths.open_channel", open_counted)
+    snapshot = await pressure.snapshot()
+    found = [queue.ready for lane in snapshot.lanes for queue in lane.queues]
+    assert found.count(0) > 2
+    # A queue that is missing ends its channel, and so does its stand-in.
+    assert opened <= 1 + 2 * found.count(None)
 
 
 async def test_a_queue_that_is_being_remade_is_as_full_as_the_one_that_stands_in_for_it(

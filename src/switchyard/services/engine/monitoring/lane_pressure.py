@@ -32,7 +32,12 @@ from switchyard.broker.lanes import (
     queue_name,
 )
 from switchyard.broker.task_supervisor import end_tasks
-from switchyard.broker.wire.depths import ManagementDepths, QueueSize, query_lane_queue, query_queue
+from switchyard.broker.wire.depths import (
+    ManagementDepths,
+    QueueSize,
+    query_lane_queues,
+    query_queue,
+)
 from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.settings import Settings
@@ -271,14 +276,11 @@ class LanePressure(AsyncCloseable):
         names = [name for names in self._queues_by_lane.values() for name in names]
         if not self._is_amqp_forbidden:
             try:
-                return {
-                    name: await query_lane_queue(connection, name, limits.get(name))
-                    for name in names
-                }
+                return await query_lane_queues(connection, names, limits)
             except ChannelAccessRefused:
                 self._is_amqp_forbidden = True
         waiting = await self._management_depths.by_queue()
-        # While a lane's queue is recreated, another one stands in for it: see `query_lane_queue`.
+        # While a lane's queue is recreated, another one stands in for it: see `query_lane_queues`.
         stand_ins = {name: waiting.get(STAND_IN_PREFIX + name) for name in names}
         return {
             name: (None if limits.get(name) == 0 else waiting.get(name))
